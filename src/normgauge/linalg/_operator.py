@@ -1,0 +1,101 @@
+"""`Operator`: a matrix known by its products."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, explain
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+
+class Operator(ABC):
+    """A linear map known by its products with vectors; subclasses set the fields and write `_matvec`.
+
+    Attributes:
+        shape: (rows, columns).
+        dtype: the type of the vectors.
+        device: where the vectors live.
+        self_adjoint: whether the map equals its transpose.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    self_adjoint: bool = False
+
+    @abstractmethod
+    def _matvec(self, vector: Tensor) -> Tensor:
+        """Return the product with one vector of length `shape[1]`."""
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """Return the product with one flat vector.
+
+        Raises:
+            InputError: when the vector's length is not `shape[1]`.
+        """
+        if vector.shape != (self.shape[1],):
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    f"a vector must have shape ({self.shape[1]},)",
+                    str(tuple(vector.shape)),
+                    "Use matmat for several vectors as columns",
+                )
+            )
+        return self._matvec(vector.to(device=self.device, dtype=self.dtype))
+
+    def matmat(self, matrix: Tensor) -> Tensor:
+        """Return the products with the columns of `[shape[1], k]`."""
+        if matrix.ndim != 2 or matrix.shape[0] != self.shape[1]:
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    f"matmat takes a matrix with {self.shape[1]} rows",
+                    f"shape {tuple(matrix.shape)}",
+                    "Put one vector in each column",
+                )
+            )
+        if matrix.shape[1] == 0:
+            return matrix.new_zeros(self.shape[0], 0)
+        return torch.stack([self.matvec(column) for column in matrix.unbind(1)], dim=1)
+
+    def __matmul__(self, other: Any) -> Any:
+        """Return the product with a flat vector or with the columns of a matrix."""
+        return self.matvec(other) if other.ndim == 1 else self.matmat(other)
+
+    def to_scipy(self) -> LinearOperator:
+        """Return the operator for SciPy's sparse solvers (NumPy vectors in and out)."""
+        import numpy as np
+        from scipy.sparse.linalg import LinearOperator
+
+        def apply(array: Any) -> Any:
+            vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
+            return self.matvec(vector).cpu().numpy()
+
+        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
+        adjoint = apply if self.self_adjoint else None
+        return LinearOperator(self.shape, matvec=apply, rmatvec=adjoint, dtype=kind)
+
+
+class DenseOperator(Operator):
+    """A matrix as an operator, for tests and small problems.
+
+    Example:
+        >>> DenseOperator(torch.eye(2)) @ torch.tensor([1.0, 2.0])
+        tensor([1., 2.])
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.shape = (matrix.shape[0], matrix.shape[1])
+        self.dtype, self.device = matrix.dtype, matrix.device
+        self.self_adjoint = bool(matrix.shape[0] == matrix.shape[1] and torch.equal(matrix, matrix.T))
+
+    def _matvec(self, vector: Tensor) -> Tensor:
+        return self.matrix @ vector

@@ -1,0 +1,1 @@
+"""Named quantities of an Objective, each with its kind, cost and status."""

@@ -1,0 +1,193 @@
+"""Batches: tell one from many, refuse sources that cannot be read twice, weigh, move, fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import DataError, explain
+
+
+def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
+    """Materialise the first `count` batches of any source as a list, which can be read as often as needed.
+
+    Args:
+        loader: an iterable of batches; a generator is consumed.
+        count: how many batches; all of them when `None`.
+
+    Raises:
+        DataError: if `count` is not positive or the source is empty.
+
+    Example:
+        >>> take((n * n for n in range(10)), 3)
+        [0, 1, 4]
+    """
+    if count is not None and count < 1:
+        raise DataError(explain("take", "count must be at least 1", str(count), "Ask for one batch or more"))
+    batches = list(islice(loader, count))
+    if not batches:
+        raise DataError(explain("take", "the source must give at least one batch", "none", "Make a fresh iterator"))
+    return batches
+
+
+class Batches:
+    """A source of batches that gives the same ones at every pass, and says so when it does not."""
+
+    def __init__(self, data: Any, *, single: Callable[[Any], bool], check: Callable[[Any, int], None]) -> None:
+        """Wrap `data`.
+
+        Args:
+            data: one batch, or a re-iterable of batches.
+            single: tells whether `data` is one batch.
+            check: raises for a batch of the wrong form; called with the batch and its number.
+        """
+        self.source: Iterable[Any] = [data] if single(data) else _reiterable(data)
+        self._check = check
+        self._prints: list[tuple[Any, ...]] | None = None
+        self._stable = isinstance(self.source, (list, tuple))
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """Yield `(number, batch)`, comparing each batch with the first pass."""
+        seen: list[tuple[Any, ...]] = []
+        count = 0
+        for number, batch in enumerate(self.source):
+            self._check(batch, number)
+            if not self._stable:
+                self._compare(number, batch, seen)
+            count += 1
+            yield number, batch
+        if count == 0:
+            raise DataError(
+                explain("Objective", "data must hold at least one batch", "none", "Check dataset and sampler")
+            )
+        if self._stable:
+            return
+        if self._prints is None:
+            self._prints = seen
+        elif len(seen) != len(self._prints):
+            raise _changed(f"{len(seen)} batches instead of {len(self._prints)}")
+
+    def _compare(self, number: int, batch: Any, seen: list[tuple[Any, ...]]) -> None:
+        mark = fingerprint(batch)
+        seen.append(mark)
+        if self._prints is not None and (number >= len(self._prints) or self._prints[number] != mark):
+            raise _changed(f"another batch {number} than in the first pass")
+
+
+def _changed(got: str) -> DataError:
+    return DataError(
+        explain(
+            "Objective",
+            "data must give the same batches at every pass",
+            got,
+            "Turn off shuffling and random augmentation, or pass ng.take(loader, n)",
+        )
+    )
+
+
+def _reiterable(data: Any) -> Iterable[Any]:
+    if not isinstance(data, Iterable):
+        raise DataError(
+            explain(
+                "Objective",
+                "data is one batch (inputs, targets) or a re-iterable of batches",
+                type(data).__name__,
+                "Pass a tuple (inputs, targets), a list of them, or a DataLoader",
+            )
+        )
+    if isinstance(data, Iterator):
+        raise DataError(
+            explain(
+                "Objective",
+                "data must be readable more than once",
+                f"a one-shot {type(data).__name__}",
+                "Pass ng.take(source, n), which materialises n batches",
+            )
+        )
+    return data
+
+
+def is_pair(batch: Any) -> bool:
+    """Tell whether a batch is `(inputs, targets)`."""
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def check_pair(batch: Any, number: int) -> None:
+    """Raise unless the batch is `(inputs, targets)` with at least one sample."""
+    if not is_pair(batch):
+        size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        raise DataError(
+            explain(
+                "Objective",
+                "each batch is a pair (inputs, targets)",
+                f"{type(batch).__name__}{size} as batch {number}",
+                "Pass one batch as a tuple (inputs, targets), or use Objective.from_step for other batches",
+            )
+        )
+
+
+def check_anything(batch: Any, number: int) -> None:
+    """Accept any batch: the step function knows what it is."""
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested tuples, lists and mappings, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors(value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from tensors(value)
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Move every tensor to `device`; the same object comes back when nothing has to move."""
+    if all(tensor.device == device for tensor in tensors(tree)):
+        return tree
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, Mapping):
+        return {name: to_device(value, device) for name, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        moved = [to_device(value, device) for value in tree]
+        return type(tree)(*moved) if hasattr(tree, "_fields") else type(tree)(moved)
+    return tree
+
+
+def sample_count(batch: Any) -> int:
+    """Count samples: the first axis of the targets, else of the first tensor with an axis.
+
+    Raises:
+        DataError: when no tensor has an axis to count.
+    """
+    if is_pair(batch):
+        targets = next((t for t in tensors(batch[1]) if t.ndim > 0), None)
+        if targets is not None:
+            return targets.shape[0]
+    for tensor in tensors(batch):
+        if tensor.ndim > 0:
+            return tensor.shape[0]
+    raise DataError(
+        explain(
+            "Objective",
+            "a batch must hold a tensor whose first axis counts samples",
+            type(batch).__name__,
+            "Pass weight=lambda batch: ... to Objective.from_step",
+        )
+    )
+
+
+def fingerprint(batch: Any) -> tuple[Any, ...]:
+    """Summarise a batch so that another one is recognised: shapes, sums and sums against a fixed ramp."""
+    marks: list[Any] = []
+    for tensor in tensors(batch):
+        flat = tensor.detach().reshape(-1).to(torch.float64)
+        ramp = torch.linspace(0.0, 1.0, flat.numel(), dtype=torch.float64, device=flat.device)
+        marks.append((tuple(tensor.shape), float(flat.sum()), float(flat @ ramp)))
+    return tuple(marks)

@@ -1,0 +1,97 @@
+"""Turn failures inside the user's model or loss into the rule, what came, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError, explain
+
+
+def check_scalar(value: Any, name: str, number: int) -> None:
+    """Raise unless a loss term is a real 0-d floating tensor."""
+    if not isinstance(value, Tensor):
+        raise InputError(
+            explain("Objective", f"{name} must be a 0-d tensor", type(value).__name__, "Return the tensor, not .item()")
+        )
+    if value.ndim != 0 or not value.is_floating_point():
+        raise InputError(
+            explain(
+                "Objective",
+                f"{name} must be a real 0-d tensor, the mean over the samples",
+                f"shape {tuple(value.shape)} of {value.dtype} in batch {number}",
+                "Use reduction='mean', or call .mean() in the loss",
+            )
+        )
+
+
+def check_finite(value: Tensor, name: str, number: int) -> None:
+    """Raise when a loss term is infinite or not a number, naming the batch."""
+    if not bool(torch.isfinite(value.detach())):
+        raise NonFiniteError(
+            explain(
+                "Objective",
+                f"{name} must be finite",
+                f"{float(value.detach())} in batch {number}",
+                "Look at that batch's inputs and targets, lower the learning rate, or use float64",
+            )
+        )
+
+
+@contextmanager
+def explained(model: nn.Module, mode: str, number: int) -> Iterator[None]:
+    """Re-raise what a model throws with the layer's name and the next step where the cause is known."""
+    try:
+        yield
+    except NormgaugeError:
+        raise
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error) or "more than 1 spatial element" in str(error):
+            layer = _deepest_module(model, error.__traceback__)
+            raise ModelError(
+                explain(
+                    f"layer {layer}",
+                    f"batch statistics in mode={mode!r} need more than one value per channel",
+                    f"{str(error).rsplit('got ', 1)[-1]} in batch {number}",
+                    "Use batches of two or more samples (drop_last=True), or mode='eval'",
+                )
+            ) from error
+        _note(error, model, mode, number)
+        raise
+    except RuntimeError as error:
+        if "derivative for" in str(error) and "not implemented" in str(error):
+            raise NotDifferentiableError(
+                explain(
+                    "Objective",
+                    "every operation in model and loss must have the derivative asked for",
+                    str(error).splitlines()[0],
+                    "Replace the operation, or measure something that needs first derivatives only",
+                )
+            ) from error
+        _note(error, model, mode, number)
+        raise
+    except Exception as error:
+        _note(error, model, mode, number)
+        raise
+
+
+def _note(error: Exception, model: nn.Module, mode: str, number: int) -> None:
+    layer = _deepest_module(model, error.__traceback__)
+    error.add_note(f"normgauge: raised inside the model (layer {layer}) in mode={mode!r} on batch {number}.")
+
+
+def _deepest_module(model: nn.Module, traceback: TracebackType | None) -> str:
+    """Find the innermost submodule whose method is on the stack; an error's place in the user's own words."""
+    names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+    found = type(model).__name__
+    while traceback is not None:
+        owner = traceback.tb_frame.f_locals.get("self")
+        if id(owner) in names:
+            found = f"{names[id(owner)]!r} ({type(owner).__name__})"
+        traceback = traceback.tb_next
+    return found

@@ -1,0 +1,403 @@
+"""`Objective`: model, loss, data and mode as one pure function of the parameters."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from normgauge.errors import DataError, InputError, NotDifferentiableError, explain, unknown_name
+from normgauge.objective._data import tensors, to_device
+from normgauge.objective._diagnose import check_finite, check_scalar, explained
+from normgauge.objective._operators import GaussNewtonOperator, HessianOperator
+from normgauge.objective._purity import Mode, twice_differentiable, untouched
+from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
+from normgauge.objective._select import Selection, select_parameters
+
+T = TypeVar("T")
+Parameters = Mapping[str, Tensor] | Tensor
+
+
+class Objective:
+    """A model, a loss, data and a mode, frozen into one pure function of the parameters.
+
+    For parameters theta, L(theta) = sum_b n_b loss(model(x_b; theta), y_b) / sum_b n_b over batches b of n_b
+    samples. Every method leaves the model as it was: state dict, `.grad`, training flags, hooks and random
+    states are bit-identical afterwards, also when a method raises. The values are those the model has at the
+    time of the call, unless `at` has fixed others.
+
+    Args:
+        model: any module.
+        loss: `loss(output, target)`, a 0-d tensor, the mean over the samples of a batch.
+        data: one batch `(inputs, targets)` as a tuple, or a list, DataLoader or other re-iterable of batches.
+            Inputs may be a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
+        mode: "train" (BatchNorm uses the batch, dropout draws one fixed mask; nothing is written back) or
+            "eval". There is no default because the answer depends on it.
+        forward: `forward(model, inputs) -> output` for unusual calls.
+        parameters: which trainable parameters are the variables: a glob, names, or `(name, tensor) -> bool`.
+
+    Raises:
+        ModelError: no trainable parameter, or parameters on two devices.
+        DataError: data that is empty, one-shot, or not made of pairs.
+        InputError: an unknown mode or an empty selection.
+
+    Example:
+        The Hessian of a mean of squares (w x - y)^2 is 2 mean(x^2):
+
+        >>> x, y = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
+        >>> objective = Objective(nn.Linear(1, 1, bias=False), nn.functional.mse_loss, (x, y), mode="eval")
+        >>> objective.hessian() @ torch.ones(1)
+        tensor([10.])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        data: Any,
+        *,
+        mode: Mode,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        parameters: Selection = None,
+    ) -> None:
+        if not callable(loss):
+            raise InputError(
+                explain("Objective", "loss is a function loss(output, target)", repr(loss), "Pass nn.MSELoss()")
+            )
+        self._set_up(model, LossRecipe(loss, forward or call_model), data, mode, parameters)
+
+    @classmethod
+    def from_step(
+        cls,
+        model: nn.Module,
+        step: Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]],
+        data: Any,
+        *,
+        mode: Mode,
+        outputs: Callable[[nn.Module, Any], Any] | None = None,
+        weight: Callable[[Any], float] | None = None,
+        parameters: Selection = None,
+    ) -> Self:
+        """Make an Objective from a training step, for losses a model computes itself or several losses at once.
+
+        Args:
+            model: the module; for one player of a GAN, a module holding both, with `parameters="generator.*"`.
+            step: `step(model, batch)` returning a scalar or a mapping of named scalars, which are summed
+                (`replace(terms=...)` selects some).
+            data: one batch (a tensor, tuple or mapping) or a re-iterable of batches of any kind.
+            mode: "train" or "eval".
+            outputs: `outputs(model, batch)`; needed for Gauss-Newton and symmetries of the outputs only.
+            weight: `weight(batch)`, the batch's share; default the number of samples. For language models the
+                number of tokens that count.
+            parameters: which trainable parameters are the variables.
+
+        Example:
+            >>> model = nn.Linear(2, 1)
+            >>> batch = {"x": torch.ones(4, 2)}
+            >>> step = lambda m, b: {"fit": m(b["x"]).square().mean(), "decay": m.weight.square().sum()}
+            >>> objective = Objective.from_step(model, step, batch, mode="train")
+            >>> list(objective.terms())
+            ['fit', 'decay']
+        """
+        self = cls.__new__(cls)
+        self._set_up(model, StepRecipe(step, outputs, weight), data, mode, parameters)
+        return self
+
+    def _set_up(self, model: nn.Module, recipe: Recipe, data: Any, mode: Mode, selection: Selection) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                explain("Objective", "model is a torch.nn.Module", type(model).__name__, "Wrap functions in a module")
+            )
+        if mode not in ("train", "eval"):
+            raise InputError(
+                explain(
+                    "Objective",
+                    "mode must be 'train' or 'eval'",
+                    repr(mode),
+                    "Pass mode='train' to measure with batch statistics, mode='eval' with stored ones",
+                )
+            )
+        self.model = model
+        self.mode: Mode = mode
+        self.names = select_parameters(model, selection)
+        self._recipe = recipe
+        self._batches = recipe.batches(data)
+        self._fixed: dict[str, Tensor] = {}
+        self._terms: tuple[str, ...] | None = None
+        self._seed = 0
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The variables by name, detached; they share memory with the model unless `at` fixed other values."""
+        every = dict(self.model.named_parameters())
+        return {name: self._fixed.get(name, every[name]).detach() for name in self.names}
+
+    @property
+    def dimension(self) -> int:
+        """The number of variables."""
+        return sum(value.numel() for value in self.parameters.values())
+
+    @property
+    def device(self) -> torch.device:
+        """The device all parameters are on."""
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The widest floating type among the variables, which flat vectors have."""
+        dtypes = [value.dtype for value in self.parameters.values()]
+        widest = dtypes[0]
+        for dtype in dtypes[1:]:
+            widest = torch.promote_types(widest, dtype)
+        return widest
+
+    def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Join a dict of tensors, one per variable, into one flat vector in the order of `names`."""
+        self._check_names(values, complete=True)
+        return torch.cat([values[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Split a flat vector into a dict shaped and typed like the variables."""
+        if vector.shape != (self.dimension,):
+            raise InputError(
+                explain(
+                    "Objective.unflatten",
+                    f"a flat vector of the variables has shape ({self.dimension},)",
+                    str(tuple(vector.shape)),
+                    "Use objective.flatten to make one",
+                )
+            )
+        result, start = {}, 0
+        for name, value in self.parameters.items():
+            piece = vector[start : start + value.numel()]
+            result[name] = piece.reshape(value.shape).to(value.dtype)
+            start += value.numel()
+        return result
+
+    def at(self, parameters: Parameters) -> Self:
+        """Return the same objective at other values (a dict, possibly of some variables only, or a flat vector)."""
+        values = self.unflatten(parameters) if isinstance(parameters, Tensor) else dict(parameters)
+        self._check_names(values, complete=False)
+        current = dict(self.model.named_parameters())
+        for name, value in values.items():
+            if value.shape != current[name].shape:
+                raise InputError(
+                    explain(
+                        f"Objective.at({name!r})",
+                        f"the value must have the parameter's shape {tuple(current[name].shape)}",
+                        str(tuple(value.shape)),
+                        "Reshape it",
+                    )
+                )
+        other = copy.copy(self)
+        other._fixed = {**self._fixed, **{name: value.detach().to(current[name]) for name, value in values.items()}}
+        return other
+
+    def replace(
+        self,
+        *,
+        mode: Mode | None = None,
+        data: Any = None,
+        parameters: Selection = None,
+        terms: str | tuple[str, ...] | None = None,
+    ) -> Self:
+        """Return the objective with another mode, other data, another selection of variables, or some loss terms only.
+
+        Values fixed by `at` stay. `terms` names the entries of the mapping a `from_step` step returns.
+        """
+        other = copy.copy(self)
+        other._set_up(self.model, self._recipe, (), mode or self.mode, parameters)
+        other._batches = self._batches if data is None else self._recipe.batches(data)
+        other.names = self.names if parameters is None else other.names
+        other._fixed, other._seed = self._fixed, self._seed
+        other._terms = self._terms if terms is None else ((terms,) if isinstance(terms, str) else tuple(terms))
+        return other
+
+    def _check_names(self, values: Mapping[str, Tensor], *, complete: bool) -> None:
+        known = dict(self.model.named_parameters())
+        for name in values:
+            if name not in known:
+                raise unknown_name("parameter", name, known)
+        missing = [name for name in self.names if name not in values] if complete else []
+        if missing:
+            raise InputError(
+                explain(
+                    "Objective.flatten",
+                    f"a value is needed for each of the {len(self.names)} variables",
+                    f"none for {', '.join(missing[:3])}",
+                    "Start from dict(objective.parameters)",
+                )
+            )
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+
+    def loss(self) -> Tensor:
+        """Return the weighted mean loss over the data, a detached 0-d tensor (one forward pass)."""
+        total = self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
+        return torch.stack(list(total.values())).sum()
+
+    def terms(self) -> Terms:
+        """Return the named losses that `loss` sums (one forward pass)."""
+        return self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
+
+    def gradient(self) -> dict[str, Tensor]:
+        """Return the gradient of `loss` by name; zeros where the loss does not depend on a variable (one pass)."""
+        return self.loss_and_gradient()[1]
+
+    def loss_and_gradient(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return loss and gradient of one forward and backward pass."""
+
+        def one(number: int, batch: Any) -> dict[str, Tensor]:
+            variables = self._leaves()
+
+            def body(model: nn.Module) -> dict[str, Tensor]:
+                value = self._total(self._recipe.terms(model, batch), number)
+                check_depends(value)
+                slopes = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
+                return {"": value.detach(), **dict(zip(variables, slopes, strict=True))}
+
+            return self._evaluate(variables, number, body)
+
+        total = self._sum_over_batches(one)
+        value = total.pop("")
+        return value, total
+
+    def outputs(self) -> Any:
+        """Return the model's outputs without graph (one forward pass).
+
+        One batch gives its output as it is. Tensor outputs of several batches are joined along the first axis
+        where their other axes agree; anything else comes as a list with one entry per batch.
+        """
+        collected = [self._outputs_without_graph(number, batch) for number, batch in self.batches()]
+        if len(collected) == 1:
+            return collected[0]
+        if all(isinstance(out, Tensor) and out.shape[1:] == collected[0].shape[1:] and out.ndim for out in collected):
+            return torch.cat(collected)
+        return collected
+
+    def hessian(self) -> HessianOperator:
+        """Return the Hessian of the loss as an operator on the variables (see `HessianOperator` for its cost)."""
+        return HessianOperator(self)
+
+    def gauss_newton(self) -> GaussNewtonOperator:
+        """Return the generalized Gauss-Newton matrix J^T (d^2 loss / d output^2) J as an operator."""
+        return GaussNewtonOperator(self)
+
+    def batches(self) -> Iterator[tuple[int, Any]]:
+        """Yield `(number, batch)` on the parameters' device."""
+        device = self.device
+        for number, batch in self._batches:
+            yield number, to_device(batch, device)
+
+    def weight(self, batch: Any) -> float:
+        """Return the share of a batch in the mean: its samples, or what `weight=` of `from_step` says."""
+        return self._recipe.weight(batch)
+
+    def graph(self, number: int, batch: Any, *, outputs: bool = False) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Return leaves, outputs (if asked) and loss of one batch with a graph that can be differentiated twice."""
+        leaves = {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
+
+        def body(model: nn.Module) -> tuple[Any, Tensor]:
+            if outputs:
+                out, terms = self._recipe.outputs_and_terms(model, batch)
+            else:
+                out, terms = None, self._recipe.terms(model, batch)
+            return out, self._total(terms, number)
+
+        with twice_differentiable():
+            out, value = self._evaluate(leaves, number, body)
+        check_depends(value)
+        return leaves, out, value
+
+    def _leaves(self) -> dict[str, Tensor]:
+        return {name: value.requires_grad_() for name, value in self.parameters.items()}
+
+    def _evaluate(self, variables: dict[str, Tensor], number: int, body: Callable[[nn.Module], T]) -> T:
+        """Run `body(model)` with functional parameters and cloned buffers, in mode, leaving no trace."""
+        state: dict[str, Tensor] = {
+            name: self._fixed.get(name, value).detach() for name, value in self.model.named_parameters()
+        }
+        state.update(variables)
+        state.update({name: value.clone() for name, value in self.model.named_buffers()})
+        prefixed = {f"model.{name}": value for name, value in state.items()}
+        with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
+            return functional_call(_Bound(self.model), prefixed, (body,))
+
+    def _outputs_without_graph(self, number: int, batch: Any) -> Any:
+        with torch.no_grad():
+            return self._evaluate({}, number, lambda model: self._recipe.outputs(model, batch))
+
+    def _terms_without_graph(self, number: int, batch: Any) -> Terms:
+        with torch.no_grad():
+            terms = self._evaluate({}, number, lambda model: self._recipe.terms(model, batch))
+        self._total(terms, number)
+        return {name: terms[name].detach() for name in (self._terms or terms)}
+
+    def _total(self, terms: Terms, number: int) -> Tensor:
+        chosen = self._terms or tuple(terms)
+        for name in chosen:
+            if name not in terms:
+                raise unknown_name("loss term", name, terms)
+            check_scalar(terms[name], name, number)
+            check_finite(terms[name], name, number)
+        return torch.stack([terms[name] for name in chosen]).sum() if len(chosen) > 1 else terms[chosen[0]]
+
+    def _sum_over_batches(self, one: Callable[[int, Any], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the weighted mean over batches of the dicts `one` gives."""
+        total: dict[str, Tensor] = {}
+        weights = 0.0
+        for number, batch in self.batches():
+            weight = self.weight(batch)
+            weights += weight
+            for name, value in one(number, batch).items():
+                scaled = value * weight
+                total[name] = total[name] + scaled if name in total else scaled
+        return {name: value / checked_weight(weights) for name, value in total.items()}
+
+    def __repr__(self) -> str:
+        """Name the model, the mode and the number of variables."""
+        return f"Objective({type(self.model).__name__}, mode={self.mode!r}, dimension={self.dimension})"
+
+
+class _Bound(nn.Module):
+    """Lets `functional_call` run any function of the model, not only its `forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, body: Callable[[nn.Module], T]) -> T:
+        return body(self.model)
+
+
+def checked_weight(total: float) -> float:
+    """Return the sum of the batches' weights, which must be positive."""
+    if not total > 0:
+        raise DataError(
+            explain("Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches")
+        )
+    return total
+
+
+def check_depends(value: Tensor) -> None:
+    """Raise unless the loss depends on the variables through differentiable operations."""
+    if not value.requires_grad:
+        raise NotDifferentiableError(
+            explain(
+                "Objective",
+                "the loss must depend on the selected parameters by differentiable operations",
+                "a loss without graph",
+                "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
+            )
+        )
+
+
+def output_tensors(outputs: Any) -> list[Tensor]:
+    """Return the differentiable tensors of an output structure, in order."""
+    return [tensor for tensor in tensors(outputs) if tensor.requires_grad]

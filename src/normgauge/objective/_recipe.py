@@ -1,0 +1,175 @@
+"""How a batch becomes named losses and outputs: from `loss(output, target)` or from a user's `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from normgauge.errors import DataError, InputError, explain
+from normgauge.objective._data import Batches, check_anything, check_pair, is_pair, sample_count, tensors
+
+Terms = dict[str, Tensor]
+
+
+class Recipe(Protocol):
+    """What an Objective needs to know about model calls; both kinds below follow it."""
+
+    def batches(self, data: Any) -> Batches:
+        """Wrap the user's data."""
+        ...
+
+    def weight(self, batch: Any) -> float:
+        """Return the batch's share."""
+        ...
+
+    def terms(self, model: nn.Module, batch: Any) -> Terms:
+        """Return the named scalar losses of one batch."""
+        ...
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return the model's outputs for one batch."""
+        ...
+
+    def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
+        """Return both from one graph, so that the losses can be differentiated by the outputs."""
+        ...
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call a model on a tensor, on a tuple or list (positional) or on a mapping (keywords)."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+@dataclass(frozen=True)
+class LossRecipe:
+    """`loss(forward(model, inputs), targets)` over pairs `(inputs, targets)`."""
+
+    loss: Callable[[Any, Any], Tensor]
+    forward: Callable[[nn.Module, Any], Any]
+
+    def batches(self, data: Any) -> Batches:
+        """Wrap one pair (a tuple) or a re-iterable of pairs."""
+        return Batches(data, single=_one_pair, check=check_pair)
+
+    def weight(self, batch: Any) -> float:
+        """Return the number of samples."""
+        return float(sample_count(batch))
+
+    def terms(self, model: nn.Module, batch: Any) -> Terms:
+        """Return `{"loss": ...}`."""
+        return self.outputs_and_terms(model, batch)[1]
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return the model's output."""
+        return self.forward(model, batch[0])
+
+    def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
+        """Return output and loss of one forward."""
+        output = self.forward(model, batch[0])
+        return output, {"loss": self.loss(output, batch[1])}
+
+
+@dataclass(frozen=True)
+class StepRecipe:
+    """A user's `step(model, batch)` giving a scalar or a mapping of named scalars."""
+
+    step: Callable[[nn.Module, Any], Tensor | Mapping[str, Tensor]]
+    outputs_of: Callable[[nn.Module, Any], Any] | None
+    weight_of: Callable[[Any], float] | None
+
+    def batches(self, data: Any) -> Batches:
+        """Wrap one batch (a tensor, tuple or mapping) or a re-iterable of batches."""
+        return Batches(data, single=_one_batch, check=check_anything)
+
+    def weight(self, batch: Any) -> float:
+        """Return the user's weight, else the number of samples."""
+        return float(sample_count(batch) if self.weight_of is None else self.weight_of(batch))
+
+    def terms(self, model: nn.Module, batch: Any) -> Terms:
+        """Return the step's losses by name."""
+        result = self.step(model, batch)
+        return dict(result) if isinstance(result, Mapping) else {"loss": result}
+
+    def outputs(self, model: nn.Module, batch: Any) -> Any:
+        """Return what the user's `outputs` gives.
+
+        Raises:
+            InputError: when the objective was made without `outputs`.
+        """
+        if self.outputs_of is None:
+            raise InputError(
+                explain(
+                    "Objective.from_step",
+                    "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs",
+                    "outputs=None",
+                    "Pass outputs=lambda model, batch: ... to Objective.from_step",
+                )
+            )
+        return self.outputs_of(model, batch)
+
+    def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
+        """Return outputs and losses of one graph: equal calls of the model inside are answered once."""
+        with _answered_once(model):
+            return self.outputs(model, batch), self.terms(model, batch)
+
+
+@contextmanager
+def _answered_once(model: nn.Module) -> Iterator[None]:
+    """Remember the model's answers: a second call on the very same tensors returns the first answer.
+
+    `outputs` and `step` are two user functions that usually call the model on the same batch. Joining their
+    graphs is what makes the loss differentiable with respect to the outputs.
+    """
+    answers: dict[Any, Any] = {}
+    original = model.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        key = tuple(id(value) for value in args) + tuple((name, id(value)) for name, value in sorted(kwargs.items()))
+        if key not in answers:
+            answers[key] = (original(*args, **kwargs), args, kwargs)  # arguments are kept so that ids stay theirs
+        return answers[key][0]
+
+    model.__dict__["forward"] = forward  # an instance attribute; the surrounding `untouched` removes it as well
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+
+
+def _one_pair(data: Any) -> bool:
+    if isinstance(data, Mapping):
+        raise DataError(
+            explain(
+                "Objective",
+                "data is one batch (inputs, targets) or a re-iterable of batches",
+                f"a mapping with keys {', '.join(map(str, list(data)[:5]))}",
+                "Pass (mapping, targets), or use Objective.from_step for batches that carry their own targets",
+            )
+        )
+    if isinstance(data, list) and is_pair(data) and all(isinstance(part, Tensor) for part in data):
+        raise DataError(
+            explain(
+                "Objective",
+                "one batch is a tuple (inputs, targets), a list is a list of batches",
+                "a list of two tensors",
+                "Pass (inputs, targets) as a tuple",
+            )
+        )
+    return isinstance(data, tuple) and is_pair(data) and not all(_looks_like_batch(part) for part in data)
+
+
+def _looks_like_batch(part: Any) -> bool:
+    """Tell whether both halves of a pair are themselves pairs: then it is a tuple of two batches."""
+    return isinstance(part, (tuple, list)) and is_pair(part) and next(tensors(part), None) is not None
+
+
+def _one_batch(data: Any) -> bool:
+    return isinstance(data, (Tensor, tuple, Mapping))

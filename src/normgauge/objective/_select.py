@@ -1,0 +1,94 @@
+"""Which parameters are the variables: a glob, names, or a predicate over the trainable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, ModelError, explain, unknown_name
+
+Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
+
+
+def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]:
+    """Return the names of the chosen trainable parameters, in the model's order (tied ones once).
+
+    Args:
+        model: the module whose parameters are meant.
+        selection: `None` for all trainable ones; a glob such as `"layer1.*"`; an iterable of names or globs;
+            or a predicate `(name, parameter) -> bool`.
+
+    Raises:
+        ModelError: when the model has no trainable parameter, or they live on two devices.
+        InputError: when nothing is selected.
+        UnknownNameError: when a plain name does not exist.
+    """
+    every = dict(model.named_parameters())
+    trainable = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
+    if not trainable:
+        got = f"{len(every)} parameters, all frozen" if every else "none"
+        raise ModelError(
+            explain(
+                f"Objective({type(model).__name__})",
+                "the model must have a trainable parameter",
+                got,
+                "Set requires_grad_(True) on what should vary",
+            )
+        )
+    _one_device(model, every)
+    chosen = tuple(trainable) if selection is None else tuple(_matching(model, every, trainable, selection))
+    if not chosen:
+        raise InputError(
+            explain(
+                "Objective",
+                "parameters= must select at least one trainable parameter",
+                f"{selection!r}, which selects none of {len(trainable)}",
+                f"Trainable names begin with {', '.join(list(trainable)[:4])}",
+            )
+        )
+    return chosen
+
+
+def _matching(
+    model: nn.Module, every: Mapping[str, Tensor], trainable: Mapping[str, Tensor], selection: Selection
+) -> Iterable[str]:
+    if callable(selection):
+        return [name for name, parameter in trainable.items() if selection(name, parameter)]
+    patterns = [selection] if isinstance(selection, str) else list(selection or ())
+    aliases = _aliases(model)
+    wanted: set[str] = set()
+    for pattern in patterns:
+        if not any(mark in pattern for mark in "*?["):
+            if pattern not in aliases:
+                raise unknown_name("parameter", pattern, every)
+            wanted.add(aliases[pattern])
+        else:
+            wanted.update(first for name, first in aliases.items() if fnmatchcase(name, pattern))
+    return [name for name in trainable if name in wanted]
+
+
+def _aliases(model: nn.Module) -> dict[str, str]:
+    """Map every name, tied ones included, to the first name of the same tensor."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+
+
+def _one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    places: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        places.setdefault(str(parameter.device), name)
+    if len(places) > 1:
+        found = ", ".join(f"{name} on {device}" for device, name in places.items())
+        raise ModelError(
+            explain(
+                f"Objective({type(model).__name__})",
+                "all parameters must be on one device",
+                found,
+                "Call model.to(device) first",
+            )
+        )

@@ -1,0 +1,36 @@
+"""The papers normgauge speaks of: one bibliography, looked up by key."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+from normgauge.errors import unknown_name
+
+
+@cache
+def bibliography() -> dict[str, str]:
+    """Return every BibTeX entry of normgauge by its key.
+
+    Example:
+        >>> "santurkar2018" in bibliography()
+        True
+    """
+    text = (files("normgauge") / "references.bib").read_text(encoding="utf-8")
+    entries = re.findall(r"@\w+\{([^,\s]+),.*?\n\}", text, flags=re.DOTALL)
+    bodies = re.findall(r"@\w+\{[^,\s]+,.*?\n\}", text, flags=re.DOTALL)
+    return dict(zip(entries, bodies, strict=True))
+
+
+def cite(*keys: str) -> str:
+    """Return the BibTeX of the given keys, in their order, ready to paste.
+
+    Raises:
+        UnknownNameError: if a key is not in the bibliography.
+    """
+    known = bibliography()
+    for key in keys:
+        if key not in known:
+            raise unknown_name("reference", key, known)
+    return "\n\n".join(known[key] for key in keys)
