@@ -1,0 +1,1 @@
+"""Normalizers: functional forms, layers, weight parametrizations, and the registry that declares them."""

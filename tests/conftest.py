@@ -1,0 +1,32 @@
+"""Shared climate of the tests: float64 by default, `tests/` importable, heavy tests only when asked."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def global_seed():
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(config, items):
+    if os.environ.get("NORMGAUGE_HEAVY") == "1":
+        return
+    heavy = pytest.mark.skip(reason="heavy: run with make test-all")
+    for item in items:
+        if "heavy" in item.keywords:
+            item.add_marker(heavy)
