@@ -13,6 +13,10 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from normgauge import errors as errors
     from normgauge.errors import NormgaugeError as NormgaugeError
+    from normgauge.lab import Study as Study
+    from normgauge.lab import compare as compare
+    from normgauge.measure import landscape as landscape
+    from normgauge.measure import spectrum as spectrum
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -21,7 +25,11 @@ _ROOMS = ("errors",)
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
+    "Study": "lab",
     "cite": "references",
+    "compare": "lab",
+    "landscape": "measure",
+    "spectrum": "measure",
     "take": "objective",
 }
 

@@ -1,0 +1,110 @@
+"""`normgauge compare`: the main job."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from normgauge.errors import InputError, explain
+
+
+class Size(StrEnum):
+    """How much to run when nothing else is said."""
+
+    smoke = "smoke"
+    small = "small"
+
+
+def compare(
+    model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, or package.module:factory.")] = "vgg",
+    data: Annotated[str | None, typer.Option(help="digits or gaussian [default: the model's own].")] = None,
+    norms: Annotated[str, typer.Option(help="Normalizers, comma-separated; `all` for every registered one.")] = (
+        "none,batch,layer,group,instance,weight"
+    ),
+    rates: Annotated[str | None, typer.Option(help="Learning rates to tune over, comma-separated.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of SGD per run.")] = None,
+    batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
+    size: Annotated[Size, typer.Option(help="smoke proves it works; small answers in minutes.")] = Size.small,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the store and report.html.")] = Path("normgauge-out"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+) -> None:
+    """Train one network under several normalizers and say which one to use here.
+
+    Finished runs are kept in OUT/runs.sqlite: interrupt at any time and run the same command again to go on.
+    """
+    from normgauge.lab import compare as run_comparison
+    from normgauge.report import page_of_store
+
+    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        result = run_comparison(
+            out=out,
+            executor=jobs,
+            model=model,
+            data=data,
+            norms=_names(norms),
+            rates=_numbers(rates),
+            seeds=seeds,
+            steps=steps,
+            batch=batch,
+            size=size.value,
+        )
+    except KeyboardInterrupt:
+        notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
+        raise typer.Exit(130) from None
+    page = page_of_store(result.store, out / "report.html")
+    if as_json:
+        document = {
+            "rows": list(result.rows),
+            "answer": result.answer,
+            "decided": result.decided,
+            "counts": result.counts,
+            "store": str(result.store),
+            "report": str(page),
+        }
+        typer.echo(json.dumps(_without_nan(document), indent=2))
+        return
+    Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
+    trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
+    notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
+    notes.print(f"Open {page} for curves, settings and every run.")
+
+
+def _names(text: str) -> list[str]:
+    from normgauge.nn import registry
+
+    if text.strip() == "all":
+        return list(registry.names())
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(
+            explain("--norms", "name at least one normalizer", repr(text), f"Known: {', '.join(registry.names())}")
+        )
+    return names
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",") if part.strip()] or None
+    except ValueError as error:
+        raise InputError(
+            explain("--rates", "learning rates are numbers separated by commas", repr(text), "Write --rates 0.1,0.3,1")
+        ) from error
+
+
+def _without_nan(value: object) -> object:
+    """Return the document with nan replaced by null, which JSON has a word for."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and value != value else value

@@ -1,0 +1,151 @@
+"""The main job: one network under several normalizers, over learning rates and seeds, in one store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from normgauge.errors import InputError, explain
+from normgauge.lab import data as datasets
+from normgauge.lab import models
+from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
+from normgauge.lab.provenance import provenance
+from normgauge.lab.study import Study
+from normgauge.lab.sweep import sweep
+from normgauge.nn import registry
+from normgauge.store import Store
+
+Size = Literal["smoke", "small"]
+
+DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
+STORE_NAME = "runs.sqlite"
+# What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"rates": (0.1, 1.0), "seeds": 2, "steps": 12, "measured": 2},
+    "small": {"rates": (0.03, 0.1, 0.3, 1.0, 3.0), "seeds": 3, "steps": 80, "measured": 5},
+}
+
+
+def comparison_study(
+    *,
+    model: str = "vgg",
+    data: str | None = None,
+    norms: Sequence[str] = DEFAULT_NORMS,
+    rates: Sequence[float] | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    size: Size = "small",
+) -> Study:
+    """Return the study `compare` runs, after checking every name and number in it.
+
+    Args:
+        model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        data: digits or gaussian; by default gaussian for dln, else digits.
+        norms: names of the normalizer registry.
+        rates: learning rates of SGD, tuned for each normalizer.
+        seeds: how many seeds.
+        steps: how many steps of SGD.
+        batch: the batch size; full batch for the Gaussian regression, else 128.
+        size: "smoke" or "small", which gives what is not said.
+
+    Raises:
+        UnknownNameError: for a model, data set or normalizer that is not known.
+        InputError: for numbers out of range.
+    """
+    preset = SIZES[size]
+    dataset = datasets.load(data or ("gaussian" if model == "dln" else "digits"))
+    chosen = tuple(float(rate) for rate in (rates or preset["rates"]))
+    count = preset["steps"] if steps is None else steps
+    if min(chosen) <= 0 or count < 1 or (batch is not None and batch < 2):
+        raise InputError(
+            explain(
+                "compare",
+                "rates are positive, steps at least 1, the batch at least 2",
+                f"rates={list(chosen)}, steps={count}, batch={batch}",
+                "Correct the option",
+            )
+        )
+    for norm in dict.fromkeys(norms):
+        models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
+    samples = len(dataset.train[1])
+    regression = dataset.task == "regression"
+    return Study(
+        name="compare",
+        title=f"Which normalizer for {model} on {dataset.name}?",
+        question=f"How do training, curvature and landscape of {model} on {dataset.name} depend on the normalizer?",
+        scientific={"norm": list(dict.fromkeys(norms))},
+        nuisance={"lr": list(chosen)},
+        fixed={
+            "model": model,
+            "data": dataset.name,
+            "optimizer": "sgd",
+            "steps": count,
+            "batch": batch or (samples if regression else min(128, samples)),
+            "measure_at": measuring_steps(count, preset["measured"]),
+            "measure_batch": min(128, samples),
+            "target_loss": 1.0 if regression else 0.5,
+        },
+        seeds=preset["seeds"] if seeds is None else seeds,
+        cite=("santurkar2018", "ioffe2015"),
+    )
+
+
+def measuring_steps(steps: int, count: int) -> list[int]:
+    """Return `count` steps at which to measure: the start, the end, and more of them early, when most happens.
+
+    Example:
+        >>> measuring_steps(80, 5)
+        [0, 5, 20, 45, 80]
+    """
+    return sorted({round(steps * (index / (count - 1)) ** 2) for index in range(count)})
+
+
+def compare(
+    *,
+    out: str | Path = "normgauge-out",
+    executor: Executor | int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Train the same network under several normalizers and say which one to use here, or that one cannot tell.
+
+    Each normalizer's learning rate is tuned on validation data; arms are compared on test data, paired by seed.
+    Finished runs are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
+
+    Kind: estimate, with 95 % intervals over seeds. Cost: norms x rates x seeds runs.
+
+    Args:
+        out: the folder of the store.
+        executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
+        progress: show a progress bar on stderr.
+        **settings: model, data, norms, rates, seeds, steps, batch, size; see `comparison_study`.
+
+    Returns:
+        The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
+    """
+    study = comparison_study(**settings)
+    path = Path(out) / STORE_NAME
+    with Store(path) as store:
+        sweep(study, store, executor=executor, progress=progress)
+        return conclude(study, store)
+
+
+def conclude(study: Study, store: Store) -> Comparison:
+    """Judge the runs of a study that a store holds, and write table, answer and settings beside them."""
+    ids = study.run_ids()
+    result = compare_runs(store.runs(ids), store.readings(ids), store.path)
+    store.put_document("study", study.describe())
+    store.put_document("columns", [asdict(column) for column in COLUMNS])
+    store.put_document("comparison", [_json_row(row) for row in result.rows])
+    store.put_document("answer", {"sentence": result.answer, "decided": result.decided})
+    store.put_document("chosen", result.chosen)
+    store.put_document("provenance", provenance())
+    return result
+
+
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not isinstance(value, float) or value == value}

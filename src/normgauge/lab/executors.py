@@ -1,0 +1,106 @@
+"""Where runs happen: in this process, or in worker processes; the caller's process is the only writer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from normgauge.lab.training import Outcome, execute
+
+Specs = Sequence[dict[str, Any]]
+# A worker that dies (out of memory, killed) takes the pool with it; the runs in flight are tried again this often.
+ATTEMPTS = 3
+
+
+def run_serially(specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
+    """Run specs one after the other in this process."""
+    for spec in specs:
+        yield task(spec)
+
+
+def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
+    """Run specs on any `concurrent.futures.Executor`, yielding outcomes as they finish."""
+    futures = [executor.submit(task, spec) for spec in specs]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
+    """Run specs in `jobs` worker processes with one thread each, yielding outcomes as they finish.
+
+    A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again;
+    a spec that has broken the pool `ATTEMPTS` times becomes an outcome with status "error".
+    """
+    waiting = list(specs)
+    broken: dict[int, int] = {}
+    while waiting:
+        left = dict(enumerate(waiting))
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
+        futures: dict[Future[Outcome], int] = {}
+        try:
+            with _main_not_imported_again():
+                for key, spec in left.items():
+                    futures[pool.submit(task, spec)] = key
+            for future in as_completed(futures):
+                outcome = future.result()
+                del left[futures[future]]
+                yield outcome
+        except BrokenProcessPool:
+            for spec in list(left.values())[:jobs]:  # the pool works in order, so the culprit is among the first
+                broken[id(spec)] = broken.get(id(spec), 0) + 1
+        except BaseException:  # Ctrl-C, or the consumer closed the generator: workers must not outlive us
+            _end_workers(pool)
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        waiting = []
+        for spec in left.values():
+            if broken.get(id(spec), 0) >= ATTEMPTS:
+                yield Outcome(dict(spec), "error", f"its worker process died {ATTEMPTS} times; it may need more memory")
+            else:
+                waiting.append(spec)
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _start_worker() -> None:
+    """Give a worker one thread, and leave Ctrl-C to the parent, which ends it."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _end_workers(pool: ProcessPoolExecutor) -> None:
+    for process in list((pool._processes or {}).values()):  # no public way before Python 3.14
+        process.terminate()
+
+
+@contextmanager
+def _main_not_imported_again() -> Iterator[None]:
+    """Keep spawned workers from importing the caller's script, which may lack `if __name__ == "__main__"`.
+
+    Workers need nothing from it: their task is a function of this package.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__["__spec__"] = None
+    try:
+        yield
+    finally:
+        del main.__dict__["__spec__"]
+        main.__dict__.update(hidden)

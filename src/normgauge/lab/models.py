@@ -1,0 +1,193 @@
+"""The same network under any normalizer: MLP, VGG, ResNet, deep linear network, or a user's own factory."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.nn import registry
+from normgauge.rng import generator
+
+Factory = Callable[[str, tuple[int, ...], int], nn.Module]
+
+
+class Normalized(nn.Module):
+    """A linear or convolutional layer under a normalizer: the layer, then the normalizer if it acts on activations."""
+
+    def __init__(self, layer: nn.Module, norm: str, spatial: int) -> None:
+        super().__init__()
+        declaration = registry.get(norm)
+        channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+        self.layer = declaration.wrap(layer) if declaration.placement == "weights" else layer
+        acts = declaration.placement == "activation"
+        self.norm = declaration.layer(int(channels), spatial) if acts else nn.Identity()  # type: ignore[arg-type]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.norm(self.layer(inputs))
+
+
+def mlp(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a ReLU network with three hidden layers of 64 units."""
+    sizes = (math.prod(shape), 64, 64, 64)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [Normalized(nn.Linear(fan_in, fan_out), norm, 0), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def vgg(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a small VGG for 8x8 (four 3x3 convolutions, two pools) or 32x32 images (eight, four pools).
+
+    S1 trains a VGG on CIFAR-10; this is the named proxy that two cores can train in seconds.
+    """
+    channels, size = _image(shape, "vgg")
+    plan: tuple[int | str, ...] = (16, 16, "pool", 32, 32, "pool")
+    if size >= 32:
+        plan = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 64, 64, "pool")
+    layers: list[nn.Module] = []
+    for width in plan:
+        if isinstance(width, str):
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+        else:
+            layers += [Normalized(nn.Conv2d(channels, width, 3, padding=1), norm, 2), nn.ReLU()]
+            channels = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
+
+
+class ResidualBlock(nn.Module):
+    """relu(x + f(x)) with f two normalized 3x3 convolutions; a 1x1 convolution where width or size changes."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.first = Normalized(nn.Conv2d(fan_in, fan_out, 3, stride, padding=1), norm, 2)
+        self.second = Normalized(nn.Conv2d(fan_out, fan_out, 3, padding=1), norm, 2)
+        same = fan_in == fan_out and stride == 1
+        self.skip = nn.Identity() if same else Normalized(nn.Conv2d(fan_in, fan_out, 1, stride), norm, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(self.skip(inputs) + self.second(torch.relu(self.first(inputs))))
+
+
+def resnet(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a ResNet of three residual blocks (16, 32, 32 channels) with global average pooling."""
+    channels, _ = _image(shape, "resnet")
+    return nn.Sequential(
+        Normalized(nn.Conv2d(channels, 16, 3, padding=1), norm, 2),
+        nn.ReLU(),
+        ResidualBlock(16, 16, 1, norm),
+        ResidualBlock(16, 32, 2, norm),
+        ResidualBlock(32, 32, 1, norm),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, classes),
+    )
+
+
+def dln(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build S1's deep linear network: 25 square linear layers without nonlinearity.
+
+    The normalizer stands between layers, not after the last one, so that the output can have any scale.
+
+    References: santurkar2018.
+    """
+    width = math.prod(shape)
+    hidden = [Normalized(nn.Linear(width, width, bias=False), norm, 0) for _ in range(24)]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes, bias=False))
+
+
+_MODELS: dict[str, Factory] = {"mlp": mlp, "vgg": vgg, "resnet": resnet, "dln": dln}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the built-in models."""
+    return tuple(_MODELS)
+
+
+def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    """Build a model under a normalizer with weights that depend on the seed only, not on the normalizer.
+
+    Args:
+        model: a built-in name, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        norm: a name of the normalizer registry.
+        shape: the shape of one input.
+        classes: the number of outputs.
+        seed: draws the weights, the same ones for every normalizer (He for ReLU nets, Glorot for the linear one).
+
+    Raises:
+        UnknownNameError: when model or norm is not known.
+        InputError: when a user's factory cannot be imported or gives no module.
+    """
+    registry.get(norm)
+    if ":" in model:
+        return _from_factory(model, norm, seed)
+    if model not in _MODELS:
+        raise unknown_name("model", model, _MODELS, "Or pass package.module:factory")
+    network = _MODELS[model](norm, shape, classes)
+    _draw_weights(network, seed, gain=1.0 if model == "dln" else math.sqrt(2.0))
+    return network
+
+
+def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
+    """Fill weights with N(0, gain^2 / fan_in) and biases with zero, in the order of the modules."""
+    source = generator(seed)
+    layers = [m for m in network.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    for layer in layers:
+        fan_in = layer.weight[0].numel()
+        scale = (gain if layer is not layers[-1] else 1.0) / math.sqrt(fan_in)
+        drawn = torch.randn(layer.weight.shape, generator=source) * scale
+        with torch.no_grad():
+            # Assignment goes through a parametrization's right inverse; a plain weight is copied into.
+            if torch.nn.utils.parametrize.is_parametrized(layer, "weight"):
+                layer.weight = drawn
+            else:
+                layer.weight.copy_(drawn)
+            if layer.bias is not None:
+                layer.bias.zero_()
+
+
+def _image(shape: tuple[int, ...], model: str) -> tuple[int, int]:
+    if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 8:
+        raise InputError(
+            explain(
+                f"model {model!r}",
+                "inputs must be square images (channels, size, size) with size >= 8",
+                str(shape),
+                "Choose --model mlp or dln for this data",
+            )
+        )
+    return shape[0], shape[1]
+
+
+def _from_factory(path: str, norm: str, seed: int) -> nn.Module:
+    module_name, _, factory_name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:  # `python -m` and scripts have it; console scripts and worker processes do not
+        sys.path.insert(0, here)
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            explain(
+                f"model {path!r}",
+                "package.module:factory must name an importable function factory(norm)",
+                str(error),
+                "Run from the folder that holds the package, or install it",
+            )
+        ) from error
+    torch.manual_seed(seed)
+    network = factory(norm)
+    if not isinstance(network, nn.Module):
+        raise InputError(
+            explain(
+                f"model {path!r}", "the factory must return an nn.Module", type(network).__name__, "Return the model"
+            )
+        )
+    return network

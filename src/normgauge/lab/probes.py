@@ -1,0 +1,81 @@
+"""What is read off a network during training: losses, accuracy, landscape, curvature, weight norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import NonFiniteError
+from normgauge.lab.data import Dataset
+from normgauge.measure import landscape, spectrum
+from normgauge.objective import Objective
+
+Record = Callable[..., None]
+
+# S1 App. A.2.2 looks along the gradient at [1/2, 4] times the learning rate.
+LANDSCAPE_MULTIPLES = (0.5, 1.0, 2.0, 4.0)
+
+
+def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: Mapping[str, Any], step: int) -> None:
+    """Record every quantity at one step of training; a quantity that cannot be had becomes a hole with a status.
+
+    Args:
+        record: `record(step, name, value, kind=, status=)`.
+        network: the network in training; it is left as it was.
+        dataset: its data.
+        spec: the run's spec, for the learning rate and the size of the measuring batch.
+        step: the number of steps taken.
+    """
+    for split in ("validation", "test"):
+        inputs, targets = getattr(dataset, split)
+        loss, accuracy = _evaluate(network, dataset, inputs, targets)
+        record(step, f"{split}_loss", loss)
+        if dataset.task == "classification":
+            record(step, f"{split}_accuracy", accuracy)
+    record(step, "weight_norm", _weight_norm(network))
+    rows = slice(0, int(spec["measure_batch"]))
+    batch = (dataset.train[0][rows], dataset.train[1][rows])
+    objective = Objective(network, dataset.loss, batch, mode="train")
+    try:
+        _measure_landscape(record, objective, float(spec["lr"]), step)
+        _measure_curvature(record, objective, step)
+    except NonFiniteError:
+        for name in ("train_loss", "effective_beta", "gradient_distance", "loss_variation", "top_eigenvalue"):
+            record(step, name, math.nan, status="diverged")
+
+
+def _measure_landscape(record: Record, objective: Objective, lr: float, step: int) -> None:
+    view = landscape(objective, steps=[multiple * lr for multiple in LANDSCAPE_MULTIPLES])
+    record(step, "train_loss", view.loss)
+    record(step, "effective_beta", view.max_effective_beta)
+    record(step, "gradient_distance", view.max_gradient_distance)
+    record(step, "loss_variation", view.loss_variation)
+
+
+def _measure_curvature(record: Record, objective: Objective, step: int) -> None:
+    top = spectrum(objective, top=1, tol=1e-2)
+    record(step, "top_eigenvalue", float(top.top[0]), kind="estimate")
+
+
+def _evaluate(network: nn.Module, dataset: Dataset, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Return loss and accuracy with stored statistics, which is how the network would be used."""
+    was_training = network.training
+    network.eval()
+    with torch.no_grad():
+        output = network(inputs)
+        loss = float(dataset.loss(output, targets))
+        accuracy = math.nan
+        if dataset.task == "classification":
+            accuracy = float((output.argmax(dim=1) == targets).double().mean())
+    network.train(was_training)
+    return loss, accuracy
+
+
+def _weight_norm(network: nn.Module) -> float:
+    """Return the Euclidean norm of all weight tensors (two or more axes) together."""
+    norms = [float(torch.linalg.vector_norm(p.detach())) for p in network.parameters() if p.ndim >= 2]
+    return math.sqrt(sum(norm**2 for norm in norms))

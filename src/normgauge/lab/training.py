@@ -1,0 +1,133 @@
+"""Train one network as its spec says, measuring on schedule; divergence and errors are values, not exceptions."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import NonFiniteError, NormgaugeError
+from normgauge.lab import data as datasets
+from normgauge.lab import models
+from normgauge.lab.probes import measure_network
+from normgauge.lab.provenance import provenance
+from normgauge.records import Status
+from normgauge.rng import generator, preserved_rng
+
+# A loss this many times its first value is taken as divergence: training does not come back from there.
+DIVERGENCE_FACTOR = 10.0
+
+
+@dataclass
+class Outcome:
+    """What became of one run: status, a sentence, readings by step, seconds, and where it ran."""
+
+    spec: dict[str, Any]
+    status: Status = "ok"
+    sentence: str = ""
+    readings: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def record(self, step: int, name: str, value: float, *, kind: str = "exact", status: Status = "ok") -> None:
+        """Add one reading; a value that is not finite is kept as a hole with its status."""
+        finite = math.isfinite(value)
+        self.readings.append(
+            {
+                "step": step,
+                "name": name,
+                "value": value if finite else None,
+                "kind": kind,
+                "status": status if finite or status != "ok" else "diverged",
+            }
+        )
+
+
+def execute(spec: Mapping[str, Any]) -> Outcome:
+    """Run one spec and never raise: what goes wrong becomes the outcome's status and sentence.
+
+    Args:
+        spec: model, norm, data, lr, seed, steps, batch, measure_at (steps), measure_batch, target_loss.
+
+    Returns:
+        The outcome, with a status of ok, diverged (the loss left every reasonable range) or error.
+    """
+    outcome = Outcome(dict(spec))
+    begin = time.perf_counter()
+    try:
+        with preserved_rng():
+            torch.manual_seed(int(spec["seed"]))
+            _train(outcome)
+    except NonFiniteError as error:
+        outcome.status, outcome.sentence = "diverged", str(error)
+    except NormgaugeError as error:
+        outcome.status, outcome.sentence = "error", str(error)
+    except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        outcome.status = "error"
+        outcome.sentence = f"{type(error).__name__}: {error} (in {last.name}, line {last.lineno})"
+    outcome.seconds = time.perf_counter() - begin
+    outcome.provenance = provenance()
+    return outcome
+
+
+def _train(outcome: Outcome) -> None:
+    spec = outcome.spec
+    dataset = datasets.load(spec["data"])
+    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
+    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+    batches = _Batches(len(dataset.train[1]), int(spec["batch"]), int(spec["seed"]))
+    schedule = {int(step) for step in spec["measure_at"]}
+    recent: list[float] = []
+    first, reached = math.nan, None
+    for step in range(int(spec["steps"]) + 1):
+        if step in schedule:
+            measure_network(outcome.record, network, dataset, spec, step)
+        if step == int(spec["steps"]):
+            break
+        loss = _sgd_step(network, optimizer, dataset, next(batches))
+        first = loss if step == 0 else first
+        recent = [*recent[-9:], loss]
+        if reached is None and sum(recent) / len(recent) <= float(spec["target_loss"]):
+            reached = step + 1
+        if not math.isfinite(loss) or loss > DIVERGENCE_FACTOR * max(first, 1.0):
+            outcome.status = "diverged"
+            outcome.sentence = f"the training loss was {loss:.3g} at step {step + 1}, {first:.3g} at the first"
+            return
+    outcome.record(
+        int(spec["steps"]), "steps_to_target", math.nan if reached is None else reached, status=_when(reached)
+    )
+
+
+def _when(reached: int | None) -> Status:
+    return "nonconverged" if reached is None else "ok"
+
+
+def _sgd_step(network: nn.Module, optimizer: torch.optim.Optimizer, dataset: datasets.Dataset, rows: Tensor) -> float:
+    network.train()
+    optimizer.zero_grad()
+    loss = dataset.loss(network(dataset.train[0][rows]), dataset.train[1][rows])
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+class _Batches:
+    """An endless stream of shuffled batches; the order depends on the seed only, so arms can be paired."""
+
+    def __init__(self, samples: int, batch: int, seed: int) -> None:
+        self._samples, self._batch = samples, min(batch, samples)
+        self._source = generator(1000 + seed)
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def __next__(self) -> Tensor:
+        if len(self._order) < self._batch:  # a short rest is dropped: batch statistics want full batches
+            self._order = torch.randperm(self._samples, generator=self._source)
+        rows, self._order = self._order[: self._batch], self._order[self._batch :]
+        return rows

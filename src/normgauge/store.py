@@ -1,0 +1,211 @@
+"""One SQLite file that remembers finished runs: one transaction per run, keyed by the hash of its spec."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Self
+
+from normgauge.errors import StoreError, explain
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    id TEXT PRIMARY KEY, spec TEXT NOT NULL, status TEXT NOT NULL, sentence TEXT NOT NULL,
+    seconds REAL NOT NULL, provenance TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS readings (
+    run TEXT NOT NULL REFERENCES runs(id), step INTEGER NOT NULL, name TEXT NOT NULL, layer TEXT,
+    value REAL, kind TEXT NOT NULL, status TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS readings_by_run ON readings(run);
+CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+"""
+_READING = ("run", "step", "name", "layer", "value", "kind", "status")
+
+
+def canonical(spec: Mapping[str, Any]) -> str:
+    """Write a spec as canonical JSON: sorted keys, no spaces, so that equal specs are equal strings."""
+    return json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def spec_id(spec: Mapping[str, Any]) -> str:
+    """Return the identity of a run: 16 hex digits of the SHA-256 of its canonical spec.
+
+    Example:
+        >>> spec_id({"a": 1, "b": 2}) == spec_id({"b": 2, "a": 1})
+        True
+    """
+    return hashlib.sha256(canonical(spec).encode()).hexdigest()[:16]
+
+
+class Store:
+    """Finished runs, their readings, and named documents, in one SQLite file with one writer.
+
+    A run is written in one transaction when it is finished, so an interruption at any moment loses at most the
+    runs in flight, and starting again runs only what is missing. The journal is SQLite's rollback journal, not
+    WAL, because stores live on network file systems too.
+
+    Args:
+        path: the file; it is made, with its folder, when it does not exist.
+
+    Raises:
+        StoreError: when the file cannot be opened, is no store, or was written by a newer normgauge.
+
+    Example:
+        >>> import tempfile
+        >>> store = Store(Path(tempfile.mkdtemp()) / "runs.sqlite")
+        >>> store.put({"spec": {"lr": 0.1}}, [{"step": 0, "name": "loss", "value": 2.0}])
+        >>> [run["spec"] for run in store.runs()], store.readings()[0]["value"]
+        ([{'lr': 0.1}], 2.0)
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA_VERSION):
+                raise StoreError(
+                    explain(
+                        f"store {self.path.name}",
+                        f"this normgauge reads stores of version {SCHEMA_VERSION}",
+                        f"version {version}",
+                        "Upgrade normgauge, or choose another --out",
+                    )
+                )
+            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={SCHEMA_VERSION};")
+        except (sqlite3.Error, OSError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                explain(
+                    f"store {self.path.name}",
+                    "a store is an SQLite file that can be read and written",
+                    str(error),
+                    "Choose another --out, or check permissions and free space",
+                )
+            ) from error
+
+    def put(self, run: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]) -> None:
+        """Write one finished run and its readings in one transaction; a run already there is kept as it is.
+
+        Args:
+            run: `spec` (flat, JSON), and optionally `status`, `sentence`, `seconds`, `provenance`.
+            readings: rows with `step`, `name`, `value` and optionally `layer`, `kind`, `status`.
+
+        Raises:
+            StoreError: when the disk is full or the file is locked; what was stored before stays.
+        """
+        identity = spec_id(run["spec"])
+        row = (
+            identity,
+            canonical(run["spec"]),
+            run.get("status", "ok"),
+            run.get("sentence", ""),
+            float(run.get("seconds", 0.0)),
+            json.dumps(run.get("provenance", {}), sort_keys=True),
+        )
+        rows = [
+            (identity, r["step"], r["name"], r.get("layer"), r["value"], r.get("kind", "exact"), r.get("status", "ok"))
+            for r in readings
+        ]
+        with self._transaction() as cursor:
+            if cursor.execute("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?)", row).rowcount:
+                cursor.executemany("INSERT INTO readings VALUES (?,?,?,?,?,?,?)", rows)
+
+    def put_document(self, name: str, body: Any) -> None:
+        """Write a named JSON document (a table, a setting, an answer), replacing an earlier one."""
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO documents VALUES (?,?)", (name, json.dumps(body)))
+
+    def finished(self) -> set[str]:
+        """Return the ids of the runs that are stored."""
+        return {row[0] for row in self._connection.execute("SELECT id FROM runs")}
+
+    def runs(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Return the stored runs as dicts, all or those with the given ids."""
+        wanted = None if ids is None else set(ids)
+        columns = "id, spec, status, sentence, seconds, provenance"
+        found = self._connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")
+        return [
+            {
+                "id": identity,
+                "spec": json.loads(spec),
+                "status": status,
+                "sentence": sentence,
+                "seconds": seconds,
+                "provenance": json.loads(provenance),
+            }
+            for identity, spec, status, sentence, seconds, provenance in found
+            if wanted is None or identity in wanted
+        ]
+
+    def readings(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Return the stored readings as dicts, of all runs or of those with the given ids."""
+        wanted = None if ids is None else set(ids)
+        found = self._connection.execute(f"SELECT {', '.join(_READING)} FROM readings ORDER BY rowid")
+        return [dict(zip(_READING, row, strict=True)) for row in found if wanted is None or row[0] in wanted]
+
+    def documents(self) -> dict[str, Any]:
+        """Return the named documents."""
+        return {name: json.loads(body) for name, body in self._connection.execute("SELECT name, body FROM documents")}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._connection, self.path.name)
+
+
+class _Transaction:
+    """`BEGIN IMMEDIATE ... COMMIT`, rolled back and explained on failure."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection, self._name = connection, name
+
+    def __enter__(self) -> sqlite3.Cursor:
+        self._run("BEGIN IMMEDIATE")
+        return self._connection.cursor()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._run("COMMIT")
+            return
+        if self._connection.in_transaction:
+            with closing(self._connection.cursor()) as cursor:
+                cursor.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise self._explained(error) from error
+
+    def _run(self, statement: str) -> None:
+        try:
+            self._connection.execute(statement)
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise self._explained(error) from error
+
+    def _explained(self, error: sqlite3.Error) -> StoreError:
+        return StoreError(
+            explain(
+                f"store {self._name}",
+                "the file must be writable by this one process",
+                str(error),
+                "Free disk space or end the other writer, then run the same command again: finished runs are kept",
+            )
+        )
