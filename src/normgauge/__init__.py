@@ -12,12 +12,13 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from normgauge import errors as errors
+    from normgauge import nn as nn
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
-_ROOMS = ("errors",)
+_ROOMS = ("errors", "nn")
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
