@@ -12,6 +12,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from normgauge import errors as errors
+    from normgauge import nn as nn
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
-_ROOMS = ("errors",)
+_ROOMS = ("errors", "nn")
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
