@@ -15,7 +15,6 @@ from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
 from normgauge.lab.provenance import provenance
 from normgauge.lab.study import Study
 from normgauge.lab.sweep import sweep
-from normgauge.nn import registry
 from normgauge.store import Store
 
 Size = Literal["smoke", "small"]

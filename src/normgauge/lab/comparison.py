@@ -224,20 +224,18 @@ def _answer(
     rivals = [norm for norm, lead in ahead.items() if not lead.excludes_zero]
     second = min(ahead, key=lambda norm: ahead[norm].mean)
     if not rivals:
-        return (
-            f"Use {best} at learning rate {chosen[best]['lr']:g} here ({where}): {result}, "
-            f"{_lead(ahead[second], factor, unit)} above the next best, {second}.",
-            True,
-        )
+        lead = _lead(ahead[second], factor, unit)
+        rate = f"learning rate {chosen[best]['lr']:g}"
+        return f"Use {best} at {rate} here ({where}): {result}, {lead} above the next best, {second}.", True
     rivals.sort(key=lambda norm: ahead[norm].mean)
     beaten = [norm for norm in ahead if norm not in rivals]
     also = f" It does beat {_listed(beaten)}." if beaten else ""
-    return (
+    sentence = (
         f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} at learning rate "
         f"{chosen[best]['lr']:g} has {result}, {_lead(ahead[second], factor, unit)} above {second}.{also} "
-        f"More seeds (--seeds) narrow the interval.",
-        False,
+        f"More seeds (--seeds) narrow the interval."
     )
+    return sentence, False
 
 
 def _lead(lead: Interval, factor: float, unit: str) -> str:

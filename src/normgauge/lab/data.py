@@ -51,7 +51,7 @@ class Dataset:
 
 
 def digits() -> Dataset:
-    """Return scikit-learn's bundled 8x8 digits: 1797 images, 10 classes, standardized by the training mean and deviation.
+    """Return scikit-learn's bundled 8x8 digits: 1797 images, 10 classes, standardized.
 
     The split (1149 / 288 / 360) is fixed, so that runs differ by their own seed only.
     """

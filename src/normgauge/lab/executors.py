@@ -97,7 +97,8 @@ def _main_not_imported_again() -> Iterator[None]:
     Workers need nothing from it: their task is a function of this package.
     """
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    names: tuple[str, ...] = ("__file__", "__spec__")
+    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
     main.__dict__["__spec__"] = None
     try:
         yield

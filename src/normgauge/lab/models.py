@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class Normalized(nn.Module):
         self.norm = declaration.layer(int(channels), spatial) if acts else nn.Identity()  # type: ignore[arg-type]
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Return the normalized pre-activation."""
         return self.norm(self.layer(inputs))
 
 
@@ -37,7 +39,7 @@ def mlp(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a ReLU network with three hidden layers of 64 units."""
     sizes = (math.prod(shape), 64, 64, 64)
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+    for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [Normalized(nn.Linear(fan_in, fan_out), norm, 0), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
@@ -73,6 +75,7 @@ class ResidualBlock(nn.Module):
         self.skip = nn.Identity() if same else Normalized(nn.Conv2d(fan_in, fan_out, 1, stride), norm, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Return relu(skip(x) + f(x))."""
         return torch.relu(self.skip(inputs) + self.second(torch.relu(self.first(inputs))))
 
 

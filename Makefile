@@ -1,0 +1,53 @@
+# Two commands for people: `make demo` and `make test`. Everything they need is installed into .venv.
+PYTHON ?= python3
+# The torch the tests run on. It is installed first, because a plain range would pull another build.
+TORCH ?= 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.PHONY: help demo test test-all docs format clean lock
+
+help: ## show the commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.lab ## install, compare six normalizers on digits, write normgauge-out/report.html
+	$(BIN)/normgauge compare --out normgauge-out
+
+test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
+	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+test-all: $(VENV)/.dev ## the heavy suites too; the result is kept in tests/last-full-run.txt
+	NORMGAUGE_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) > tests/last-full-run.txt; \
+	code=$$?; tail -n 3 tests/last-full-run.txt; exit $$code
+
+docs: $(VENV)/.dev ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+format: $(VENV)/.dev ## format and fix what can be fixed
+	$(BIN)/ruff format src tests benchmarks docs
+	$(BIN)/ruff check --fix src tests benchmarks docs
+
+lock: $(VENV)/.dev ## write constraints.txt from what is installed
+	$(BIN)/python -m pip freeze --exclude-editable --exclude torch | grep -v ' @ ' > constraints.txt
+
+clean: ## remove what the commands made
+	rm -rf $(VENV) site normgauge-out
+
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "normgauge needs Python 3.11 or newer: set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==$(TORCH)
+	touch $@
+
+$(VENV)/.lab: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) --constraint constraints.txt --editable '.[lab]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	touch $@ $(VENV)/.lab
