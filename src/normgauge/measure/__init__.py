@@ -3,4 +3,7 @@
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
 
-__all__ = ["Landscape", "landscape"]
+__all__ = [
+    "Landscape",
+    "landscape",
+]
