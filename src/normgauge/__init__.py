@@ -13,6 +13,8 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from normgauge import errors as errors
     from normgauge.errors import NormgaugeError as NormgaugeError
+    from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import spectrum as spectrum
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -21,7 +23,9 @@ _ROOMS = ("errors",)
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
+    "Spectrum": "measure",
     "cite": "references",
+    "spectrum": "measure",
     "take": "objective",
 }
 

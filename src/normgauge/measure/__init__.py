@@ -1,1 +1,6 @@
 """Named quantities of an Objective, each with its kind, cost and status."""
+
+from normgauge.measure._spectrum import Spectrum as Spectrum
+from normgauge.measure._spectrum import spectrum as spectrum
+
+__all__ = ["Spectrum", "spectrum"]
