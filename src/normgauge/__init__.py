@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
     from normgauge.measure import landscape as landscape
+    from normgauge.measure import Spectrum as Spectrum
     from normgauge.measure import spectrum as spectrum
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
@@ -30,6 +31,8 @@ _NAMES = {
     "cite": "references",
     "compare": "lab",
     "landscape": "measure",
+    "Spectrum": "measure",
+    "cite": "references",
     "spectrum": "measure",
     "take": "objective",
 }

@@ -7,3 +7,7 @@ __all__ = [
     "Landscape",
     "landscape",
 ]
+from normgauge.measure._spectrum import Spectrum as Spectrum
+from normgauge.measure._spectrum import spectrum as spectrum
+
+__all__ = ["Spectrum", "spectrum"]

@@ -1,0 +1,1 @@
+"""Charts of stored rows: pandas frames in, Altair charts out; this room knows no torch."""

@@ -1,0 +1,234 @@
+"""Lanczos sequences on one basis: extend, restart, search the complement for what one sequence cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from normgauge.linalg._basis import Basis, inner
+from normgauge.linalg._operator import Operator
+
+# Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
+# eigenvalue that is zero can never be found.
+FLOOR = 1e-3
+
+Progress = Callable[[int, Sequence[float]], None]
+Patience = Callable[[Tensor], bool]
+
+
+class Sequences:
+    """Finished Lanczos sequences and a running one, all orthogonal to each other, as rows of one basis.
+
+    Args:
+        operator: a self-adjoint operator.
+        top: how many of the largest eigenvalues are wanted.
+        bottom: how many of the smallest.
+        tol: relative residual at which a pair counts as converged.
+        capacity: most rows of the basis.
+        budget: most products.
+        generator: of random starts.
+        progress: called with the number of products and the relative residuals of the wanted pairs.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        *,
+        top: int,
+        bottom: int,
+        tol: float,
+        capacity: int,
+        budget: int,
+        generator: torch.Generator,
+        progress: Progress | None,
+    ) -> None:
+        self.operator, self.top, self.bottom = operator, top, bottom
+        self.tol, self.budget = tol, budget
+        self.generator, self.progress = generator, progress
+        self.basis = Basis(capacity, operator.shape[0], operator.dtype, operator.device)
+        self.matvecs = self.restarts = self.fixed = 0
+        self.scale = 0.0
+        self._clear()
+        self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
+        self.residuals: list[float] = []
+        self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
+
+    def _clear(self) -> None:
+        self.projected = torch.zeros(0, 0, dtype=torch.float64)  # the operator on the running sequence
+        self.left, self.gap = torch.empty(0), 0.0  # what the last product left outside the basis, and its norm
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget of products is used up."""
+        return self.matvecs >= self.budget
+
+    @property
+    def wanted_count(self) -> int:
+        """How many different pairs are wanted."""
+        return min(self.top + self.bottom, self.operator.shape[0])
+
+    def wanted(self, values: Sequence[float]) -> list[int]:
+        """Return the indices of the largest `top` and the smallest `bottom` values, each once."""
+        order = sorted(range(len(values)), key=lambda i: -values[i])
+        chosen = order[: self.top] + (order[-self.bottom :] if self.bottom else [])
+        return list(dict.fromkeys(chosen))
+
+    def yardstick(self, value: float) -> float:
+        """Return what the residual of an eigenvalue is measured against."""
+        return max(abs(value), FLOOR * self.scale) or 1.0
+
+    def random(self) -> Tensor:
+        """Return a random vector, the same on every device."""
+        vector = torch.randn(self.operator.shape[0], generator=self.generator, dtype=torch.float64)
+        return vector.to(device=self.operator.device, dtype=self.operator.dtype)
+
+    # -- one sequence -------------------------------------------------------------------------------------------
+
+    def run(self, vector: Tensor, patience: Patience | None = None) -> None:
+        """Run a sequence from `vector` until it closes, or the wanted pairs have converged and patience ends.
+
+        Patience is asked after every step with the Ritz values of the sequence.
+        """
+        _, length = self.basis.remove(vector)
+        if not length > 0.0 or self.basis.count >= self.operator.shape[0]:
+            return
+        self.basis.append(vector, length)
+        self.resume(patience)
+
+    def resume(self, patience: Patience | None = None) -> None:
+        """Go on with the running sequence; see `run`."""
+        while not self.exhausted:
+            if self.left.numel():  # the sequence was stopped after a step
+                self._grow()
+            self._step()
+            values, weights = torch.linalg.eigh(self.projected)
+            self.scale = max(self.scale, float(values.abs().max()))
+            patient = patience is not None and patience(values)
+            if self._closed() or (self._converged(values, weights) and not patient):
+                return
+
+    def _grow(self) -> None:
+        if self.basis.count == self.basis.capacity:
+            self._restart()
+        self.basis.append(self.left, self.gap)
+        self.left = torch.empty(0)
+
+    def _step(self) -> None:
+        """Apply the operator to the last row and make the result orthogonal to the basis."""
+        last = self.basis.count - 1
+        vector = self.operator.matvec(self.basis.rows[last])
+        self.matvecs += 1
+        # The two large components go first, so that one pass over the whole basis is enough.
+        shares = {row: inner(self.basis.rows[row], vector) for row in (last, last - 1) if row >= self.fixed}
+        for row, share in shares.items():
+            vector.add_(self.basis.rows[row], alpha=-share)
+        removed, self.gap = self.basis.remove(vector)
+        self.left = vector
+        column = removed[self.fixed :].cpu()
+        for row, share in shares.items():
+            column[row - self.fixed] += share
+        old, size = self.projected, column.numel()
+        self.projected = torch.zeros(size, size, dtype=torch.float64)
+        self.projected[:-1, :-1] = old
+        self.projected[-1, :] = self.projected[:, -1] = column
+
+    def _closed(self) -> bool:
+        """Tell whether the sequence spans an invariant subspace, to the precision of the numbers."""
+        full = self.basis.count >= self.operator.shape[0]
+        return full or self.gap <= 10 * torch.finfo(self.operator.dtype).eps * self.scale
+
+    def _running(self, values: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
+        """Return Ritz values and residual norms of the running sequence."""
+        gap = 0.0 if self._closed() else self.gap
+        return values.tolist(), (gap * weights[-1].abs()).tolist()
+
+    def _converged(self, values: Tensor, weights: Tensor) -> bool:
+        running, remains = self._running(values, weights)
+        known, residuals = self.values + running, self.residuals + remains
+        relative = [residuals[i] / self.yardstick(known[i]) for i in self.wanted(known)]
+        if self.progress is not None:
+            self.progress(self.matvecs, relative)
+        return len(relative) == self.wanted_count and all(value <= self.tol for value in relative)
+
+    def _restart(self) -> None:
+        """Compress the running sequence to its outermost Ritz vectors (thick restart)."""
+        _, weights = torch.linalg.eigh(self.projected)
+        size = weights.shape[1]
+        room = size - self.wanted_count
+        upper = self.top + room // 3 if self.top else 0
+        lower = self.bottom + room // 3 if self.bottom else 0
+        kept = weights[:, [*range(size - upper, size), *range(min(lower, size - upper))]]
+        self.basis.compress(self.fixed, kept)
+        self.projected = kept.T @ self.projected @ kept
+        self.restarts += 1
+
+    # -- several sequences --------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Count the running sequence among the finished ones, so that the next starts in its complement."""
+        size = self.projected.shape[0]
+        if size == 0:
+            return
+        self.basis.count = self.fixed + size  # after an interruption the last row may have no product yet
+        values, weights = torch.linalg.eigh(self.projected)
+        running, remains = self._running(values, weights)
+        self.values += running
+        self.residuals += remains
+        self.weights = torch.block_diag(self.weights, weights)
+        self.fixed = self.basis.count
+        self._clear()
+
+    def search(self) -> bool:
+        """Search the complement of the finished sequences; return whether something wanted turned up there.
+
+        One sequence sees one vector of each eigenspace. A second one, started at random outside the first, finds
+        the others. It is given up as soon as its extreme Ritz values, extrapolated by four times their last
+        growth, stay short of the wanted eigenvalues: they grow fast where an outlier was missed.
+        """
+        self.finish()
+        if self.basis.count >= self.operator.shape[0]:
+            return False
+        upper, lower = self._marks()
+        complete = len(self.values) >= self.wanted_count
+        history: list[float] = []
+
+        def promising(values: Tensor) -> bool:
+            if not complete:
+                return False
+            excess = [float(values[-1]) - upper] if self.top else []
+            excess += [lower - float(values[0])] if self.bottom else []
+            history.append(max(excess))
+            if len(history) < 3:
+                return True
+            growth = history[-1] - history[-2]
+            return growth > slack and history[-1] + 4.0 * growth > slack
+
+        slack = self.tol * FLOOR * self.scale
+        self._make_room()
+        self.run(self.random(), promising)
+        self.finish()
+        new_upper, new_lower = self._marks()
+        return not complete or new_upper > upper + slack or new_lower < lower - slack
+
+    def _marks(self) -> tuple[float, float]:
+        """Return the least of the largest wanted values and the largest of the smallest."""
+        values = sorted(self.values, reverse=True)
+        upper = values[min(self.top, len(values)) - 1] if self.top else 0.0
+        lower = values[-min(self.bottom, len(values))] if self.bottom else 0.0
+        return upper, lower
+
+    def _make_room(self) -> None:
+        """Keep only wanted vectors of the finished sequences when a new one would not fit beside them all."""
+        if self.basis.capacity - self.basis.count >= self.wanted_count + 4:
+            return
+        chosen = self.wanted(self.values)
+        self.basis.compress(0, self.weights[:, chosen])
+        self.values, self.residuals = ([known[i] for i in chosen] for known in (self.values, self.residuals))
+        self.weights = torch.eye(len(chosen), dtype=torch.float64)
+        self.fixed = self.basis.count
+
+    def vectors(self, chosen: Sequence[int]) -> Tensor:
+        """Return the Ritz vectors of finished pairs, one per row."""
+        return self.basis.combine(self.weights[:, list(chosen)])

@@ -1,0 +1,223 @@
+"""Extreme eigenpairs of a self-adjoint operator by adaptive Lanczos, with residuals computed, not guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, explain
+from normgauge.linalg._basis import inner, norm, out_of_memory
+from normgauge.linalg._operator import Operator
+from normgauge.linalg._sequence import Progress, Sequences
+from normgauge.records import Status
+from normgauge.rng import generator
+
+DEFAULT_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Largest and smallest eigenvalues of an operator, with eigenvectors and true residuals.
+
+    Args:
+        top: the largest eigenvalues, descending.
+        bottom: the smallest, ascending.
+        vectors: unit eigenvectors, one per row, those of `top` first.
+        residuals: |A v - lambda v| / max(|lambda|, 1e-3 |A|) of each pair, those of `top` first.
+        matvecs: products with the operator, verification included.
+        restarts: how often the basis was compressed.
+        status: ok or nonconverged.
+        sentence: why, where not ok.
+    """
+
+    top: tuple[float, ...]
+    bottom: tuple[float, ...]
+    vectors: Tensor = field(repr=False, compare=False)
+    residuals: tuple[float, ...]
+    matvecs: int
+    restarts: int
+    status: Status = "ok"
+    sentence: str = ""
+
+
+def eigenpairs(
+    operator: Operator,
+    *,
+    top: int = 1,
+    bottom: int = 0,
+    tol: float = 1e-3,
+    seed: int = 0,
+    start: Tensor | None = None,
+    memory: int | None = None,
+    products: int | None = None,
+    progress: Progress | None = None,
+) -> Eigenpairs:
+    """Return the `top` largest and `bottom` smallest eigenpairs of a self-adjoint `operator`.
+
+    Lanczos with full reorthogonalization runs until the Ritz residuals of all wanted pairs are below
+    tol * max(|lambda|, 1e-3 |A|). A second sequence, started at random in the complement of the first, then looks
+    for copies of multiple eigenvalues, which one sequence cannot see. At last A is applied to the eigenvectors:
+    the residuals reported are those.
+
+    Kind: estimate, with the residual as its certificate: some eigenvalue lies within |A v - lambda v| of lambda.
+    Cost: products until convergence, about four to search for copies, and one per pair to verify.
+
+    Args:
+        operator: a square self-adjoint operator.
+        top: how many of the largest (algebraic).
+        bottom: how many of the smallest.
+        tol: relative residual to reach.
+        seed: of the random start; the same seed gives the same numbers.
+        start: a vector, or earlier eigenvectors as rows, to start from instead.
+        memory: bytes the basis may take (default 2 GiB); beyond it the basis is compressed and the run goes on.
+        products: most products before giving up (default: ten times the dimension, at most 1000).
+        progress: called as `progress(products, relative residuals)` after every step.
+
+    Raises:
+        InputError: for an operator that is not square and self-adjoint, more pairs than dimensions, a tolerance
+            below the precision, or a basis that does not fit.
+
+    Example:
+        >>> from normgauge.linalg import DenseOperator
+        >>> pairs = eigenpairs(DenseOperator(torch.diag(torch.arange(9.0))), top=2, bottom=1, tol=1e-5)
+        >>> [round(value, 3) for value in pairs.top], round(pairs.bottom[0], 3)
+        ([8.0, 7.0], 0.0)
+
+    References: parlett1998.
+    """
+    _check(operator, top, bottom, tol)
+    size = operator.shape[0]
+    capacity = _capacity(operator, top + bottom, memory)
+    budget = min(10 * size + 10, 1000) if products is None else products
+    sequences = Sequences(
+        operator,
+        top=top,
+        bottom=bottom,
+        tol=0.9 * tol,  # leaves room for what rounding adds to the true residual
+        capacity=capacity,
+        budget=budget,
+        generator=generator(seed),
+        progress=progress,
+    )
+    try:
+        sequences.run(_first_vector(operator, start, sequences.random()))
+        while not sequences.exhausted and sequences.search():
+            pass
+        sequences.finish()
+        return _verified(sequences, tol)
+    except KeyboardInterrupt:
+        sequences.finish()
+        return _interrupted(sequences, tol)
+
+
+def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
+    """Apply the operator to the wanted vectors, turn them by the small eigenproblem, and measure what is left."""
+    operator = sequences.operator
+    vectors = sequences.vectors(sequences.wanted(sequences.values))
+    images = torch.stack([operator.matvec(vector) for vector in vectors])
+    sequences.matvecs += len(vectors)
+    small = torch.tensor([[inner(a, b) for b in images] for a in vectors], dtype=torch.float64)
+    values, turn = torch.linalg.eigh((small + small.T) / 2)
+    turn = turn.to(vectors)
+    found = [
+        (float(value), norm(image.add(vector, alpha=-float(value))), vector)
+        for value, vector, image in zip(values, turn.T @ vectors, turn.T @ images, strict=True)
+    ]
+    worst = max(residual / sequences.yardstick(value) for value, residual, _ in found)
+    if worst <= tol and len(found) == sequences.wanted_count:
+        return _result(sequences, found, "ok", "")
+    why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
+    cure = "give more products" if sequences.exhausted else f"products in {operator.dtype} allow no more, use float64"
+    return _result(sequences, found, "nonconverged", f"{why}; {cure}")
+
+
+def _interrupted(sequences: Sequences, tol: float) -> Eigenpairs:
+    """Return the pairs that had converged, by Lanczos' own estimate, when the user stopped the run."""
+    values, residuals = sequences.values, sequences.residuals
+    wanted = sequences.wanted(values)
+    done = [i for i in wanted if residuals[i] <= tol * sequences.yardstick(values[i])]
+    vectors = list(sequences.vectors(done))
+    found = [(values[i], residuals[i], vector) for i, vector in zip(done, vectors, strict=True)]
+    why = f"interrupted after {sequences.matvecs} products: {len(done)} of {sequences.wanted_count} pairs converged"
+    return _result(sequences, found, "nonconverged", f"{why}, their residuals are Lanczos estimates")
+
+
+def _result(
+    sequences: Sequences, found: list[tuple[float, float, Tensor]], status: Status, sentence: str
+) -> Eigenpairs:
+    order = sorted(found, key=lambda pair: -pair[0])
+    upper, lower = order[: sequences.top], order[::-1][: sequences.bottom]
+    pairs = upper + lower
+    return Eigenpairs(
+        top=tuple(value for value, _, _ in upper),
+        bottom=tuple(value for value, _, _ in lower),
+        vectors=torch.stack([vector for _, _, vector in pairs]) if pairs else sequences.basis.rows[:0].clone(),
+        residuals=tuple(residual / sequences.yardstick(value) for value, residual, _ in pairs),
+        matvecs=sequences.matvecs,
+        restarts=sequences.restarts,
+        status=status,
+        sentence=sentence,
+    )
+
+
+def _first_vector(operator: Operator, start: Tensor | None, random: Tensor) -> Tensor:
+    """Return where to start: the sum of the given vectors with a little noise, so that nothing new is missed."""
+    if start is None:
+        return random
+    rows = start.reshape(-1, start.shape[-1]).to(device=operator.device, dtype=operator.dtype)
+    if rows.shape[1] != operator.shape[0] or not len(rows):
+        raise InputError(
+            explain(
+                "Lanczos",
+                f"start is a vector of length {operator.shape[0]}, or several as rows",
+                f"shape {tuple(start.shape)}",
+                "Pass the vectors of an earlier result on the same parameters",
+            )
+        )
+    lengths = torch.tensor([norm(row) for row in rows], device=rows.device, dtype=rows.dtype)
+    known = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
+    return known + random * (0.1 * norm(known) / norm(random))
+
+
+def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
+    rows, columns = operator.shape
+    if rows != columns or not operator.self_adjoint:
+        raise InputError(
+            explain(
+                "Lanczos",
+                "the operator must be square and self-adjoint",
+                f"{type(operator).__name__} of shape {operator.shape}, self_adjoint={operator.self_adjoint}",
+                "Use the singular values of J by way of J^T J",
+            )
+        )
+    if min(top, bottom) < 0 or top + bottom == 0 or max(top, bottom) > rows:
+        raise InputError(
+            explain(
+                "Lanczos",
+                f"top and bottom count eigenvalues of an operator with {rows} of them, at least one in all",
+                f"top={top}, bottom={bottom}",
+                f"Ask for at most {rows} at each end",
+            )
+        )
+    least = 10 * torch.finfo(operator.dtype).eps
+    if not least <= tol < 1.0:
+        raise InputError(
+            explain(
+                "Lanczos",
+                f"tol is a relative residual below 1 and not below {least:.2g}, what {operator.dtype} can give",
+                f"{tol:.3g}",
+                "Raise tol, or use model.double() and data in float64",
+            )
+        )
+
+
+def _capacity(operator: Operator, wanted: int, memory: int | None) -> int:
+    """Return how many basis vectors to keep: what the memory allows, and enough for a restart to make sense."""
+    size = operator.shape[0]
+    fits = (DEFAULT_MEMORY if memory is None else memory) // (size * torch.finfo(operator.dtype).bits // 8)
+    least = min(2 * wanted + 10, size)
+    if memory is not None and fits < least:
+        raise InputError(out_of_memory(least, size, operator.dtype, f"memory={memory} bytes"))
+    return min(size, max(least, min(fits, 1000)))

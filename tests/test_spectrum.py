@@ -1,0 +1,210 @@
+"""`ng.spectrum` against dense eigenvalues, and its manners."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import normgauge as ng
+from normgauge.errors import InputError, UnknownNameError
+from normgauge.linalg import DenseOperator, eigenpairs
+from reference.curvature import dense_hessian, hand_written
+
+
+def with_spectrum(values, seed=0):
+    """A symmetric matrix with the given eigenvalues in random directions."""
+    values = torch.as_tensor(values, dtype=torch.float64)
+    random = torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    frame, _ = torch.linalg.qr(random)
+    matrix = (frame * values) @ frame.T
+    return (matrix + matrix.T) / 2
+
+
+def bn_net():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def batch(size=10, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (size,), generator=generator)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_top_and_bottom_are_those_of_the_dense_hessian(mode):
+    model, data = bn_net(), batch()
+    objective = ng.Objective(model, nn.functional.cross_entropy, data, mode=mode)
+    found = ng.spectrum(objective, top=4, bottom=3, tol=1e-9)
+    exact = torch.linalg.eigvalsh(dense_hessian(hand_written(model), nn.functional.cross_entropy, [data], mode))
+    torch.testing.assert_close(torch.tensor(found.top), exact.flip(0)[:4], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(torch.tensor(found.bottom), exact[:3], rtol=1e-9, atol=1e-12)
+    assert found.status == "ok" and max(found.residuals) <= 1e-9
+
+
+def test_residuals_are_the_true_ones():
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    found = ng.spectrum(objective, top=3, tol=1e-3)
+    for value, vector, residual in zip(found.top, found.vectors, found.residuals, strict=True):
+        true = (objective.hessian() @ vector - value * vector).norm() / abs(value)
+        assert float(true) == pytest.approx(residual, rel=1e-6, abs=1e-12)
+        assert residual <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0] * 30,
+        [5.0, 5.0, 4.0, 3.0, 3.0, 2.0] + [0.01] * 60,
+        [3.0, 2.0, 1.0] + [0.0] * 40,
+        [0.0] * 10,
+        [-1.0, -2.0, -2.0, -3.0],
+        torch.linspace(-3, 1, 80).tolist(),
+    ],
+    ids=["identity", "copies", "low rank", "zero", "negative", "spread"],
+)
+@pytest.mark.parametrize("memory", [None, 18 * 80 * 8])
+def test_known_spectra_with_their_copies(values, memory):
+    matrix = with_spectrum(values)
+    found = eigenpairs(DenseOperator(matrix), top=3, bottom=1, tol=1e-9, memory=memory)
+    exact = sorted(values, reverse=True)
+    assert found.status == "ok"
+    torch.testing.assert_close(torch.tensor(found.top), torch.tensor(exact[:3]), rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.tensor(found.bottom), torch.tensor(exact[-1:]), rtol=0, atol=1e-10)
+    gram = found.vectors[:3] @ found.vectors[:3].T
+    torch.testing.assert_close(gram, torch.eye(3), rtol=0, atol=1e-9)
+
+
+def test_restarted_basis_gives_the_same_values():
+    matrix = with_spectrum([6.0, 5.8, 5.5, *torch.linspace(0, 5, 200).tolist()])
+    free = eigenpairs(DenseOperator(matrix), top=3, tol=1e-8)
+    tight = eigenpairs(DenseOperator(matrix), top=3, tol=1e-8, memory=17 * 203 * 8)
+    assert free.restarts == 0 < tight.restarts
+    assert tight.status == "ok"
+    torch.testing.assert_close(torch.tensor(tight.top), torch.tensor(free.top), rtol=1e-9, atol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    values=st.lists(st.floats(-10, 10), min_size=2, max_size=25),
+    seed=st.integers(0, 5),
+    top=st.integers(0, 3),
+    bottom=st.integers(0, 3),
+)
+def test_any_small_spectrum(values, seed, top, bottom):
+    top, bottom = min(top, len(values)), min(max(bottom, 1), len(values))
+    found = eigenpairs(DenseOperator(with_spectrum(values, seed)), top=top, bottom=bottom, tol=1e-6, seed=seed)
+    exact = torch.tensor(sorted(values), dtype=torch.float64)
+    scale = float(exact.abs().max())
+    got = torch.tensor(found.top + found.bottom, dtype=torch.float64)
+    wanted = torch.cat([exact.flip(0)[:top], exact[:bottom]])
+    assert float((got - wanted).abs().max()) <= 1e-6 * scale + 1e-12
+
+
+def test_equal_seeds_give_equal_results_and_leave_the_global_stream():
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    state = torch.get_rng_state()
+    first, second = (ng.spectrum(objective, top=2, seed=5) for _ in range(2))
+    assert first == second
+    assert torch.equal(first.vectors, second.vectors)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_warm_start_needs_fewer_products():
+    matrix = with_spectrum([10.0, 9.0, 8.0, *torch.linspace(-1, 7, 300).tolist()])
+    shifted = matrix + 1e-3 * with_spectrum(torch.linspace(-1, 1, 303), seed=1)
+    cold = eigenpairs(DenseOperator(shifted), top=3)
+    before = eigenpairs(DenseOperator(matrix), top=3)
+    warm = eigenpairs(DenseOperator(shifted), top=3, start=before.vectors)
+    assert warm.status == "ok" and warm.matvecs < cold.matvecs
+    torch.testing.assert_close(torch.tensor(warm.top), torch.tensor(cold.top), rtol=1e-5, atol=0)
+
+
+def test_interruption_returns_what_converged():
+    matrix = with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])
+
+    def stop(products, residuals):
+        if products == 12:
+            raise KeyboardInterrupt
+
+    found = eigenpairs(DenseOperator(matrix), top=5, progress=stop)
+    assert found.status == "nonconverged" and "interrupted after 12 products" in found.sentence
+    assert 1 <= len(found.top) < 5
+    assert found.top[0] == pytest.approx(100.0, rel=1e-6)
+
+
+def test_a_budget_of_products_ends_as_nonconverged():
+    found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 300))), top=3, products=8, tol=1e-8)
+    assert found.status == "nonconverged" and "give more products" in found.sentence
+    assert len(found.top) == 3 and max(found.residuals) > 1e-8
+
+
+def test_progress_hears_every_step():
+    heard = []
+    eigenpairs(
+        DenseOperator(with_spectrum(torch.linspace(0, 1, 50))), top=2, progress=lambda n, r: heard.append((n, list(r)))
+    )
+    assert [n for n, _ in heard] == list(range(1, len(heard) + 1))
+    assert max(heard[-1][1]) <= 1e-3
+
+
+def test_float32_reaches_its_tolerance():
+    model = bn_net().float()
+    x, y = batch()
+    objective = ng.Objective(model, nn.functional.cross_entropy, (x.float(), y), mode="train")
+    found = ng.spectrum(objective, top=3)
+    exact = ng.spectrum(ng.Objective(model.double(), nn.functional.cross_entropy, (x, y), mode="train"), top=3)
+    assert found.status == "ok"
+    torch.testing.assert_close(torch.tensor(found.top), torch.tensor(exact.top), rtol=1e-4, atol=0)
+
+
+def test_gauss_newton_of_a_linear_model_is_its_hessian():
+    torch.manual_seed(0)
+    data = (torch.randn(7, 3), torch.randn(7, 2))
+    objective = ng.Objective(nn.Linear(3, 2), nn.functional.mse_loss, data, mode="eval")
+    hessian, gauss = (ng.spectrum(objective, top=4, of=of, tol=1e-8) for of in ("hessian", "gauss_newton"))
+    torch.testing.assert_close(torch.tensor(hessian.top), torch.tensor(gauss.top), rtol=1e-10, atol=0)
+    assert hessian.top[0] == pytest.approx(hessian.top[1])  # two outputs: every eigenvalue comes twice
+
+
+def test_the_ways_out():
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    found = ng.spectrum(objective, top=2, bottom=1)
+    text = str(found)
+    assert "mode: train" in text.splitlines()[-1] and f"{found.matvecs} products" in text.splitlines()[-1]
+    assert list(found.frame()["eigenvalue"]) == [*found.top, *found.bottom]
+    assert found.chart().to_dict()["layer"]
+    assert [reading.value for reading in found.readings()] == [*found.top, *found.bottom]
+    assert dataclasses.is_dataclass(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"top": 10**6}, r"top=1000000, bottom=0\. Ask for at most 63"),
+        ({"top": 0}, "at least one in all"),
+        ({"top": -1}, "top=-1"),
+        ({"tol": 1e-17}, r"what torch\.float64 can give"),
+        ({"tol": 2.0}, "below 1"),
+        ({"memory": 100}, "GiB"),
+    ],
+)
+def test_bad_input_says_the_rule(arguments, message):
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    with pytest.raises(InputError, match=message):
+        ng.spectrum(objective, **arguments)
+
+
+def test_unknown_curvature_and_foreign_start():
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    with pytest.raises(UnknownNameError, match="Did you mean 'hessian'"):
+        ng.spectrum(objective, of="hesian")
+    first = ng.spectrum(objective, top=1)
+    part = objective.replace(parameters="0.*")
+    with pytest.raises(InputError, match="same 30 variables"):
+        ng.spectrum(part, start=first)
+    with pytest.raises(InputError, match="self-adjoint"):
+        eigenpairs(DenseOperator(torch.tensor([[0.0, 1.0], [0.0, 0.0]])))
