@@ -16,24 +16,26 @@ if TYPE_CHECKING:
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
-    from normgauge.measure import landscape as landscape
     from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import landscape as landscape
     from normgauge.measure import spectrum as spectrum
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
-_ROOMS = ("errors", "nn")
+_ROOMS = (
+    "errors",
+    "nn",
+)
 _NAMES = {
-    "NormgaugeError": "errors",
-    "Objective": "objective",
-    "Study": "lab",
     "cite": "references",
     "compare": "lab",
     "landscape": "measure",
+    "NormgaugeError": "errors",
+    "Objective": "objective",
     "Spectrum": "measure",
-    "cite": "references",
     "spectrum": "measure",
+    "Study": "lab",
     "take": "objective",
 }
 

@@ -72,8 +72,7 @@ def dense_hessian(model, loss, batches, *, training):
 
     def objective(vector):
         pieces = {
-            name: piece.reshape(parameters[name].shape)
-            for name, piece in zip(names, vector.split(sizes), strict=True)
+            name: piece.reshape(parameters[name].shape) for name, piece in zip(names, vector.split(sizes), strict=True)
         }
         total, count = 0.0, 0
         for inputs, targets in batches:

@@ -2,12 +2,12 @@
 
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
-
-__all__ = [
-    "Landscape",
-    "landscape",
-]
 from normgauge.measure._spectrum import Spectrum as Spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
 
-__all__ = ["Spectrum", "spectrum"]
+__all__ = [
+    "Landscape",
+    "Spectrum",
+    "landscape",
+    "spectrum",
+]

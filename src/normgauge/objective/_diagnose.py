@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError, explain
 
@@ -41,6 +42,35 @@ def check_finite(value: Tensor, name: str, number: int) -> None:
                 "Look at that batch's inputs and targets, lower the learning rate, or use float64",
             )
         )
+
+
+def check_twice_differentiable(value: Tensor) -> None:
+    """Raise when the graph of `value` holds a function that is differentiable once only.
+
+    Asked for gradients with respect to given inputs, torch skips such a function without a word and the second
+    derivative comes out as zero; so the graph is searched for them.
+    """
+    waiting, seen = [value.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+        if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE:
+            raise NotDifferentiableError(
+                explain(
+                    "Objective",
+                    "every operation in model and loss must be twice differentiable",
+                    f"{node.name()}, whose backward is marked once_differentiable",
+                    "Write its backward with differentiable operations, or measure first derivatives only",
+                )
+            )
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+# Every function decorated by once_differentiable shares the code of the decorator's inner wrapper.
+_ONCE_DIFFERENTIABLE = once_differentiable(lambda ctx: None).__code__
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from normgauge.errors import DataError, InputError, NotDifferentiableError, explain, unknown_name
 from normgauge.objective._data import tensors, to_device
-from normgauge.objective._diagnose import check_finite, check_scalar, explained
+from normgauge.objective._diagnose import check_finite, check_scalar, check_twice_differentiable, explained
 from normgauge.objective._operators import GaussNewtonOperator, HessianOperator
 from normgauge.objective._purity import Mode, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
@@ -313,6 +313,7 @@ class Objective:
         with twice_differentiable():
             out, value = self._evaluate(leaves, number, body)
         check_depends(value)
+        check_twice_differentiable(value)
         return leaves, out, value
 
     def _leaves(self) -> dict[str, Tensor]:

@@ -129,19 +129,34 @@ def _answered_once(model: nn.Module) -> Iterator[None]:
     graphs is what makes the loss differentiable with respect to the outputs.
     """
     answers: dict[Any, Any] = {}
-    original = model.forward
+    depth = 0
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        key = tuple(id(value) for value in args) + tuple((name, id(value)) for name, value in sorted(kwargs.items()))
-        if key not in answers:
-            answers[key] = (original(*args, **kwargs), args, kwargs)  # arguments are kept so that ids stay theirs
-        return answers[key][0]
+    def remembering(module: nn.Module) -> Callable[..., Any]:
+        original = module.forward
 
-    model.__dict__["forward"] = forward  # an instance attribute; the surrounding `untouched` removes it as well
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            if depth:  # inside another module's call: dropout on one tensor twice must stay two draws
+                return original(*args, **kwargs)
+            key = (id(module), *map(id, args), *((name, id(value)) for name, value in sorted(kwargs.items())))
+            if key not in answers:
+                depth += 1
+                try:
+                    answers[key] = (original(*args, **kwargs), args, kwargs)  # arguments are kept: ids stay theirs
+                finally:
+                    depth -= 1
+            return answers[key][0]
+
+        return forward
+
+    modules = [module for module in model.modules() if "forward" not in module.__dict__]
+    for module in modules:
+        module.__dict__["forward"] = remembering(module)
     try:
         yield
     finally:
-        del model.__dict__["forward"]
+        for module in modules:
+            del module.__dict__["forward"]
 
 
 def _one_pair(data: Any) -> bool:
