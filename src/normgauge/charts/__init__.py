@@ -1,1 +1,32 @@
 """Charts of stored rows: pandas frames in, Altair charts out; this room knows no torch."""
+"""Rows -> Altair charts with one theme; knows no torch. Needs the `lab` extra when a chart is drawn."""
+
+from normgauge.charts._against import against as against
+from normgauge.charts._bars import bars as bars
+from normgauge.charts._curves import curves as curves
+from normgauge.charts._heatmap import contour_segments as contour_segments
+from normgauge.charts._heatmap import heatmap as heatmap
+from normgauge.charts._histogram import histogram as histogram
+from normgauge.charts._intervals import intervals as intervals
+from normgauge.charts._save import javascript as javascript
+from normgauge.charts._save import save as save
+from normgauge.charts._theme import PALETTES as PALETTES
+from normgauge.charts._theme import SHAPES as SHAPES
+from normgauge.charts._theme import config as config
+from normgauge.charts._theme import themed as themed
+
+__all__ = [
+    "curves",
+    "intervals",
+    "against",
+    "bars",
+    "histogram",
+    "heatmap",
+    "contour_segments",
+    "save",
+    "javascript",
+    "PALETTES",
+    "SHAPES",
+    "config",
+    "themed",
+]

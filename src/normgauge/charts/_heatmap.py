@@ -1,0 +1,169 @@
+"""A value over two knobs as coloured cells, with contour lines found by marching squares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from normgauge.charts._rows import tidy
+from normgauge.charts._theme import ROWS, framed
+from normgauge.errors import InputError, explain, require
+
+if TYPE_CHECKING:
+    import altair
+    import pandas
+
+# Corners of a cell are numbered counter-clockwise from (x0, y0); edge k joins corner k and k + 1.
+_CORNERS = ((0, 0), (1, 0), (1, 1), (0, 1))
+
+
+def heatmap(
+    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    *,
+    x: str,
+    y: str,
+    value: str = "value",
+    levels: Sequence[float] | int = 0,
+    title: str = "",
+    x_title: str | None = None,
+    y_title: str | None = None,
+    value_title: str | None = None,
+    number_format: str = ".4~g",
+    width: int = 360,
+    height: int = 320,
+) -> altair.TopLevelMixin:
+    """Draw a cell per grid point, coloured by its value, and contour lines at the levels.
+
+    Args:
+        rows: dicts or a DataFrame, one row per grid point; missing points stay empty.
+        x: column of the first knob, numbers.
+        y: column of the second knob, numbers.
+        value: column of the value.
+        levels: heights of the contour lines, or how many to space evenly between the extremes.
+        title: above the chart.
+        x_title: under the axis; the column's name when `None`.
+        y_title: beside the axis; the column's name when `None`.
+        value_title: beside the colours; the column's name when `None`.
+        number_format: how numbers are written, in d3's language.
+        width: in pixels.
+        height: in pixels.
+
+    Raises:
+        InputError: when there is no row, or a knob is not a number.
+        UnknownNameError: when a column does not exist.
+        MissingExtraError: when altair is not installed.
+    """
+    alt = require("altair", "lab", "charts.heatmap")
+    data = tidy("charts.heatmap", rows, {"x": x, "y": y, "value": value})
+    if not all(isinstance(row[axis], (int, float)) for row in data for axis in ("x", "y")):
+        raise InputError(explain("charts.heatmap", "both knobs must be finite numbers", "another value", "Encode them"))
+    xs, ys = sorted({row["x"] for row in data}), sorted({row["y"] for row in data})
+    x_edges, y_edges = _edges(xs), _edges(ys)
+    for row in data:
+        row["x0"], row["x1"] = x_edges[row["x"]]
+        row["y0"], row["y1"] = y_edges[row["y"]]
+    exact = alt.Scale(nice=False, zero=False)
+    cells = (
+        alt.Chart(alt.NamedData(name=ROWS))
+        .mark_rect()
+        .encode(
+            alt.X("x0:Q", title=x if x_title is None else x_title, scale=exact, axis=alt.Axis(format="~g")),
+            alt.X2("x1:Q"),
+            alt.Y("y0:Q", title=y if y_title is None else y_title, scale=exact, axis=alt.Axis(format="~g")),
+            alt.Y2("y1:Q"),
+            color=alt.Color("value:Q", title=value if value_title is None else value_title).legend(orient="right"),
+            tooltip=[
+                alt.Tooltip("x:Q", title=x, format=number_format),
+                alt.Tooltip("y:Q", title=y, format=number_format),
+                alt.Tooltip("value:Q", title=value, format=number_format),
+            ],
+        )
+    )
+    table = {(row["x"], row["y"]): row["value"] for row in data}
+    grid = np.array([[table.get((a, b)) for a in xs] for b in ys], dtype=float)
+    segments = [s for level in _heights(grid, levels) for s in contour_segments(xs, ys, grid, level)]
+    if not segments:
+        return framed(cells, data, title, width, height)
+    lines = (
+        alt.Chart(alt.Data(values=segments))
+        .mark_rule(style="contour")
+        .encode(
+            alt.X("x0:Q", scale=exact),
+            alt.Y("y0:Q", scale=exact),
+            alt.X2("x1:Q"),
+            alt.Y2("y1:Q"),
+            tooltip=alt.Tooltip("level:Q", format=number_format),
+        )
+    )
+    return framed(alt.layer(cells, lines), data, title, width, height)
+
+
+def contour_segments(
+    xs: Sequence[float], ys: Sequence[float], grid: np.ndarray, level: float
+) -> list[dict[str, float]]:
+    """Return the line where the bilinear surface through `grid[j, i] = f(xs[i], ys[j])` crosses `level`.
+
+    Marching squares: each cell whose corners lie on both sides gives one segment, a saddle two, split by the
+    mean of its corners. Cells with a missing corner give none.
+
+    Returns:
+        One dict per segment with `x0`, `y0`, `x1`, `y1`, `level`.
+
+    Example:
+        >>> segment = contour_segments([0, 1], [0, 1], np.array([[0.0, 1.0], [0.0, 1.0]]), 0.25)[0]
+        >>> segment["x0"], segment["x1"]
+        (0.25, 0.25)
+    """
+    segments = []
+    for j in range(len(ys) - 1):
+        for i in range(len(xs) - 1):
+            corner = [grid[j + dy, i + dx] for dx, dy in _CORNERS]
+            if not np.all(np.isfinite(corner)):
+                continue
+            crossings = {}
+            for edge in range(4):
+                here, there = corner[edge], corner[(edge + 1) % 4]
+                if (here >= level) != (there >= level):
+                    part = (level - here) / (there - here)
+                    (ax, ay), (bx, by) = _CORNERS[edge], _CORNERS[(edge + 1) % 4]
+                    crossings[edge] = (
+                        xs[i + ax] + part * (xs[i + bx] - xs[i + ax]),
+                        ys[j + ay] + part * (ys[j + by] - ys[j + ay]),
+                    )
+            for first, second in _pairs(corner, list(crossings), level):
+                (x0, y0), (x1, y1) = crossings[first], crossings[second]
+                ends = (float(x0), float(y0), float(x1), float(y1), float(level))
+                segments.append(dict(zip(("x0", "y0", "x1", "y1", "level"), ends, strict=True)))
+    return segments
+
+
+def _pairs(corner: Sequence[float], edges: Sequence[int], level: float) -> list[tuple[int, int]]:
+    if len(edges) == 2:
+        return [(edges[0], edges[1])]
+    if len(edges) < 2:
+        return []
+    # a saddle: corners 0 and 2 are on one side; the centre says whether they are joined
+    joined = (np.mean(corner) >= level) == (corner[0] >= level)
+    return [(0, 1), (2, 3)] if joined else [(3, 0), (1, 2)]
+
+
+def _edges(values: Sequence[float]) -> dict[float, tuple[float, float]]:
+    """Return for each grid value the cell around it: halfway to its neighbours."""
+    points = np.asarray(values, dtype=float)
+    if len(points) == 1:
+        return {values[0]: (float(points[0]) - 0.5, float(points[0]) + 0.5)}
+    middle = (points[:-1] + points[1:]) / 2
+    first, last = 2 * points[0] - middle[0], 2 * points[-1] - middle[-1]
+    sides = [float(first), *map(float, middle), float(last)]
+    return {value: (sides[k], sides[k + 1]) for k, value in enumerate(values)}
+
+
+def _heights(grid: np.ndarray, levels: Sequence[float] | int) -> list[float]:
+    if not isinstance(levels, int):
+        return [float(level) for level in levels]
+    finite = grid[np.isfinite(grid)]
+    if levels < 1 or finite.size == 0:
+        return []
+    return [float(h) for h in np.linspace(finite.min(), finite.max(), levels + 2)[1:-1]]

@@ -1,0 +1,104 @@
+"""What every chart does first: take rows or a frame, keep the columns asked for, under names Vega can read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from normgauge.errors import InputError, explain, unknown_name
+
+if TYPE_CHECKING:
+    import pandas
+
+Scale = Literal["auto", "linear", "log"]
+CHANNELS = ("x", "y", "low", "high", "series", "failed", "total")
+
+
+def tidy(
+    subject: str,
+    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    channels: Mapping[str, str | None],
+    detail: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return the rows with columns renamed to their channel, and every non-finite number as `None`.
+
+    A column may be called `weights[0].norm` or `</script>`: Vega reads dots and brackets in field names as paths,
+    so no name of the caller reaches a specification as a field.
+
+    Args:
+        subject: the function to name in an error.
+        rows: dicts, or a DataFrame.
+        channels: channel -> column, `None` where the channel is not used.
+        detail: further columns, kept for the tooltip (see `detail_field`).
+
+    Raises:
+        InputError: when there is no row.
+        UnknownNameError: when a column is in no row.
+    """
+    records = _records(rows)
+    if not records:
+        raise InputError(explain(subject, "a chart needs at least one row", "none", "Draw it where there is data"))
+    wanted = {channel: column for channel, column in channels.items() if column is not None}
+    wanted.update({detail_field(i, column): column for i, column in enumerate(detail)})
+    known = {str(name) for row in records for name in row}
+    for column in wanted.values():
+        if column not in known:
+            raise unknown_name(f"column of {subject}", column, known)
+    return [{field: plain(row.get(column)) for field, column in wanted.items()} for row in records]
+
+
+def detail_field(index: int, column: str) -> str:
+    """Return the field under which the tooltip column number `index` is kept: its own name where that is safe."""
+    return column if column.isidentifier() and column not in CHANNELS else f"detail_{index}"
+
+
+def plain(value: Any) -> Any:
+    """Return a value JSON can hold: numpy scalars unpacked, `nan` and infinities as `None`."""
+    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def series_order(rows: Iterable[Mapping[str, Any]], order: Sequence[str] | None) -> list[str]:
+    """Return the names of the series: as ordered by the caller, the others after them as they appear."""
+    return list(dict.fromkeys([*(order or ()), *(str(row["series"]) for row in rows)]))
+
+
+def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
+    """Choose "log" where it is asked for, or where all values are positive and spread over a factor of `span`.
+
+    Example:
+        >>> scale_type([0.01, 10.0], "auto"), scale_type([0.5, 2.0], "auto"), scale_type([0.0, 9.0], "auto")
+        ('log', 'linear', 'linear')
+    """
+    if scale not in ("auto", "linear", "log"):
+        raise unknown_name("scale", scale, ("auto", "linear", "log"))
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    positive = bool(numbers) and min(numbers) > 0
+    if scale == "log" and not positive:
+        raise InputError(
+            explain("charts", "a log axis needs positive values", f"{min(numbers, default=None)}", "Use scale='linear'")
+        )
+    if scale == "auto":
+        return "log" if positive and max(numbers) >= span * min(numbers) else "linear"
+    return scale
+
+
+def value_axis(kind: str, number_format: str, **settings: Any) -> dict[str, Any]:
+    """Return the settings of a value axis; a log axis draws grid lines at powers of ten only."""
+    if kind == "linear":
+        return {"format": number_format, "tickCount": 5, **settings}
+    power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
+    shown = {"condition": {"test": power, "value": 1}, "value": 0}
+    return {"format": ".2~g", "tickCount": 5, "gridOpacity": shown, **settings}
+
+
+def _records(rows: Sequence[Mapping[str, Any]] | pandas.DataFrame) -> list[Mapping[str, Any]]:
+    if hasattr(rows, "to_dict"):
+        return list(rows.to_dict("records"))
+    return list(rows)

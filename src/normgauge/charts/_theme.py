@@ -1,0 +1,112 @@
+"""One look for every chart: colours that colour-blind eyes tell apart, in a light and a dark variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from normgauge.errors import unknown_name
+
+if TYPE_CHECKING:
+    import altair
+
+# Found by search: contrast of at least 3:1 with the background, and every pair stays apart under simulated
+# protanopia, deuteranopia and tritanopia (tests/test_charts.py measures both). Hue k is the same in both variants.
+PALETTES: dict[str, tuple[str, ...]] = {
+    "light": ("#2665ad", "#d76b16", "#309178", "#a22063", "#815a08", "#1f97da", "#461785", "#2d2f34"),
+    "dark": ("#4794d8", "#f0792a", "#2fc79a", "#d43b82", "#f4cd5e", "#9ddbfd", "#8b50d6", "#95989b"),
+}
+BACKGROUNDS = {"light": "#ffffff", "dark": "#171a21"}
+# Shape repeats what colour says, so a printed page and a ninth series still read.
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+ROWS = "rows"  # the name under which the layers of a chart share their data
+_FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+_INK = {
+    "light": {"text": "#1c2330", "muted": "#5b6474", "line": "#c9cfd9", "grid": "#eceff4"},
+    "dark": {"text": "#e8ebf1", "muted": "#a0a9b8", "line": "#3c4452", "grid": "#272d38"},
+}
+_RAMPS = {
+    "light": ("#f3f7fc", "#c3d8ef", "#7fb0de", "#2665ad", "#0e2f5c"),
+    "dark": ("#1d2430", "#1f3f66", "#2f73b5", "#7db8ec", "#e2f1ff"),
+}
+
+
+def config(mode: str = "light") -> dict[str, Any]:
+    """Return the Vega-Lite configuration of the theme, a fresh dict of plain JSON values.
+
+    Args:
+        mode: `"light"` or `"dark"`.
+
+    Raises:
+        UnknownNameError: for another mode.
+
+    Example:
+        >>> config("dark")["range"]["category"][0] == PALETTES["dark"][0]
+        True
+    """
+    if mode not in PALETTES:
+        raise unknown_name("theme", mode, PALETTES)
+    ink = _INK[mode]
+    return {
+        "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
+        "font": _FONT,
+        "view": {"stroke": None},
+        "range": {
+            "category": list(PALETTES[mode]),
+            "symbol": list(SHAPES),
+            "heatmap": list(_RAMPS[mode]),
+            "ramp": list(_RAMPS[mode]),
+        },
+        "axis": {
+            "labelColor": ink["muted"],
+            "titleColor": ink["muted"],
+            "labelFontSize": 11,
+            "titleFontSize": 11.5,
+            "titleFontWeight": "normal",
+            "titlePadding": 8,
+            "domainColor": ink["line"],
+            "tickColor": ink["line"],
+            "gridColor": ink["grid"],
+            "labelOverlap": "greedy",
+        },
+        "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+        "axisX": {"grid": False},
+        "legend": {
+            "labelColor": ink["text"],
+            "titleColor": ink["muted"],
+            "labelFontSize": 12,
+            "titleFontWeight": "normal",
+            "symbolSize": 90,
+            "symbolOpacity": 1,
+            "orient": "top",
+            "title": None,
+        },
+        "title": {
+            "color": ink["text"],
+            "subtitleColor": ink["muted"],
+            "fontSize": 14,
+            "fontWeight": 600,
+            "anchor": "start",
+            "offset": 10,
+        },
+        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
+        "bar": {"cornerRadiusEnd": 2},
+        "style": {
+            "quiet": {"stroke": ink["muted"], "strokeOpacity": 0.6},
+            "note": {"color": ink["muted"], "fontSize": 11},
+            "contour": {"stroke": ink["text"], "strokeOpacity": 0.55, "strokeWidth": 1},
+        },
+    }
+
+
+def themed(chart: altair.TopLevelMixin, mode: str = "light") -> Any:
+    """Return a copy of a chart that carries the theme; layers and concatenations are themed once, at the top."""
+    copy = chart.copy(deep=["config"])
+    copy.config = config(mode)
+    return copy
+
+
+def framed(chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
+    """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
+    sized = chart.properties(width=width, height=height, datasets={ROWS: list(rows)})
+    return themed(sized.properties(title=title) if title else sized)

@@ -1,0 +1,90 @@
+"""Small pieces of HTML; the only place where text becomes markup, so everything is escaped once, here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from normgauge.records import format_number
+from normgauge.report._tables import show
+
+
+def text(value: Any) -> str:
+    """Return a value as escaped text, fit for an element and for a quoted attribute."""
+    return escape(show(value), quote=True)
+
+
+def number(value: Any, unit: str = "") -> str:
+    """Write a metric's value: fractions as percent where the unit says so, a dash where there is none.
+
+    Example:
+        >>> number(0.98765, "%"), number(12.3456), number(float("nan"))
+        ('98.8', '12.35', '-')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "-"
+    if unit == "%" and isinstance(value, (int, float)):
+        return f"{100 * value:.1f}"
+    return format_number(value)
+
+
+def seconds(value: Any) -> str:
+    """Write a duration as people say it.
+
+    Example:
+        >>> seconds(4.25), seconds(75), seconds(7300), seconds(None)
+        ('4.2 s', '1 min 15 s', '2 h 1 min', '-')
+    """
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "-"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def badge(status: str) -> str:
+    """Return a run's status as a coloured word."""
+    known = status if status in ("ok", "diverged", "error", "skipped", "nonconverged") else "other"
+    return f'<span class="badge badge-{known}">{text(status)}</span>'
+
+
+def heading(title: str, *, first: str = "ascending", numeric: bool = False, tip: str = "") -> str:
+    """Return a column heading that sorts: a button, so that the keyboard reaches it."""
+    hint = f' title="{text(tip)}"' if tip else ""
+    kind = ' class="num"' if numeric else ""
+    return (
+        f'<th scope="col" aria-sort="none" data-first="{first}"{kind}>'
+        f'<button type="button"{hint}>{text(title)}<span class="arrow" aria-hidden="true"></span></button></th>'
+    )
+
+
+def pairs(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:
+    """Return names and values as a definition list."""
+    entries = items.items() if isinstance(items, Mapping) else items
+    body = "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in entries)
+    return f'<dl class="pairs">{body}</dl>'
+
+
+def swatch(index: int) -> str:
+    """Return the mark of an arm in its colour, cycling as the charts do."""
+    return f'<span class="swatch" style="--arm: var(--c{index % 8})" aria-hidden="true"></span>'
+
+
+def embedded_json(value: Any) -> str:
+    """Return JSON that cannot end the script element it stands in, whatever the strings say."""
+    body = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
