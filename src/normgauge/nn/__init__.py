@@ -1,21 +1,33 @@
 """Normalizers: functional forms, layers, weight parametrizations and the register that declares them."""
 
+from normgauge.nn import functional as functional
 from normgauge.nn import none as none
 from normgauge.nn import registry as registry
 from normgauge.nn import weight as weight
+from normgauge.nn._population import population_statistics
 from normgauge.nn.batch import BatchNorm
+from normgauge.nn.batch_renorm import BatchRenorm
+from normgauge.nn.frozen_batch import FrozenBatchNorm
+from normgauge.nn.ghost_batch import GhostBatchNorm
 from normgauge.nn.group import GroupNorm
 from normgauge.nn.instance import InstanceNorm
 from normgauge.nn.layer import ChannelLayerNorm, LayerNorm
+from normgauge.nn.lp_batch import LpBatchNorm
 from normgauge.nn.rms import ChannelRMSNorm, RMSNorm
 
 __all__ = [
     "BatchNorm",
+    "BatchRenorm",
     "ChannelLayerNorm",
     "ChannelRMSNorm",
+    "FrozenBatchNorm",
+    "GhostBatchNorm",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "LpBatchNorm",
     "RMSNorm",
+    "functional",
+    "population_statistics",
     "registry",
 ]

@@ -21,7 +21,7 @@ class BatchNorm(_BatchNorm):
 
     Args:
         num_features: channels, on axis 1.
-        eps: added to the variance; with eps > 0 scale invariance is only approximate.
+        eps: added to the variance; scale invariance is approximate by it. torch refuses 0; 1e-300 adds nothing.
         momentum: weight of a new batch in the population statistics; `None` weights all batches equally.
         affine: learn `weight` and `bias`.
         track_running_stats: keep population statistics for evaluation.
@@ -32,7 +32,7 @@ class BatchNorm(_BatchNorm):
     Example:
         >>> import torch
         >>> x = torch.tensor([[1.0], [3.0]])
-        >>> BatchNorm(1, eps=0.0)(x).flatten().round(decimals=5).tolist()  # a batch of two is sent to -1 and 1
+        >>> BatchNorm(1, eps=1e-12)(x).flatten().round(decimals=5).tolist()  # a batch of two is sent to -1 and 1
         [-1.0, 1.0]
 
     References:

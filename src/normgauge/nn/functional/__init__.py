@@ -1,0 +1,28 @@
+"""Pure forward maps of the normalizers and their closed-form backward maps, on tensors alone."""
+
+from normgauge.nn.functional._decompose import decompose
+from normgauge.nn.functional._lp import lp_norm, lp_norm_backward
+from normgauge.nn.functional._standard import (
+    batch_norm,
+    batch_norm_backward,
+    group_norm,
+    group_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_backward",
+    "decompose",
+    "group_norm",
+    "group_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "lp_norm",
+    "lp_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+]
