@@ -13,15 +13,19 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from normgauge import errors as errors
     from normgauge.errors import NormgaugeError as NormgaugeError
+    from normgauge.measure import Bracket as Bracket
+    from normgauge.measure import operator_norm as operator_norm
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
 _ROOMS = ("errors",)
 _NAMES = {
+    "Bracket": "measure",
     "NormgaugeError": "errors",
     "Objective": "objective",
     "cite": "references",
+    "operator_norm": "measure",
     "take": "objective",
 }
 
