@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from normgauge.measure import Spectrum as Spectrum
     from normgauge.measure import landscape as landscape
     from normgauge.measure import spectrum as spectrum
+    from normgauge.measure import Bracket as Bracket
+    from normgauge.measure import operator_norm as operator_norm
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -36,6 +38,11 @@ _NAMES = {
     "Spectrum": "measure",
     "spectrum": "measure",
     "Study": "lab",
+    "Bracket": "measure",
+    "NormgaugeError": "errors",
+    "Objective": "objective",
+    "cite": "references",
+    "operator_norm": "measure",
     "take": "objective",
 }
 

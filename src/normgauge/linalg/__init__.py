@@ -1,5 +1,8 @@
 """Algorithms on linear operators known by their products."""
 
+from normgauge.linalg._bidiagonalization import SingularPair as SingularPair
+from normgauge.linalg._bidiagonalization import random_start_bound as random_start_bound
+from normgauge.linalg._bidiagonalization import top_singular_pair as top_singular_pair
 from normgauge.linalg._operator import DenseOperator as DenseOperator
 from normgauge.linalg._operator import Operator as Operator
 from normgauge.linalg.lanczos import Eigenpairs as Eigenpairs
@@ -10,4 +13,21 @@ __all__ = [
     "Eigenpairs",
     "Operator",
     "eigenpairs",
+from normgauge.linalg._symbol import SymbolBound as SymbolBound
+from normgauge.linalg._symbol import peak_frequency as peak_frequency
+from normgauge.linalg._symbol import symbol_bound as symbol_bound
+from normgauge.linalg._symbol import symbol_is_exact as symbol_is_exact
+from normgauge.linalg.convolution import Convolution as Convolution
+
+__all__ = [
+    "Convolution",
+    "DenseOperator",
+    "Operator",
+    "SingularPair",
+    "SymbolBound",
+    "peak_frequency",
+    "random_start_bound",
+    "symbol_bound",
+    "symbol_is_exact",
+    "top_singular_pair",
 ]

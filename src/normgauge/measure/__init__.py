@@ -11,3 +11,7 @@ __all__ = [
     "landscape",
     "spectrum",
 ]
+from normgauge.measure._operator_norm import Bracket as Bracket
+from normgauge.measure._operator_norm import operator_norm as operator_norm
+
+__all__ = ["Bracket", "operator_norm"]

@@ -1,0 +1,232 @@
+"""A user's linear layer read as one linear map: weights as used, BatchNorm folded in, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from normgauge.errors import InputError, ModelError, NonFiniteError, explain
+from normgauge.linalg import Convolution
+
+_LINEAR = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """What a layer does to one input: an operator, or a diagonal of one factor per channel.
+
+    Attributes:
+        name: the layer in words.
+        input_shape: channels and spatial size.
+        weight: the folded weight, for the reshaped norm.
+        operator: the map in float64, if it is not diagonal.
+        dtype: precision of the layer, in which iterations run.
+        diagonal: factors per channel, for BatchNorm alone.
+    """
+
+    name: str
+    input_shape: tuple[int, ...]
+    weight: Tensor
+    operator: Convolution | None = None
+    dtype: torch.dtype = torch.float64
+    diagonal: Tensor | None = None
+
+
+def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap:
+    """Return the linear map of a layer on inputs of a shape, without a trace on the layer.
+
+    Raises:
+        ModelError: when the layer is not one linear map.
+        InputError: when the shape does not fit.
+    """
+    parts = [part for part in _parts(layer) if not isinstance(part, nn.Identity)]
+    linear = [part for part in parts if isinstance(part, _LINEAR)]
+    norms = [part for part in parts if isinstance(part, _BatchNorm)]
+    if len(linear) + len(norms) != len(parts) or len(linear) > 1 or not parts:
+        names = ", ".join(type(part).__name__ for part in parts) or "nothing"
+        raise ModelError(
+            explain(
+                "operator_norm",
+                "the layer must be Linear, Conv, ConvTranspose or BatchNorm, or a Sequential of one of the first three "
+                "with BatchNorms",
+                names,
+                "Measure the layers one by one",
+            )
+        )
+    name = " + ".join(_describe(part) for part in parts)
+    scales = {id(part): batch_norm_factors(part) for part in norms}
+    if not linear:
+        return _diagonal(name, [scales[id(part)] for part in parts], input_shape)
+    main = linear[0]
+    place = next(number for number, part in enumerate(parts) if part is main)
+    with buffers_kept(main):
+        weight = main.weight.detach().clone()
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    weight = _usable(weight, name).to(torch.float64)  # folding in the layer's precision would move the norm
+    for number, part in enumerate(parts):
+        if part is not main:
+            weight = _fold(main, weight, scales[id(part)], after=number > place)
+    size = spatial_size(main, input_shape)
+    channels = main.in_features if isinstance(main, nn.Linear) else main.in_channels
+    try:
+        operator = Convolution.of(main, size, weight)
+    except InputError as error:
+        raise InputError(str(error).replace("Convolution", f"operator_norm of {name}", 1)) from error
+    return LinearMap(name, (channels, *size), weight, operator, dtype)
+
+
+def _parts(layer: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(layer, nn.Sequential):
+        for part in layer:
+            yield from _parts(part)
+    else:
+        yield layer
+
+
+def _describe(layer: nn.Module) -> str:
+    kind = type(layer).__name__.removeprefix("Parametrized")
+    if isinstance(layer, nn.Linear):
+        return f"{kind}({layer.in_features}, {layer.out_features})"
+    if isinstance(layer, _BatchNorm):
+        return f"{kind}({layer.num_features})"
+    kernel = "x".join(str(k) for k in layer.kernel_size)  # type: ignore[union-attr]
+    return f"{kind}({layer.in_channels}, {layer.out_channels}, {kernel})"
+
+
+def batch_norm_factors(layer: nn.Module) -> Tensor:
+    """Return weight / sqrt(running_var + eps) of a BatchNorm in evaluation mode, in float64.
+
+    Raises:
+        ModelError: in train mode or without running statistics, where the layer is not linear.
+    """
+    assert isinstance(layer, _BatchNorm)  # for the type checker
+    if layer.training or layer.running_var is None:
+        state = "train mode" if layer.training else "no running statistics"
+        raise ModelError(
+            explain(
+                type(layer).__name__,
+                "only in evaluation mode, with running statistics, is BatchNorm a linear map",
+                state,
+                "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
+            )
+        )
+    factors = (layer.running_var.detach().to(torch.float64) + layer.eps).rsqrt()
+    return factors if layer.weight is None else factors * layer.weight.detach().to(torch.float64)
+
+
+def _diagonal(name: str, factors: list[Tensor], input_shape: Sequence[int] | None) -> LinearMap:
+    total = torch.stack(factors).prod(0)
+    if not bool(torch.isfinite(total).all()):
+        raise NonFiniteError(explain(name, "its factors must be finite", "inf or nan", "Look at the running variance"))
+    shape = tuple(input_shape) if input_shape is not None else (len(total),)
+    if len(total) not in shape[:2]:
+        raise InputError(
+            explain(name, f"its input has {len(total)} channels", f"input_shape {shape}", "Give channels first")
+        )
+    return LinearMap(name, shape, total, diagonal=total)
+
+
+def _usable(weight: Tensor, name: str) -> Tensor:
+    if weight.is_complex():
+        raise ModelError(explain(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts"))
+    if not bool(torch.isfinite(weight).all()):
+        raise NonFiniteError(
+            explain(
+                f"operator_norm of {name}", "weights must be finite", "inf or nan", "Look at the step that made them"
+            )
+        )
+    return weight
+
+
+def _fold(main: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
+    """Multiply output channels (BatchNorm after the layer) or input channels (before it) of a weight."""
+    groups = getattr(main, "groups", 1)
+    outputs = getattr(main, "out_channels", getattr(main, "out_features", None))
+    inputs = getattr(main, "in_channels", getattr(main, "in_features", None))
+    expected = outputs if after else inputs
+    if len(factors) != expected:
+        raise ModelError(
+            explain(
+                "operator_norm",
+                f"BatchNorm beside {_describe(main)} must have {expected} features",
+                f"{len(factors)}",
+                "Check the order of the layers",
+            )
+        )
+    # rows of the weight are output channels; of a transposed convolution they are input channels
+    rows_are_outputs = not isinstance(main, _TRANSPOSED)
+    tail = (1,) * (weight.ndim - 2)
+    if after == rows_are_outputs:
+        return weight * factors.reshape(-1, 1, *tail)
+    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    return (grouped * factors.reshape(groups, 1, -1, *tail)).reshape(weight.shape)
+
+
+def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the spatial part of an input shape given with or without channels and batch.
+
+    Raises:
+        InputError: when the shape does not belong to the layer.
+    """
+    if isinstance(layer, nn.Linear):
+        if input_shape is not None and (not len(input_shape) or input_shape[-1] != layer.in_features):
+            raise InputError(
+                explain(
+                    _describe(layer),
+                    f"its input ends with {layer.in_features} features",
+                    f"input_shape {tuple(input_shape)}",
+                    "Leave input_shape out",
+                )
+            )
+        return ()
+    axes, channels = len(layer.kernel_size), layer.in_channels  # type: ignore[arg-type]
+    example = f"({channels}, {', '.join(['32'] * axes)})"
+    if input_shape is None:
+        raise InputError(
+            explain(
+                f"operator_norm of {_describe(layer)}",
+                "the norm of a convolution depends on the size of its input",
+                "input_shape=None",
+                f"Pass input_shape={example}, as the layer sees it in the network",
+            )
+        )
+    shape = tuple(input_shape)
+    known = len(shape) in (axes, axes + 1, axes + 2) and (len(shape) == axes or shape[-axes - 1] == channels)
+    if not known or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+        raise InputError(
+            explain(
+                f"operator_norm of {_describe(layer)}",
+                f"input_shape is {axes} sizes, or {channels} channels and {axes} sizes",
+                str(shape),
+                f"Pass for example input_shape={example}",
+            )
+        )
+    return shape[-axes:]
+
+
+@contextmanager
+def buffers_kept(layer: nn.Module) -> Iterator[None]:
+    """Restore a layer's buffers on exit: torch's spectral_norm iterates whenever its weight is read in train mode."""
+    kept = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in layer.named_buffers():
+                if name in kept:
+                    buffer.copy_(kept[name])
