@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from normgauge import claims as claims
     from normgauge import errors as errors
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
-_ROOMS = ("errors",)
+_ROOMS = ("claims", "errors")
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
