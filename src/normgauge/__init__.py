@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from normgauge import claims as claims
     from normgauge import errors as errors
     from normgauge import nn as nn
     from normgauge.errors import NormgaugeError as NormgaugeError
@@ -29,6 +30,7 @@ _ROOMS = (
     "errors",
     "nn",
 )
+_ROOMS = ("claims", "errors")
 _NAMES = {
     "cite": "references",
     "compare": "lab",

@@ -1,0 +1,8 @@
+"""Sentences of the papers, each with a judge that computes its verdict: `ledger()` is the door."""
+
+from normgauge.claims._claim import Claim
+from normgauge.claims._ledger import Ledger, ledger
+from normgauge.claims._verdict import Evidence, Verdict
+from normgauge.claims._weigh import poll, weigh
+
+__all__ = ["Claim", "Evidence", "Ledger", "Verdict", "ledger", "poll", "weigh"]

@@ -1,0 +1,118 @@
+"""`Claim`: a sentence from a paper and the way it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from normgauge.claims._checks import Check, gather
+from normgauge.claims._verdict import Verdict
+from normgauge.claims._weigh import poll, weigh
+from normgauge.errors import InputError, explain
+from normgauge.rng import preserved_rng, seed_everything
+
+Sort = Literal["theorem", "empirical", "bibliographic"]
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+Trial = Callable[[torch.Generator], Iterable[Check]]
+Criterion = Callable[[Sequence[Row]], Mapping[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence from a paper, the way it is judged, and the sentence that holds.
+
+    Args:
+        id: its name in the ledger, paper first (`S1-T4.1`).
+        place: where the paper says it.
+        printed: the statement as printed.
+        kind: theorem, empirical or bibliographic.
+        corrected: the statement that holds, where it differs; it is tested too.
+        hypotheses: under which assumptions printed and corrected are tested.
+        cite: bibliography keys: the paper, then whatever the correction leans on.
+        note: what a reader should know: what is wrong, where this reading of the sentence is disputable.
+        quotes: the words a bibliographic claim is compared with.
+        trial: yields the checks of a theorem or quotation on instances drawn from a generator.
+        study: the study whose table an empirical claim is judged from.
+        criterion: the rule fixed in advance, in words.
+        margins: the same rule as a function of the table's rows: per criterion one margin per seed.
+    """
+
+    id: str
+    place: str
+    printed: str
+    kind: Sort
+    corrected: str = ""
+    hypotheses: str = ""
+    cite: tuple[str, ...] = ()
+    note: str = ""
+    quotes: tuple[str, ...] = ()
+    trial: Trial | None = None
+    study: str = ""
+    criterion: str = ""
+    margins: Criterion | None = None
+
+    @property
+    def paper(self) -> str:
+        """The paper's letter and number, as `S1`."""
+        return self.id.partition("-")[0]
+
+    @property
+    def command(self) -> str:
+        """The command that judges this claim on the reader's own machine."""
+        return f"normgauge reproduce {self.study}" if self.kind == "empirical" else f"normgauge claims --id {self.id}"
+
+    def judge(self, generator: torch.Generator) -> Verdict:
+        """Compute the verdict on instances drawn from `generator`, in float64; an empirical claim says not_run.
+
+        A judge that raises is a value too: the status is `error` and the sentence says what happened. The default
+        dtype and the global random streams are those of before on return.
+        """
+        if self.trial is None:
+            sentence = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
+            return Verdict("empirical", None, "not_run", (), sentence)
+        try:
+            with _quiet_room(generator.initial_seed()):
+                evidence = gather(self.trial(generator))
+        except Exception as error:  # noqa: BLE001 (failure is a value: one judge never stops the ledger)
+            return Verdict(None, None, "error", (), f"the judge raised {type(error).__name__}: {error}")
+        return weigh(evidence)
+
+    def judge_from_tables(self, tables: Tables) -> Verdict:
+        """Judge an empirical claim from stored study tables: study name -> rows, one row per run.
+
+        A row is flat: the study's knobs (`norm`, `model`, ...), `seed`, and the readings by name. Without the
+        claim's study among the tables the verdict is `not_run`.
+
+        Raises:
+            InputError: for a claim that is not empirical.
+        """
+        if self.kind != "empirical":
+            raise InputError(
+                explain(f"Claim {self.id}", "only empirical claims are judged from tables", self.kind, "Call judge()")
+            )
+        rows = tables.get(self.study)
+        if not rows or self.margins is None:
+            return self.judge(torch.Generator())
+        try:
+            return poll(self.margins(rows))
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            told = f"the table of study {self.study!r} cannot be read: {type(error).__name__}: {error}"
+            return Verdict("empirical", None, "error", (), told)
+
+
+@contextmanager
+def _quiet_room(seed: int) -> Iterator[None]:
+    """Run a judge in float64 with seeded global streams (layers draw from them), and put everything back."""
+    dtype = torch.get_default_dtype()
+    try:
+        with preserved_rng(), torch.enable_grad():
+            seed_everything(seed)
+            torch.set_default_dtype(torch.float64)
+            yield
+    finally:
+        torch.set_default_dtype(dtype)

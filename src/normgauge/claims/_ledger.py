@@ -1,0 +1,204 @@
+"""`ledger()`: every claim of the papers with its verdict, for reading, for pandas and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from normgauge.claims._claim import Claim, Tables
+from normgauge.claims._court import Progress, judge_many, judge_one
+from normgauge.claims._registry import find, registered
+from normgauge.claims._verdict import Verdict
+from normgauge.errors import require, unknown_name
+from normgauge.records import Result, format_table
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True)
+class Ledger(Result):
+    """The claims and their verdicts; a verdict is computed when first asked for and then remembered.
+
+    Iterating gives the `Claim`s; `ledger["S1-T4.1"]` is one of them and `ledger.verdict("S1-T4.1")` its verdict.
+
+    Args:
+        claims: what is in it.
+        seed: from which every judge's generator is made (with the claim's id).
+    """
+
+    claims: tuple[Claim, ...]
+    seed: int = 0
+    _known: dict[str, Verdict] = field(default_factory=dict, repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Go through the claims by paper."""
+        return iter(self.claims)
+
+    def __len__(self) -> int:
+        return len(self.claims)
+
+    def __getitem__(self, id: str) -> Claim:
+        for claim in self.claims:
+            if claim.id == id:
+                return claim
+        raise unknown_name("claim", id, [claim.id for claim in self.claims])
+
+    def verdict(self, id: str) -> Verdict:
+        """Return the verdict of one claim."""
+        if id not in self._known:
+            self._known[id] = judge_one(self[id], self.seed)
+        return self._known[id]
+
+    @property
+    def verdicts(self) -> dict[str, Verdict]:
+        """The verdicts of all claims by id (judges those not judged yet, in this process)."""
+        return dict(self.judge()._known)
+
+    def judge(self, *, workers: int = 1, progress: Progress | None = None) -> Ledger:
+        """Compute every verdict not known yet, in `workers` processes, and return the ledger.
+
+        Call it with several workers under `if __name__ == "__main__":` in a script, as with any process pool.
+        """
+        missing = [claim for claim in self.claims if claim.id not in self._known]
+        if missing:
+            self._known.update(judge_many(missing, seed=self.seed, workers=workers, progress=progress))
+        return self
+
+    def with_tables(self, tables: Tables) -> Ledger:
+        """Return a ledger whose empirical claims are judged from stored study tables (study -> rows)."""
+        known = dict(self._known)
+        for claim in self.claims:
+            if claim.kind == "empirical" and claim.study in tables:
+                known[claim.id] = claim.judge_from_tables(tables)
+        return Ledger(self.claims, self.seed, known)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return, per paper, how often each verdict fell; `not_run` and `error` count what is not judged."""
+        tally: dict[str, Counter[str]] = {}
+        for claim in self.claims:
+            tally.setdefault(claim.paper, Counter())[_word(self.verdict(claim.id))] += 1
+        return {paper: dict(sorted(words.items())) for paper, words in tally.items()}
+
+    def json(self) -> str:
+        """Return a JSON list: id, verdict, outcome, status, printed, corrected, evidence and what explains them."""
+        return json.dumps([self._record(claim) for claim in self.claims], indent=2, ensure_ascii=False)
+
+    def explain(self, id: str) -> str:
+        """Return one claim in full: printed, what is wrong, corrected, evidence, how to reproduce."""
+        claim, verdict = self[id], self.verdict(id)
+        outcome = f", {verdict.outcome}" if verdict.outcome else ""
+        parts = [
+            f"{claim.id} ({claim.kind}; {claim.place}): {_word(verdict)}{outcome}",
+            f"printed:     {claim.printed}",
+            f"finding:     {verdict.sentence}",
+            f"note:        {claim.note}" if claim.note else "",
+            f"corrected:   {claim.corrected}" if claim.corrected else "",
+            f"hypotheses:  {claim.hypotheses}" if claim.hypotheses else "",
+            *(f"quoted:      {quote}" for quote in claim.quotes),
+            *(f"evidence:    {item}" for item in verdict.evidence),
+            f"reproduce:   {claim.command}",
+            f"cite:        {', '.join(claim.cite)}",
+            f"verdict {verdict.verdict or 'none'}, status {verdict.status}, float64, seed {self.seed}",
+        ]
+        return "\n".join(part for part in parts if part)
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars of the verdicts per paper (needs the `lab` extra)."""
+        alt = require("altair", "lab", "Ledger.chart")
+        pandas = require("pandas", "lab", "Ledger.chart")
+        rows = [
+            {"paper": paper, "verdict": word, "claims": number}
+            for paper, words in self.counts().items()
+            for word, number in words.items()
+        ]
+        return alt.Chart(pandas.DataFrame(rows)).mark_bar().encode(x="claims:Q", y="paper:N", color="verdict:N")
+
+    def __str__(self) -> str:
+        """Return the claims paper by paper, each paper with its counts."""
+        tables = []
+        for paper, words in self.counts().items():
+            rows = [row for row in self._rows() if row["paper"] == paper]
+            short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
+            title = f"{paper}: {len(rows)} claims ({', '.join(f'{number} {word}' for word, number in words.items())})"
+            tables.append(format_table(short, title=title))
+        return "\n\n".join([*tables, self._footer()])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": claim.id,
+                "paper": claim.paper,
+                "kind": claim.kind,
+                "place": claim.place,
+                "verdict": verdict.verdict,
+                "outcome": verdict.outcome,
+                "status": verdict.status,
+                "printed": claim.printed,
+                "corrected": claim.corrected,
+                "sentence": verdict.sentence,
+            }
+            for claim, verdict in ((claim, self.verdict(claim.id)) for claim in self.claims)
+        ]
+
+    def _record(self, claim: Claim) -> dict[str, Any]:
+        verdict = self.verdict(claim.id).as_dict()
+        return {
+            "id": claim.id,
+            "verdict": verdict["verdict"],
+            "outcome": verdict["outcome"],
+            "status": verdict["status"],
+            "printed": claim.printed,
+            "corrected": claim.corrected,
+            "evidence": verdict["evidence"],
+            "sentence": verdict["sentence"],
+            "paper": claim.paper,
+            "place": claim.place,
+            "kind": claim.kind,
+            "hypotheses": claim.hypotheses,
+            "note": claim.note,
+            "quotes": list(claim.quotes),
+            "cite": list(claim.cite),
+            "reproduce": claim.command,
+        }
+
+    def _footer(self) -> str:
+        judged = sum(self.verdict(claim.id).status == "judged" for claim in self.claims)
+        return (
+            f"{judged} of {len(self.claims)} judged; theorems on random float64 instances and edge cases, "
+            f"seed {self.seed}; `normgauge claims --id ID` shows one in full"
+        )
+
+
+def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None = None, seed: int = 0) -> Ledger:
+    """Return the ledger: every claim of the papers, its verdict, the evidence and the corrected sentence.
+
+    Verdicts are computed when asked for; `ledger().judge(workers=2)` computes them all at once.
+
+    Args:
+        paper: only this paper's claims (`S1`).
+        ids: only these claims.
+        seed: from which the judges draw their instances.
+
+    Raises:
+        UnknownNameError: for an id or a paper without claims.
+
+    Example:
+        >>> book = ledger(ids=["S1-FC.2"])
+        >>> book.verdict("S1-FC.2").verdict
+        'holds'
+    """
+    claims = registered() if ids is None else tuple(find(id) for id in ids)
+    if paper is not None:
+        papers = {claim.paper for claim in claims}
+        if paper not in papers:
+            raise unknown_name("paper", paper, papers)
+        claims = tuple(claim for claim in claims if claim.paper == paper)
+    return Ledger(claims, seed)
+
+
+def _word(verdict: Verdict) -> str:
+    return verdict.status if verdict.status != "judged" else str(verdict.verdict)

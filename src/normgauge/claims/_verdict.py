@@ -1,0 +1,103 @@
+"""What a judge hands back: the `Verdict`, and the named numbers (`Evidence`) it follows from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from normgauge.errors import InputError, explain
+from normgauge.records import format_number
+
+Word = Literal["holds", "holds_with_correction", "false_as_stated", "empirical"]
+Outcome = Literal["confirmed", "not_confirmed", "inconclusive"]
+Standing = Literal["judged", "not_run", "error"]
+Role = Literal["printed", "corrected", "conclusion", "fact", "margin"]
+
+WORDS: tuple[str, ...] = get_args(Word)
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+STANDINGS: tuple[str, ...] = get_args(Standing)
+
+#: A discrepancy up to its tolerance is rounding; one above `CLEAR` tolerances is a failure; between them nobody knows.
+CLEAR = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One named number a verdict rests on.
+
+    Args:
+        name: what was compared or counted.
+        role: which sentence it speaks for: `printed`, `corrected`, `conclusion` (what the paper draws from it);
+            `fact` shows a size and weighs nothing; `margin` is an experiment's mean margin in favour of the claim.
+        value: the largest discrepancy over all instances (0 is perfect), or the fact's or margin's value.
+        tolerance: how large a discrepancy may be and still be rounding; for a margin the half-width of its interval.
+        instances: over how many instances (or seeds) the value was taken.
+    """
+
+    name: str
+    role: Role
+    value: float
+    tolerance: float = 1e-8
+    instances: int = 1
+
+    @property
+    def passes(self) -> bool:
+        """Whether the discrepancy is rounding."""
+        return self.value <= self.tolerance
+
+    @property
+    def fails(self) -> bool:
+        """Whether the discrepancy is far beyond rounding (not a number and infinity are)."""
+        return not self.passes and not self.value < CLEAR * self.tolerance
+
+    def __str__(self) -> str:
+        """Return role, name, value and what the value is over, on one line."""
+        if self.role == "fact":
+            return f"fact: {self.name} = {format_number(self.value)}"
+        if self.role == "margin":
+            spread = format_number(self.tolerance)
+            return f"margin: {self.name} = {format_number(self.value)} +- {spread} over {self.instances} seeds"
+        word = "holds" if self.passes else "fails" if self.fails else "undecided"
+        bound = f"tolerance {format_number(self.tolerance)}, {self.instances} instances"
+        return f"{self.role} {word}: {self.name}: discrepancy {format_number(self.value)} ({bound})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a claim, and the numbers it follows from.
+
+    Args:
+        verdict: holds, holds_with_correction, false_as_stated or empirical; `None` where the status is `error`.
+        outcome: of an empirical claim at the scale run: confirmed, not_confirmed or inconclusive; `None` otherwise.
+        status: judged, not_run or error.
+        evidence: the numbers.
+        sentence: one sentence that says why.
+    """
+
+    verdict: Word | None
+    outcome: Outcome | None
+    status: Standing
+    evidence: tuple[Evidence, ...]
+    sentence: str
+
+    def __post_init__(self) -> None:
+        """Refuse words outside the vocabulary: the ledger is read by machines too."""
+        for name, value, known in (
+            ("verdict", self.verdict, (*WORDS, None)),
+            ("outcome", self.outcome, (*OUTCOMES, None)),
+            ("status", self.status, STANDINGS),
+        ):
+            if value not in known:
+                raise InputError(
+                    explain("Verdict", f"{name} is one of {', '.join(map(str, known))}", repr(value), "Use one of them")
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can write (infinities and not-a-number become `None`)."""
+        data = asdict(self)
+        data["evidence"] = [
+            {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in item.items()}
+            for item in data["evidence"]
+        ]
+        return data

@@ -1,0 +1,38 @@
+"""`normgauge claims`: the ledger of the papers' claims, judged here and now."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+
+def claims(
+    id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3 or S4.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list on stdout and nothing else.")] = False,
+    seed: Annotated[int, typer.Option(help="From which the judges draw their instances.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes; 0 takes one per core.")] = 0,
+) -> None:
+    """Judge what the papers say: printed, corrected, and the numbers that decide (exit code 1 if a judge fails)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from normgauge.claims import ledger
+
+    book = ledger(paper=paper, ids=id or None, seed=seed)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("judging", total=len(book))
+        book.judge(
+            workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1,
+            progress=lambda name, done, total: bar.update(task, completed=done, description=name),
+        )
+    if json:
+        typer.echo(book.json())
+    elif id:
+        typer.echo("\n\n".join(book.explain(claim.id) for claim in book))
+    else:
+        typer.echo(str(book))
+    if any(book.verdict(claim.id).status == "error" for claim in book):
+        raise typer.Exit(1)

@@ -1,0 +1,95 @@
+"""First and second derivatives through batch normalization of one unit, in closed form.
+
+Throughout, `y` is the batch of one unit's pre-activations (length m), `s = sqrt(var(y) + eps)` with the biased
+variance, `yh = (y - mean(y)) / s` and `z = gamma * yh + beta`; `g` and `H` are gradient and Hessian of a loss with
+respect to `z`, taken at `z`. All formulas are exact for every `eps >= 0`, because the derivative of `s` is
+`yh / m` in both cases; what `eps = 0` adds is `|yh|^2 = m`, which makes `project` a projection.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def standardize(y: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return `yh = (y - mean) / s` and `s = sqrt(var + eps)` along the last axis, with the biased variance.
+
+    Example:
+        >>> yh, s = standardize(torch.tensor([1.0, 3.0]))
+        >>> yh.tolist(), s.item()
+        ([-1.0, 1.0], 1.0)
+    """
+    centred = y - y.mean(-1, keepdim=True)
+    s = (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    return centred / s, s.squeeze(-1)
+
+
+def project(yh: Tensor) -> Tensor:
+    """Return `P = I - 1 1^T / m - yh yh^T / m`, the map that batch normalization applies to gradients.
+
+    With `eps = 0` it projects onto the complement of `1` and `yh`; for m = 2 it is zero.
+
+    Example:
+        >>> yh, _ = standardize(torch.tensor([1.0, 2.0, 6.0]))
+        >>> P = project(yh)
+        >>> bool((P @ P - P).abs().max() < 1e-6)
+        True
+    """
+    m = yh.shape[-1]
+    identity = torch.eye(m, dtype=yh.dtype, device=yh.device)
+    return identity - 1.0 / m - torch.outer(yh, yh) / m
+
+
+def pullback_gradient(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0) -> Tensor:
+    """Return the gradient with respect to `y`: `(gamma / s) (g - mean(g) - yh mean(g yh))`.
+
+    Example:
+        >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, 0.0])
+        >>> v = pullback_gradient(y, g)
+        >>> bool(v.sum().abs() < 1e-6), bool((v @ y).abs() < 1e-6)
+        (True, True)
+    """
+    yh, s = standardize(y, eps)
+    return (gamma / s) * (g - g.mean() - yh * (g * yh).mean())
+
+
+def pullback_hessian(y: Tensor, g: Tensor, H: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0) -> Tensor:
+    """Return the Hessian with respect to `y`.
+
+    `(gamma / s)^2 P H P - (gamma / (m s^2)) (gc yh^T + yh gc^T - (3 / m) a yh yh^T + a (I - 1 1^T / m))`
+    with `gc = g - mean(g)` and `a = <g, yh>`.
+
+    Example:
+        >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, -1.0])
+        >>> flat = pullback_hessian(y, g, torch.zeros(3, 3)) @ torch.ones(3)
+        >>> bool(flat.abs().max() < 1e-6)  # a common shift of y changes nothing
+        True
+    """
+    yh, s = standardize(y, eps)
+    m = y.shape[-1]
+    P = project(yh)
+    a = g @ yh
+    centred = g - g.mean()
+    cross = torch.outer(centred, yh)
+    identity = torch.eye(m, dtype=y.dtype, device=y.device)
+    bent = cross + cross.T - (3.0 / m) * a * torch.outer(yh, yh) + a * (identity - 1.0 / m)
+    return (gamma / s) ** 2 * (P @ H @ P) - (gamma / (m * s**2)) * bent
+
+
+def gradient_norm_squared(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
+    """Return `|grad_y|^2 = (gamma / s)^2 (|g|^2 - <1, g>^2 / m - <g, yh>^2 / m)` (eps = 0): an equality.
+
+    Deviations: S1 Theorem 4.1 prints `<=` and `1 / sqrt(m)` in the last term, which is false for m > 1.
+
+    Example:
+        >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.5, -1.0])
+        >>> v = pullback_gradient(y, g, gamma=2.0)
+        >>> bool((gradient_norm_squared(y, g, 2.0) - v @ v).abs() < 1e-5)
+        True
+
+    References: santurkar2018
+    """
+    yh, s = standardize(y)
+    m = y.shape[-1]
+    return (gamma / s) ** 2 * (g @ g - g.sum() ** 2 / m - (g @ yh) ** 2 / m)
