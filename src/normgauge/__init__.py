@@ -17,34 +17,31 @@ if TYPE_CHECKING:
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
+    from normgauge.measure import Bracket as Bracket
     from normgauge.measure import Spectrum as Spectrum
     from normgauge.measure import landscape as landscape
-    from normgauge.measure import spectrum as spectrum
-    from normgauge.measure import Bracket as Bracket
     from normgauge.measure import operator_norm as operator_norm
+    from normgauge.measure import spectrum as spectrum
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
 _ROOMS = (
+    "claims",
     "errors",
     "nn",
 )
-_ROOMS = ("claims", "errors")
 _NAMES = {
+    "Bracket": "measure",
     "cite": "references",
     "compare": "lab",
     "landscape": "measure",
     "NormgaugeError": "errors",
     "Objective": "objective",
+    "operator_norm": "measure",
     "Spectrum": "measure",
     "spectrum": "measure",
     "Study": "lab",
-    "Bracket": "measure",
-    "NormgaugeError": "errors",
-    "Objective": "objective",
-    "cite": "references",
-    "operator_norm": "measure",
     "take": "objective",
 }
 

@@ -1,4 +1,3 @@
-"""Charts of stored rows: pandas frames in, Altair charts out; this room knows no torch."""
 """Rows -> Altair charts with one theme; knows no torch. Needs the `lab` extra when a chart is drawn."""
 
 from normgauge.charts._against import against as against
@@ -8,6 +7,7 @@ from normgauge.charts._heatmap import contour_segments as contour_segments
 from normgauge.charts._heatmap import heatmap as heatmap
 from normgauge.charts._histogram import histogram as histogram
 from normgauge.charts._intervals import intervals as intervals
+from normgauge.charts._panels import panels as panels
 from normgauge.charts._save import javascript as javascript
 from normgauge.charts._save import save as save
 from normgauge.charts._theme import PALETTES as PALETTES
@@ -22,6 +22,7 @@ __all__ = [
     "bars",
     "histogram",
     "heatmap",
+    "panels",
     "contour_segments",
     "save",
     "javascript",

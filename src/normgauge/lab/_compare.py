@@ -15,7 +15,7 @@ from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
 from normgauge.lab.provenance import provenance
 from normgauge.lab.study import Study
 from normgauge.lab.sweep import sweep
-from normgauge.store import Store
+from normgauge.store import Store, spec_id
 
 Size = Literal["smoke", "small"]
 
@@ -23,8 +23,8 @@ DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
 STORE_NAME = "runs.sqlite"
 # What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
 SIZES: dict[str, dict[str, Any]] = {
-    "smoke": {"rates": (0.1, 1.0), "seeds": 2, "steps": 12, "measured": 2},
-    "small": {"rates": (0.03, 0.1, 0.3, 1.0, 3.0), "seeds": 3, "steps": 80, "measured": 5},
+    "smoke": {"rates": (0.1, 1.0), "seeds": 2, "tuning_seeds": 1, "steps": 12, "measured": 2},
+    "small": {"rates": (0.03, 0.1, 0.3, 1.0, 3.0), "seeds": 8, "tuning_seeds": 2, "steps": 80, "measured": 5},
 }
 
 
@@ -46,7 +46,7 @@ def comparison_study(
         data: digits or gaussian; by default gaussian for dln, else digits.
         norms: names of the normalizer registry.
         rates: learning rates of SGD, tuned for each normalizer.
-        seeds: how many seeds.
+        seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
         steps: how many steps of SGD.
         batch: the batch size; full batch for the Gaussian regression, else 128.
         size: "smoke" or "small", which gives what is not said.
@@ -71,6 +71,7 @@ def comparison_study(
     for norm in dict.fromkeys(norms):
         models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
     samples = len(dataset.train[1])
+    repeats = preset["seeds"] if seeds is None else seeds
     regression = dataset.task == "regression"
     return Study(
         name="compare",
@@ -88,7 +89,8 @@ def comparison_study(
             "measure_batch": min(128, samples),
             "target_loss": 1.0 if regression else 0.5,
         },
-        seeds=preset["seeds"] if seeds is None else seeds,
+        seeds=repeats,
+        tuning_seeds=min(preset["tuning_seeds"], repeats),
         cite=("santurkar2018", "ioffe2015"),
     )
 
@@ -115,7 +117,7 @@ def compare(
     Each normalizer's learning rate is tuned on validation data; arms are compared on test data, paired by seed.
     Finished runs are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
 
-    Kind: estimate, with 95 % intervals over seeds. Cost: norms x rates x seeds runs.
+    Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs.
 
     Args:
         out: the folder of the store.
@@ -129,15 +131,20 @@ def compare(
     study = comparison_study(**settings)
     path = Path(out) / STORE_NAME
     with Store(path) as store:
-        sweep(study, store, executor=executor, progress=progress)
-        return conclude(study, store)
+        sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
+        first = conclude(study, store, study.plan())
+        second = study.confirmation([{"norm": norm, **setting} for norm, setting in first.chosen.items()])
+        if not second:
+            return first
+        sweep(second, store, executor=executor, progress=progress, label="more seeds")
+        return conclude(study, store, [*study.plan(), *second])
 
 
-def conclude(study: Study, store: Store) -> Comparison:
-    """Judge the runs of a study that a store holds, and write table, answer and settings beside them."""
-    ids = study.run_ids()
-    result = compare_runs(store.runs(ids), store.readings(ids), store.path)
-    store.put_document("study", study.describe())
+def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Comparison:
+    """Judge the stored runs of these specs, and write table, answer and settings beside them."""
+    ids = [spec_id(spec) for spec in specs]
+    result = compare_runs(store.runs(ids), store.readings(ids), store.path, tuning_seeds=study.tried)
+    store.put_document("study", study.describe(ids))
     store.put_document("columns", [asdict(column) for column in COLUMNS])
     store.put_document("comparison", [_json_row(row) for row in result.rows])
     store.put_document("answer", {"sentence": result.answer, "decided": result.decided})

@@ -112,16 +112,20 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     return f"{format_number(mean, 3)} ({format_number(low, 3)}..{format_number(high, 3)})"
 
 
-def compare_runs(runs: Sequence[Run], readings: Sequence[Mapping[str, Any]], store: Path) -> Comparison:
+def compare_runs(
+    runs: Sequence[Run], readings: Sequence[Mapping[str, Any]], store: Path, *, tuning_seeds: int
+) -> Comparison:
     """Judge stored runs: tune the learning rate of each arm on validation data, compare on test data.
 
-    An arm's rate is the one with the best mean validation metric among those at which every seed finished (if
-    there is none, among those at which some did). Differences between arms are paired by seed.
+    An arm's rate is the one with the best mean validation metric over the tuning seeds, among those at which
+    every tuning seed finished (if there is none, among those at which some did). Differences between arms are
+    paired by seed.
 
     Args:
         runs: runs of a `Store`, with norm, lr and seed in their spec.
         readings: their readings.
         store: where they are, for the record.
+        tuning_seeds: rates are chosen on seeds below this one, so that later seeds cannot change the choice.
     """
     curves = _curves(readings)
     arms: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
@@ -131,7 +135,8 @@ def compare_runs(runs: Sequence[Run], readings: Sequence[Mapping[str, Any]], sto
     primary, sign = ("accuracy", 1.0) if accuracy else ("loss", -1.0)
     rows, chosen, scores = [], {}, {}
     for norm, by_rate in arms.items():
-        rate = _best_rate(by_rate, curves, f"validation_{primary}", sign)
+        tried = {r: [run for run in group if run["spec"]["seed"] < tuning_seeds] for r, group in by_rate.items()}
+        rate = _best_rate(tried, curves, f"validation_{primary}", sign)
         row: dict[str, Any] = {"norm": norm, "lr": rate, "n": 0, "stable_up_to": _stable_up_to(by_rate)}
         if rate is not None:
             chosen[norm] = {"lr": rate}
@@ -199,6 +204,8 @@ def _metric(column: Column, runs: Sequence[Run], curves: Mapping[str, Any]) -> d
         return {column.name: None, f"{column.name}_low": None, f"{column.name}_high": None}
     found = interval(values)
     low, high = (None, None) if math.isnan(found.low) else (found.low, found.high)
+    if column.unit == "%" and low is not None and high is not None:
+        low, high = max(low, 0.0), min(high, 100.0)
     return {column.name: found.mean, f"{column.name}_low": low, f"{column.name}_high": high}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normgauge.errors import InputError, explain
-from normgauge.store import spec_id
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class Study:
         nuisance: knob -> values that are tuned separately for each arm, so that no arm suffers from another's choice.
         fixed: knob -> value; the caveats of the answer.
         seeds: how many seeds (0, 1, ...), shared by all arms so that differences can be paired.
+        tuning_seeds: how many of them every tuned setting is tried on; the others run only at the setting that
+            won. `None` tries every setting on every seed.
         title: a headline for the report.
         cite: keys of the papers the study is about.
 
@@ -40,6 +41,7 @@ class Study:
     nuisance: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 3
+    tuning_seeds: int | None = None
     title: str = ""
     cite: tuple[str, ...] = ()
 
@@ -52,27 +54,36 @@ class Study:
                 explain(f"Study({self.name})", "each knob has one role", f"two for {', '.join(twice)}", "Remove one")
             )
         empty = [knob for knob, values in {**self.scientific, **self.nuisance}.items() if not list(values)]
-        if empty or self.seeds < 1:
-            got = f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}"
+        if empty or self.seeds < 1 or not 1 <= self.tried <= self.seeds:
+            got = f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
             raise InputError(
-                explain(f"Study({self.name})", "each knob needs a value and there is at least one seed", got, "Add one")
+                explain(f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", got, "Add one")
             )
 
+    @property
+    def tried(self) -> int:
+        """How many seeds every tuned setting is tried on."""
+        return self.seeds if self.tuning_seeds is None else self.tuning_seeds
+
     def plan(self) -> list[dict[str, Any]]:
-        """Return the specs of all runs: every arm, at every tuned setting, for every seed."""
+        """Return the specs of the first round: every arm, at every tuned setting, for every tuning seed."""
         knobs = {**self.scientific, **self.nuisance}
         return [
             {**dict(self.fixed), **dict(zip(knobs, values, strict=True)), "seed": seed}
-            for seed in range(self.seeds)
+            for seed in range(self.tried)
             for values in itertools.product(*knobs.values())
         ]
 
-    def run_ids(self) -> list[str]:
-        """Return the ids the plan's runs have in a store."""
-        return [spec_id(spec) for spec in self.plan()]
+    def confirmation(self, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the specs of the second round: each chosen arm and setting for the seeds not tried yet.
 
-    def describe(self) -> dict[str, Any]:
-        """Return the study as plain data for the store and the report."""
+        Args:
+            chosen: one mapping per arm with a value for every scientific and nuisance knob.
+        """
+        return [{**dict(self.fixed), **arm, "seed": seed} for seed in range(self.tried, self.seeds) for arm in chosen]
+
+    def describe(self, runs: Sequence[str]) -> dict[str, Any]:
+        """Return the study as plain data for the store and the report, with the ids of its runs."""
         return {
             "name": self.name,
             "title": self.title or self.name,
@@ -82,5 +93,6 @@ class Study:
             "fixed": dict(self.fixed),
             "seeds": self.seeds,
             "cite": list(self.cite),
-            "runs": self.run_ids(),
+            "tuning_seeds": self.tried,
+            "runs": list(runs),
         }

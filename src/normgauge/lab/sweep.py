@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -17,33 +17,36 @@ from normgauge.store import Store, spec_id
 
 
 def sweep(
-    study: Study,
+    specs: Study | Sequence[dict[str, Any]],
     store: Store,
     *,
     executor: Executor | int | None = None,
     task: Callable[[Any], Outcome] = execute,
     progress: bool = True,
+    label: str = "runs",
 ) -> int:
-    """Run the specs of a study that the store does not hold yet, writing each run when it is finished.
+    """Run the specs that the store does not hold yet, writing each run when it is finished.
 
     Args:
-        study: what to run.
+        specs: what to run: a study's first round, or a list of specs.
         store: where finished runs are; only this process writes to it.
         executor: a `concurrent.futures.Executor`, a number of worker processes (1 runs in this process), or
             `None` for one process per core.
         task: what a run is: a function from a spec to an `Outcome`.
         progress: show a bar with time left on stderr when it is a terminal.
+        label: what the bar is called.
 
     Returns:
         How many runs were run now; the others were in the store already.
     """
     finished = store.finished()
-    missing = [spec for spec in study.plan() if spec_id(spec) not in finished]
+    plan = specs.plan() if isinstance(specs, Study) else list(specs)
+    missing = [spec for spec in plan if spec_id(spec) not in finished]
     if not missing:
         return 0
     outcomes = _outcomes(missing, executor, task)
     with _bar(progress) as bar:
-        job = bar.add_task(study.name, total=len(study.plan()), completed=len(study.plan()) - len(missing))
+        job = bar.add_task(label, total=len(plan), completed=len(plan) - len(missing))
         for outcome in outcomes:
             run = {name: getattr(outcome, name) for name in ("spec", "status", "sentence", "seconds", "provenance")}
             store.put(run, outcome.readings)

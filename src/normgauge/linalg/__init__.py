@@ -5,26 +5,22 @@ from normgauge.linalg._bidiagonalization import random_start_bound as random_sta
 from normgauge.linalg._bidiagonalization import top_singular_pair as top_singular_pair
 from normgauge.linalg._operator import DenseOperator as DenseOperator
 from normgauge.linalg._operator import Operator as Operator
-from normgauge.linalg.lanczos import Eigenpairs as Eigenpairs
-from normgauge.linalg.lanczos import eigenpairs as eigenpairs
-
-__all__ = [
-    "DenseOperator",
-    "Eigenpairs",
-    "Operator",
-    "eigenpairs",
 from normgauge.linalg._symbol import SymbolBound as SymbolBound
 from normgauge.linalg._symbol import peak_frequency as peak_frequency
 from normgauge.linalg._symbol import symbol_bound as symbol_bound
 from normgauge.linalg._symbol import symbol_is_exact as symbol_is_exact
 from normgauge.linalg.convolution import Convolution as Convolution
+from normgauge.linalg.lanczos import Eigenpairs as Eigenpairs
+from normgauge.linalg.lanczos import eigenpairs as eigenpairs
 
 __all__ = [
     "Convolution",
     "DenseOperator",
+    "Eigenpairs",
     "Operator",
     "SingularPair",
     "SymbolBound",
+    "eigenpairs",
     "peak_frequency",
     "random_start_bound",
     "symbol_bound",

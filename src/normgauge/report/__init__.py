@@ -4,4 +4,8 @@ from normgauge.report._page import page as page
 from normgauge.report._page import page_of_store as page_of_store
 from normgauge.report._tables import ReportTables as ReportTables
 
-__all__ = ["ReportTables", "page", "page_of_store"]
+__all__ = [
+    "ReportTables",
+    "page",
+    "page_of_store",
+]
