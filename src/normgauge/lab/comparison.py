@@ -28,11 +28,15 @@ class Column:
     better: str | None
     help: str
     when: str = "last"  # "last": value at the end; "mean": over the measured steps of a run
-    factor: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """What a stored value is multiplied by for reading: shares are stored as fractions."""
+        return 100.0 if self.unit == "%" else 1.0
 
 
 COLUMNS = (
-    Column("test_accuracy", "test accuracy", "%", "higher", "Share of test images classified right.", factor=100.0),
+    Column("test_accuracy", "test accuracy", "%", "higher", "Share of test samples classified right."),
     Column("test_loss", "test loss", "", "lower", "Loss on the test split, stored statistics."),
     Column("train_loss", "training loss", "", "lower", "Loss of the measuring batch at the end, batch statistics."),
     Column("steps_to_target", "steps to target", "", "lower", "Steps until the training loss fell below the target."),
@@ -85,7 +89,7 @@ class Comparison(Result):
             cells = {"norm": str(row["norm"]), "rate": format_number(row["lr"]), "n": str(row["n"])}
             for column in shown:
                 title = f"{column.title} {column.unit}".strip()
-                cells[title] = _cell(row, column.name)
+                cells[title] = _cell(row, column)
             cells["stable up to"] = str(row["stable_up_to"])
             table.append(cells)
         return table
@@ -100,16 +104,15 @@ class Comparison(Result):
             for r in self.rows
             if r.get(metric) is not None
         ]
-        return intervals(rows, x="value", y="norm", low="low", high="high", title=metric.replace("_", " "))
+        return intervals(rows, value="value", series="norm", low="low", high="high", title=metric.replace("_", " "))
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    mean, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+def _cell(row: Mapping[str, Any], column: Column) -> str:
+    values = [row.get(f"{column.name}{edge}") for edge in ("", "_low", "_high")]
+    mean, low, high = (None if v is None else format_number(column.factor * v, 3) for v in values)
     if mean is None:
         return "-"
-    if low is None or high is None:
-        return format_number(mean, 3)
-    return f"{format_number(mean, 3)} ({format_number(low, 3)}..{format_number(high, 3)})"
+    return mean if low is None or high is None else f"{mean} ({low}..{high})"
 
 
 def compare_runs(
@@ -199,13 +202,13 @@ def _metric(column: Column, runs: Sequence[Run], curves: Mapping[str, Any]) -> d
     for run in runs:
         series = curves[run["id"]].get(column.name, [])
         if series:
-            values.append(column.factor * (series[-1] if column.when == "last" else sum(series) / len(series)))
+            values.append(series[-1] if column.when == "last" else sum(series) / len(series))
     if not values:
         return {column.name: None, f"{column.name}_low": None, f"{column.name}_high": None}
     found = interval(values)
     low, high = (None, None) if math.isnan(found.low) else (found.low, found.high)
     if column.unit == "%" and low is not None and high is not None:
-        low, high = max(low, 0.0), min(high, 100.0)
+        low, high = max(low, 0.0), min(high, 1.0)
     return {column.name: found.mean, f"{column.name}_low": low, f"{column.name}_high": high}
 
 
