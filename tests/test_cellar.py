@@ -1,0 +1,73 @@
+"""Errors, records, references and random states: the words and rules everything else relies on."""
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from normgauge.errors import InputError, MissingExtraError, UnknownNameError, explain, require, unknown_name
+from normgauge.records import Reading, Result, format_number, format_table
+from normgauge.references import bibliography, cite
+from normgauge.rng import preserved_rng, seed_everything
+
+SOURCE = Path(__file__).parents[1] / "src" / "normgauge"
+
+
+def test_messages_have_one_form():
+    assert explain("thing", "must be red.", "blue", "Paint it.") == "thing: must be red. Got blue. Paint it."
+    assert "Did you mean 'batch'?" in str(unknown_name("norm", "bach", ["batch", "layer"]))
+    assert "Did you mean" not in str(unknown_name("norm", "zzz", ["batch"]))
+    with pytest.raises(MissingExtraError, match=r"Objective: .*'no_such_thing'.*pip install 'normgauge\[lab\]'"):
+        require("no_such_thing", "lab", "Objective")
+
+
+def test_readings_speak_a_fixed_vocabulary():
+    assert str(Reading("x", 1.0, "upper", 0.5, "nonconverged", "too slow")) == (
+        "x = 1 +- 0.5 (upper) [nonconverged: too slow]"
+    )
+    with pytest.raises(InputError, match="kind is one of exact, upper, lower, unbiased, estimate. Got 'about'"):
+        Reading("x", 1.0, kind="about")
+    with pytest.raises(InputError, match="status is one of"):
+        Reading("x", 1.0, status="fine")
+
+
+def test_tables_align_and_have_holes():
+    text = format_table([{"name": "a", "value": 1.5}, {"name": "bb", "value": None}], title="T", footer="F")
+    assert text.splitlines()[0] == "T" and text.splitlines()[-1] == "F"
+    assert "1.5" in text and " -" in text
+    assert format_number(float("nan")) == "nan" and format_number(False) == "no"
+
+
+def test_a_result_must_say_its_rows():
+    with pytest.raises(NotImplementedError):
+        print(Result())
+
+
+def test_global_random_states_come_back():
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    with pytest.raises(ValueError), preserved_rng():
+        seed_everything(7)
+        torch.rand(1), np.random.rand(), random.random()
+        raise ValueError
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all() and before[2] == random.getstate()
+
+
+def test_every_citation_exists_and_every_entry_is_cited():
+    known = bibliography()
+    bib = (SOURCE / "references.bib").read_text()
+    assert len(known) == len(re.findall(r"^@", bib, flags=re.M)), "a key stands twice"
+    text = "\n".join(p.read_text() for p in SOURCE.rglob("*.py"))
+    named = {key for line in re.findall(r"References: (.+?)\.?$", text, flags=re.M) for key in re.split(r",\s*", line)}
+    assert named <= set(known), f"unknown keys: {named - set(known)}"
+    unused = [key for key in known if not re.search(rf"\b{key}\b", text)]
+    assert not unused
+    assert "@inproceedings{santurkar2018," in cite("santurkar2018", "ioffe2015")
+    with pytest.raises(UnknownNameError, match="unknown reference 'santurkar'"):
+        cite("santurkar")

@@ -1,0 +1,72 @@
+"""The command line as a person or a script meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def normgauge(*words, cwd=None):
+    command = [sys.executable, "-m", "normgauge", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compared")
+    words = ["compare", "--model", "mlp", "--norms", "none,batch", "--rates", "0.1", "--seeds", "2", "--steps", "4"]
+    return out, normgauge(*words, "--size", "smoke", "--jobs", "1", "--out", str(out), "--json")
+
+
+def test_json_is_one_document_and_nothing_else(compared):
+    out, done = compared
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {row["norm"] for row in document["rows"]} == {"none", "batch"}
+    assert document["counts"] == {"ok": 4}
+    assert document["report"] == str(out / "report.html")
+
+
+def test_the_page_is_written_and_can_be_redrawn(compared, tmp_path):
+    out, _ = compared
+    page = (out / "report.html").read_text()
+    assert "<html" in page and "batch" in page
+    again = normgauge("report", str(out), "--out", str(tmp_path / "again.html"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again.html").stat().st_size > 100_000
+
+
+def test_plain_output_ends_with_the_answer_and_has_no_colour_codes(compared):
+    out, _ = compared
+    words = ["compare", "--model", "mlp", "--norms", "none,batch", "--rates", "0.1", "--seeds", "2", "--steps", "4"]
+    done = normgauge(*words, "--size", "smoke", "--jobs", "1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b[" not in done.stdout + done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert "batch" in last and ("Use " in last or "cannot tell" in last)
+    assert "report.html" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compare", "--norms", "bach"], "unknown normalizer 'bach'. Did you mean 'batch'?"),
+        (["compare", "--model", "vg"], "unknown model 'vg'. Did you mean 'vgg'?"),
+        (["compare", "--rates", "fast"], "learning rates are numbers separated by commas. Got 'fast'"),
+        (["compare", "--norms", ","], "name at least one normalizer"),
+        (["compare", "--data", "mnist"], "unknown data 'mnist'"),
+        (["report", "nowhere"], "Run normgauge compare first"),
+    ],
+)
+def test_wrong_use_is_explained_without_a_stack_trace(words, message, tmp_path):
+    done = normgauge(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+
+
+def test_help_and_version():
+    assert "compare" in normgauge("--help").stdout
+    assert normgauge("--version").stdout.startswith("normgauge 0.")
+    assert normgauge("compare", "--seeds", "0").returncode == 2

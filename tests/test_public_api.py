@@ -1,0 +1,66 @@
+"""The public names are these; importing normgauge is cheap and pulls nothing heavy."""
+
+import subprocess
+import sys
+
+import pytest
+
+import normgauge as ng
+
+PUBLIC = {
+    "__version__",
+    "NormgaugeError",
+    "Objective",
+    "Study",
+    "cite",
+    "compare",
+    "errors",
+    "landscape",
+    "nn",
+    "spectrum",
+    "take",
+}
+
+
+def test_the_public_list_is_held():
+    assert set(ng.__all__) == PUBLIC
+    assert set(dir(ng)) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(ng, name) is not None
+
+
+def test_unknown_names_are_ordinary_attribute_errors():
+    with pytest.raises(AttributeError, match="has no attribute 'spektrum'; public names"):
+        ng.spektrum  # noqa: B018
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_import_pulls_neither_torch_nor_the_extras():
+    heavy = "pandas", "altair", "dask", "sklearn", "matplotlib", "transformers", "hypothesis"
+    loaded = run(f"import normgauge, sys; print([m for m in {heavy!r} if m in sys.modules])")
+    assert loaded.strip() == "[]"
+    measured = run(
+        "import normgauge as ng, sys; ng.Objective, ng.spectrum, ng.landscape, ng.nn, ng.Study, ng.compare;"
+        f"print([m for m in {heavy!r} if m in sys.modules])"
+    )
+    assert measured.strip() == "[]"
+
+
+def test_missing_extras_name_the_install_command():
+    code = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "import torch, normgauge as ng\n"
+        "o = ng.Objective(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, (torch.ones(2, 1), torch.zeros(2, 1)), mode='eval')\n"
+        "try:\n    ng.landscape(o, steps=[0.1]).frame()\n"
+        "except ng.NormgaugeError as error:\n    print(error)\n"
+    )
+    assert "pip install 'normgauge[lab]'" in run(code)
+
+
+def test_the_types_are_marked():
+    from importlib.resources import files
+
+    assert (files("normgauge") / "py.typed").is_file()
