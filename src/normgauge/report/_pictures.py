@@ -33,8 +33,8 @@ def final_rows(tables: ReportTables, metric: str, knob: str) -> list[dict[str, A
     Where several knobs are tuned, the others are held at the arm's chosen setting if one is known.
     """
     last: dict[str, tuple[int, float]] = {}
-    for (run, step), value in _values(tables, metric).items():
-        last[run] = max(last.get(run, (step, value)), (step, value))
+    for (identity, step), reading in _values(tables, metric).items():
+        last[identity] = max(last.get(identity, (step, reading)), (step, reading))
     groups: dict[tuple[str, float], list[Mapping[str, Any]]] = defaultdict(list)
     for run in tables.runs:
         value = run["spec"].get(knob)
@@ -135,7 +135,7 @@ def _intervals(tables: ReportTables) -> dict[str, Any] | None:
 
 def _entry(tables: ReportTables, kind: str, name: str, chart: Any) -> dict[str, Any]:
     column = tables.columns[name]
-    spec = chart.to_dict()
+    spec = chart.to_dict(validate=False)  # the chart is ours, and the schema walks every row: half the time
     spec.pop("config", None)  # the page brings the theme, light or dark
     spec.pop("$schema", None)
     return {

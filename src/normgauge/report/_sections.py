@@ -160,7 +160,7 @@ def _cell(
     return f'<td class="{kind}" data-value="{_key(value)}"><b>{number(value, unit)}</b>{mark}{interval}</td>'
 
 
-def _bar(value: float, low: float, high: float, span: tuple[float, float], arm: int) -> str:
+def _bar(value: Any, low: Any, high: Any, span: tuple[float, float], arm: int) -> str:
     start, end = span
     width = end - start or 1.0
     left, right, dot = (100 * (v - start) / width for v in (low, high, value))
@@ -171,7 +171,7 @@ def _bar(value: float, low: float, high: float, span: tuple[float, float], arm: 
 
 
 def _span(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float]:
-    ends = [row.get(key) for row in rows for key in (name, f"{name}_low", f"{name}_high")]
+    ends: list[Any] = [row.get(key) for row in rows for key in (name, f"{name}_low", f"{name}_high")]
     numbers = [float(end) for end in ends if _finite(end)]
     return (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
 
