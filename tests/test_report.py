@@ -7,13 +7,14 @@ import sys
 from types import ModuleType
 
 import pytest
-from browser import ask, needs_browser
-from reference import report as twin
-from report_cases import NORMS, RATES, realistic
 
+from browser import ask, needs_browser
+from normgauge import charts
 from normgauge.errors import StoreError
 from normgauge.report import ReportTables, page, page_of_store
 from normgauge.report._pictures import curve_rows, final_rows
+from reference import report as twin
+from report_cases import NORMS, RATES, realistic, small
 
 NASTY = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&"
 
@@ -88,14 +89,15 @@ def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(table
     assert any(row["mean"] is None for row in rows.values()), "the case has settings where all runs diverged"
 
 
-def test_best_is_marked_only_where_the_data_decide(tables, html, tmp_path):
+def test_best_is_marked_only_where_the_data_decide(html, tmp_path):
     assert 'class="best"' in body_of(html)
-    open_question = page(realistic(decided=False), tmp_path / "open.html")
+    open_question = page(small(decided=False), tmp_path / "open.html")
     assert 'class="best"' not in body_of(open_question)
     assert "The data cannot tell" in body_of(open_question)
 
 
-def test_best_follows_the_direction_of_the_column(tables, tmp_path):
+def test_best_follows_the_direction_of_the_column(tmp_path):
+    tables = ReportTables(small().runs, [], small().documents)
     rows = [{"norm": "batch", "lr": 0.1, "n": 3, "m": 2.0}, {"norm": "layer", "lr": 0.1, "n": 3, "m": 1.0}]
     for better, value in (("higher", "2"), ("lower", "1"), (None, None)):
         column = {"name": "m", "title": "M", "unit": "", "better": better, "help": ""}
@@ -103,7 +105,8 @@ def test_best_follows_the_direction_of_the_column(tables, tmp_path):
         assert re.findall(r'<b>([^<]*)</b> <span class="best"', seen) == ([] if value is None else [value])
 
 
-def test_missing_numbers_are_dashes_and_never_nan(tables, tmp_path):
+def test_missing_numbers_are_dashes_and_never_nan(tmp_path):
+    tables = small()
     rows = [dict(row) for row in tables.documents["comparison"]]
     rows[1] |= {"test_accuracy": float("nan"), "train_loss": None, "top_eigenvalue_low": float("-inf")}
     path = page(replaced(tables, comparison=rows), tmp_path / "page.html")
@@ -112,7 +115,8 @@ def test_missing_numbers_are_dashes_and_never_nan(tables, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["study", "comparison", "columns", "answer", "chosen", "provenance"])
-def test_page_without_one_document_shows_the_rest(tables, name, tmp_path):
+def test_page_without_one_document_shows_the_rest(name, tmp_path):
+    tables = small()
     documents = {key: body for key, body in tables.documents.items() if key != name}
     path = page(dataclasses.replace(tables, documents=documents), tmp_path / "page.html")
     kinds = [entry["kind"] for entry in data_of(path)["charts"].values()]
@@ -153,7 +157,8 @@ def test_several_scientific_knobs_make_one_arm_each():
     assert tables.chosen == {"none / tanh": "lr 1"}
 
 
-def test_unknown_citations_are_named_not_dropped(tables, tmp_path):
+def test_unknown_citations_are_named_not_dropped(tmp_path):
+    tables = small()
     study = {**tables.documents["study"], "cite": ["santurkar2018", "nobody1900"]}
     seen = body_of(page(replaced(tables, study=study), tmp_path / "page.html"))
     assert "@inproceedings{santurkar2018" in seen and "Not in the bibliography: nobody1900" in seen
@@ -161,7 +166,7 @@ def test_unknown_citations_are_named_not_dropped(tables, tmp_path):
 
 def hostile():
     """The same tables, with markup wherever a string can stand."""
-    tables = realistic()
+    tables = small(steps=12)
     rename = {"batch": NASTY}
     runs = [
         {
@@ -174,7 +179,7 @@ def hostile():
     ]
     runs[0]["status"] = NASTY
     readings = [
-        {**row, "run": NASTY + row["run"], "name": row["name"].replace("loss_variation", NASTY)}
+        {**row, "run": NASTY + row["run"], "name": row["name"].replace("test_accuracy", NASTY)}
         for row in tables.readings
     ]
     documents = json.loads(json.dumps(tables.documents).replace('"batch"', json.dumps(NASTY)))
@@ -187,7 +192,7 @@ def hostile():
 
 
 def test_no_text_becomes_markup(tmp_path):
-    text = page(hostile(), tmp_path / "page.html").read_text(encoding="utf-8")
+    text = page(hostile(), tmp_path / "page.html").read_text(encoding="utf-8").replace(charts.javascript(), "")
     assert "<img" not in text and "window.hacked = 1</script>" not in text
     assert text.count("</script>") == 3
     assert "&lt;/script&gt;&lt;script&gt;" in text, "the text itself is still there"
@@ -255,17 +260,18 @@ def test_the_page_lives_in_a_browser_without_network(html, tables):
         html,
         READY
         + """
-        const column = (table, k) => all(`#${table} tbody tr`).map((row) => row.cells[k].querySelector("b")?.textContent);
+        const number = (row, k) => row.cells[k].querySelector("b")?.textContent;
+        const column = (k) => all("#comparison-table tbody tr").map((row) => number(row, k));
         const head = (k) => document.querySelector("#comparison-table").tHead.rows[0].cells[k];
         const charts = () => all("[data-chart]").filter((box) => !box.closest("figure").hidden);
         const rows = (name) => Number(document.querySelector(`[data-chart="${name}"]`).dataset.rows);
-        found.drawn = charts().map((box) => all("svg", box).length);
+        found.drawn = charts().map((box) => all("svg.marks", box).length);
         found.requests = performance.getEntriesByType("resource").length;
 
         head(3).querySelector("button").click();
-        found.descending = column("comparison-table", 3); found.sorted = head(3).getAttribute("aria-sort");
+        found.descending = column(3); found.sorted = head(3).getAttribute("aria-sort");
         head(3).querySelector("button").click();
-        found.ascending = column("comparison-table", 3);
+        found.ascending = column(3);
         head(5).querySelector("button").click();
         found.others = head(3).getAttribute("aria-sort");
         found.last = document.querySelector("#comparison-table tbody tr:last-child th").textContent;
@@ -291,7 +297,7 @@ def test_the_page_lives_in_a_browser_without_network(html, tables):
         found.sweep = charts().filter((box) => box.dataset.chart.startsWith("final")).map((box) => box.dataset.chart);
         metric.selectedIndex = 1; metric.dispatchEvent(new Event("change")); await pause(400);
         found.swept = charts().filter((box) => box.dataset.chart.startsWith("final"));
-        found.swept = found.swept.map((box) => [box.dataset.chart, all("svg", box).length]);
+        found.swept = found.swept.map((box) => [box.dataset.chart, all("svg.marks", box).length]);
 
         const shown = () => all("#runs-table tbody tr").filter((row) => !row.hidden).length;
         found.runs = [shown()];
@@ -335,7 +341,7 @@ def test_hostile_text_stays_text_in_a_browser(tmp_path):
         page(hostile(), tmp_path / "page.html"),
         READY
         + """
-        found.drawn = all("[data-chart] svg").length;
+        found.drawn = all("[data-chart] svg.marks").length;
         const chip = all("[data-arm]")[1];
         found.chip = chip.textContent;
         chip.click(); await pause(300); chip.click(); await pause(300);
@@ -345,5 +351,5 @@ def test_hostile_text_stays_text_in_a_browser(tmp_path):
         found.requests = performance.getEntriesByType("resource").length;
         """,
     )
-    assert found["drawn"] > 5 and found["chip"] == NASTY and found["tooltip"]
+    assert found["drawn"] >= 4 and found["chip"] == NASTY and found["tooltip"]
     assert not found["hacked"] and found["requests"] == 0
