@@ -178,7 +178,7 @@ def _scale(default: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
 
 
 def _format(column: Mapping[str, Any]) -> str:
-    return ".1%" if column.get("unit") == "%" else ".4~g"
+    return ".2~%" if column.get("unit") == "%" else ".4~g"
 
 
 def _finite(value: Any) -> bool:

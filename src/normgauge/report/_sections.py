@@ -78,7 +78,8 @@ def comparison(tables: ReportTables) -> str:
 def runs(tables: ReportTables) -> str:
     """Return every run with its status and the sentence that explains a failure."""
     knobs = [*tables.scientific, *tables.nuisance, "seed"]
-    head = [heading("run"), *(heading(knob) for knob in knobs), heading("status")]
+    numeric = {knob for knob in knobs if all(_finite(run["spec"].get(knob)) for run in tables.runs)}
+    head = [heading("run"), *(heading(knob, numeric=knob in numeric) for knob in knobs), heading("status")]
     head += [heading("time", numeric=True), heading("what happened")]
     body = []
     for run in tables.runs:
