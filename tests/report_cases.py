@@ -14,6 +14,7 @@ COLUMNS = [
         "name": "test_accuracy",
         "title": "Test accuracy",
         "unit": "%",
+        "factor": 100.0,
         "better": "higher",
         "help": "Share of held-out digits that are named right, at the last step.",
     },
@@ -30,13 +31,6 @@ COLUMNS = [
         "unit": "steps",
         "better": "lower",
         "help": "First measured step at which the training loss is 0.5 or less.",
-    },
-    {
-        "name": "largest_lr",
-        "title": "Largest stable rate",
-        "unit": "",
-        "better": "higher",
-        "help": "Largest learning rate tried at which no seed diverged.",
     },
     {
         "name": "effective_beta",
@@ -117,12 +111,20 @@ def _documents(runs, readings, decided):
     for norm in NORMS:
         best = LIMIT[norm]
         mine = {run["id"] for run in runs if run["spec"]["norm"] == norm and run["spec"]["lr"] == best}
-        row = {"norm": norm, "lr": best, "n": len(mine), "largest_lr": LIMIT[norm], "status": "ok", "note": ""}
+        row = {
+            "norm": norm,
+            "lr": best,
+            "n": len(mine),
+            "stable_up_to": f">= {LIMIT[norm]:g}",
+            "status": "ok",
+            "note": "",
+        }
         for name in ("test_accuracy", "train_loss", "effective_beta", "top_eigenvalue"):
             last = max(r["step"] for r in readings if r["run"] in mine and r["name"] == name)
             values = [r["value"] for r in readings if r["run"] in mine and r["name"] == name and r["step"] == last]
-            middle = sum(values) / len(values)
-            spread = 1.5 * (max(values) - min(values)) / 2
+            unit = 100 if name == "test_accuracy" else 1
+            middle = unit * sum(values) / len(values)
+            spread = unit * 1.5 * (max(values) - min(values)) / 2
             row |= {name: middle, f"{name}_low": middle - spread, f"{name}_high": middle + spread}
         row["steps_to_loss"] = None if norm == "none" else round(60 / SPEED[norm])
         rows.append(row)

@@ -89,6 +89,27 @@ def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(table
     assert any(row["mean"] is None for row in rows.values()), "the case has settings where all runs diverged"
 
 
+def test_readings_are_brought_to_the_unit_of_their_column(tables):
+    fractions = twin.curve(tables, "test_accuracy")
+    for row in curve_rows(tables, "test_accuracy"):
+        assert row["mean"] == pytest.approx(100 * fractions[row["arm"], row["setting"], row["step"]][0])
+
+
+def test_what_rows_hold_beyond_their_columns_is_shown(html, tables):
+    seen = body_of(html)
+    assert ">stable up to<" in seen and seen.count("&gt;= ") == 2 * len(tables.documents["comparison"])
+
+
+def test_a_store_with_other_runs_shows_those_of_the_study(tables, tmp_path, monkeypatch):
+    some = [run["id"] for run in tables.runs[:4]]
+    stored = ReportTables(tables.runs, tables.readings[:9], {"study": {**tables.documents["study"], "runs": some}})
+    module = ModuleType("normgauge.store")
+    module.Store = type("Store", (FakeStore,), {"tables": stored})
+    monkeypatch.setitem(sys.modules, "normgauge.store", module)
+    (tmp_path / "runs.sqlite").touch()
+    assert body_of(page_of_store(tmp_path / "runs.sqlite", tmp_path / "p.html")).count("<tr data-ok=") == 4
+
+
 def test_best_is_marked_only_where_the_data_decide(html, tmp_path):
     assert 'class="best"' in body_of(html)
     open_question = page(small(decided=False), tmp_path / "open.html")

@@ -17,16 +17,16 @@ def text(value: Any) -> str:
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Write a metric's value: fractions as percent where the unit says so, a dash where there is none.
+    """Write a metric's value: percents with one decimal, others with four digits, a dash where there is none.
 
     Example:
-        >>> number(0.98765, "%"), number(12.3456), number(float("nan"))
-        ('98.8', '12.35', '-')
+        >>> number(98.765, "%"), number(12.3456), number(float("nan")), number(">= 1")
+        ('98.8', '12.35', '-', '>= 1')
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if unit == "%" and isinstance(value, (int, float)):
-        return f"{100 * value:.1f}"
+        return f"{value:.1f}"
     return format_number(value)
 
 

@@ -60,8 +60,10 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
             explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
         )
     with Store(source) as store:
-        tables = ReportTables(runs=store.runs(), readings=store.readings(), documents=store.documents())
-    return page(tables, out)
+        runs, readings, documents = store.runs(), store.readings(), store.documents()
+    ids = set(documents.get("study", {}).get("runs") or (run["id"] for run in runs))
+    kept = [run for run in runs if run["id"] in ids]  # a store may hold runs of earlier settings too
+    return page(ReportTables(kept, [row for row in readings if row["run"] in ids], documents), out)
 
 
 def compose(tables: ReportTables) -> str:

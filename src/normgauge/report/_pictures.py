@@ -85,7 +85,6 @@ def _curve(tables: ReportTables, name: str) -> dict[str, Any] | None:
         detail=("setting", "n"),
         order=tables.arms,
         y_scale=_scale(default or rows, rows),
-        y_format=_format(tables.columns[name]),
         legend=False,
     )
     return _entry(tables, "curve", name, chart)
@@ -107,7 +106,6 @@ def _final(tables: ReportTables, name: str, knob: str) -> dict[str, Any] | None:
         total="runs",
         order=tables.arms,
         x_title={"lr": "learning rate"}.get(knob, knob),
-        y_format=_format(tables.columns[name]),
         failed_label="diverged" if statuses == {"diverged"} else "diverged or failed",
         legend=False,
         height=360,
@@ -126,9 +124,7 @@ def _intervals(tables: ReportTables) -> dict[str, Any] | None:
             for row in table
         ]
         if sum(_finite(row["mean"]) for row in rows) >= 2:
-            chart = charts.intervals(
-                rows, value="mean", series="arm", order=tables.arms, x_title="", number_format=_format(column)
-            )
+            chart = charts.intervals(rows, value="mean", series="arm", order=tables.arms, x_title="")
             return _entry(tables, "intervals", name, chart)
     return None
 
@@ -140,9 +136,9 @@ def _entry(tables: ReportTables, kind: str, name: str, chart: Any) -> dict[str, 
     spec.pop("$schema", None)
     return {
         "kind": kind,
-        "title": str(column.get("title") or name),
-        "unit": str(column.get("unit") or ""),
-        "help": " ".join(filter(None, (str(column.get("help") or ""), _averaged(tables, kind, name)))),
+        "title": column["title"],
+        "unit": column["unit"],
+        "help": " ".join(filter(None, (column["help"], _averaged(tables, kind, name)))),
         "spec": spec,
     }
 
@@ -160,7 +156,8 @@ def _values(tables: ReportTables, metric: str) -> dict[tuple[str, int], float]:
         if reading["name"] == metric and _finite(reading.get("value")):
             kept = whole if reading.get("layer") is None else layers
             kept[reading["run"], int(reading["step"])].append(float(reading["value"]))
-    return {key: fmean(values) for key, values in (whole or layers).items()}
+    factor = tables.columns[metric]["factor"]
+    return {key: factor * fmean(values) for key, values in (whole or layers).items()}
 
 
 def _others_chosen(tables: ReportTables, run: Mapping[str, Any], knob: str) -> bool:
@@ -175,10 +172,6 @@ def _scale(default: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
     lows = [row["low"] for row in default]
     wide = max(row["mean"] for row in default) >= 100 * min(lows)
     return "log" if wide and min(row["low"] for row in rows) > 0 else "linear"
-
-
-def _format(column: Mapping[str, Any]) -> str:
-    return ".2~%" if column.get("unit") == "%" else ".4~g"
 
 
 def _finite(value: Any) -> bool:

@@ -43,15 +43,16 @@ def comparison(tables: ReportTables) -> str:
     rows = tables.rows("comparison")
     if not rows:
         return ""
-    columns = [column for column in tables.rows("columns") if any(column.get("name") in row for row in rows)]
+    columns = [column for name, column in tables.columns.items() if any(row.get(name) is not None for row in rows)]
     decided = bool(tables.document("answer").get("decided"))
     head = [heading(knob) for knob in tables.scientific] + [heading(knob, numeric=True) for knob in tables.nuisance]
     head.append(heading("n", numeric=True, tip="runs behind the mean"))
     for column in columns:
-        unit = f" ({column['unit']})" if column.get("unit") else ""
+        unit = f" ({column['unit']})" if column["unit"] else ""
         first = "descending" if column.get("better") == "higher" else "ascending"
-        tip = str(column.get("help") or "")
-        head.append(heading(f"{column.get('title') or column['name']}{unit}", first=first, numeric=True, tip=tip))
+        head.append(heading(f"{column['title']}{unit}", first=first, numeric=True, tip=column["help"]))
+    extra = _extra(tables, rows)
+    head += [heading(name.replace("_", " "), numeric=True) for name in extra]
     notes = any(row.get("note") or row.get("status", "ok") != "ok" for row in rows)
     if notes:
         head.append(heading("note"))
@@ -67,6 +68,7 @@ def comparison(tables: ReportTables) -> str:
         cells += [_plain(row.get(knob)) for knob in (*tables.nuisance, "n")]
         for column, span, winner in zip(columns, spans, winners, strict=True):
             cells.append(_cell(row, column, span, winner, tables.arms.index(arm)))
+        cells += [f'<td class="num" data-value="{_key(row.get(k))}">{text(number(row.get(k)))}</td>' for k in extra]
         if notes:
             status = str(row.get("status", "ok"))
             flag = "" if status == "ok" else badge(status) + " "
@@ -111,8 +113,8 @@ def settings(tables: ReportTables) -> str:
     ]
     if study.get("seeds") is not None:
         parts.append(
-            "<section class='card'><h3>Repeated</h3><p class='hint'>how often every setting was run</p>"
-            f"{pairs({'seeds': study['seeds']})}</section>"
+            "<section class='card'><h3>Repeated</h3><p class='hint'>seeds per arm at its chosen setting</p>"
+            f"{pairs({k.replace('_', ' '): study[k] for k in ('seeds', 'tuning_seeds') if k in study})}</section>"
         )
     return "".join(parts)
 
@@ -146,7 +148,7 @@ def citation(tables: ReportTables) -> str:
 def _cell(
     row: Mapping[str, Any], column: Mapping[str, Any], span: tuple[float, float], winner: str | None, arm: int
 ) -> str:
-    name, unit = str(column["name"]), str(column.get("unit") or "")
+    name, unit = str(column["name"]), str(column["unit"])
     value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
     if not _finite(value):
         return '<td class="num missing" data-value="">-</td>'
@@ -177,12 +179,19 @@ def _span(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float]:
     return (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
 
 
+def _extra(tables: ReportTables, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what rows hold beyond knobs, counts and described metrics; nothing that was stored is hidden."""
+    known = {*tables.scientific, *tables.nuisance, "n", "status", "note"}
+    known |= {f"{name}{end}" for name in tables.columns for end in ("", "_low", "_high")}
+    return [name for name in dict.fromkeys(key for row in rows for key in row) if name not in known]
+
+
 def _best(rows: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> str | None:
     """Return the best value as it is printed, so that two arms a reader sees as equal are marked alike."""
     values = [row[column["name"]] for row in rows if _finite(row.get(column["name"]))]
     if column.get("better") not in ("higher", "lower") or len(values) < 2:
         return None
-    return number((max if column["better"] == "higher" else min)(values), str(column.get("unit") or ""))
+    return number((max if column["better"] == "higher" else min)(values), column["unit"])
 
 
 def _plain(value: Any, prefix: str = "") -> str:

@@ -17,7 +17,7 @@ class ReportTables:
         runs: dicts with `id`, `status`, `sentence`, `seconds` and `spec` (flat: norm, lr, seed, model, ...).
         readings: dicts with `run`, `step`, `name`, `layer`, `value`, `kind`, `status`.
         documents: by name: `study`, `comparison` (one row per arm), `columns`, `answer`, `chosen`, `provenance`.
-            Values of a column whose unit is "%" are fractions, in the comparison as in the readings.
+            The comparison is in the unit of its columns; a column's `factor` (1 if absent) brings its readings there.
 
     Example:
         >>> runs = [{"id": "a", "status": "ok", "spec": {"norm": "batch", "lr": 0.1, "seed": 0}}]
@@ -102,7 +102,11 @@ class ReportTables:
         """The described metrics by name; a metric that is only measured gets its name as title."""
         described = {str(column["name"]): column for column in self.rows("columns") if "name" in column}
         for name in dict.fromkeys(str(reading["name"]) for reading in self.readings):
-            described.setdefault(name, {"name": name, "title": name.replace("_", " ").capitalize()})
+            described.setdefault(name, {"name": name})
+        for name, column in described.items():
+            title = str(column.get("title") or name.replace("_", " "))
+            column |= {"title": title[:1].upper() + title[1:], "unit": str(column.get("unit") or "")}
+            column |= {"help": str(column.get("help") or ""), "factor": float(column.get("factor") or 1.0)}
         return described
 
 
