@@ -14,7 +14,6 @@ COLUMNS = [
         "name": "test_accuracy",
         "title": "Test accuracy",
         "unit": "%",
-        "factor": 100.0,
         "better": "higher",
         "help": "Share of held-out digits that are named right, at the last step.",
     },
@@ -122,9 +121,8 @@ def _documents(runs, readings, decided):
         for name in ("test_accuracy", "train_loss", "effective_beta", "top_eigenvalue"):
             last = max(r["step"] for r in readings if r["run"] in mine and r["name"] == name)
             values = [r["value"] for r in readings if r["run"] in mine and r["name"] == name and r["step"] == last]
-            unit = 100 if name == "test_accuracy" else 1
-            middle = unit * sum(values) / len(values)
-            spread = unit * 1.5 * (max(values) - min(values)) / 2
+            middle = sum(values) / len(values)
+            spread = 1.5 * (max(values) - min(values)) / 2
             row |= {name: middle, f"{name}_low": middle - spread, f"{name}_high": middle + spread}
         row["steps_to_loss"] = None if norm == "none" else round(60 / SPEED[norm])
         rows.append(row)

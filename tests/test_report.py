@@ -89,7 +89,11 @@ def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(table
     assert any(row["mean"] is None for row in rows.values()), "the case has settings where all runs diverged"
 
 
-def test_readings_are_brought_to_the_unit_of_their_column(tables):
+def test_shares_are_stored_as_fractions_and_shown_in_percent(tables):
+    for shown, stored in zip(tables.comparison, tables.documents["comparison"], strict=True):
+        for key in ("test_accuracy", "test_accuracy_low", "test_accuracy_high"):
+            assert shown[key] == pytest.approx(100 * stored[key])
+        assert shown["train_loss"] == stored["train_loss"]
     fractions = twin.curve(tables, "test_accuracy")
     for row in curve_rows(tables, "test_accuracy"):
         assert row["mean"] == pytest.approx(100 * fractions[row["arm"], row["setting"], row["step"]][0])

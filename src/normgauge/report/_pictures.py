@@ -115,7 +115,7 @@ def _final(tables: ReportTables, name: str, knob: str) -> dict[str, Any] | None:
 
 def _intervals(tables: ReportTables) -> dict[str, Any] | None:
     """Return the picture beside the answer: the first metric of the comparison that has a better direction."""
-    table = tables.rows("comparison")
+    table = tables.comparison
     columns = sorted(tables.rows("columns"), key=lambda column: not column.get("better"))
     for column in columns:
         name = str(column.get("name"))

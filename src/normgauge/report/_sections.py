@@ -40,7 +40,7 @@ def tiles(tables: ReportTables) -> str:
 
 def comparison(tables: ReportTables) -> str:
     """Return the table of arms: mean, interval and a small picture of it in every cell."""
-    rows = tables.rows("comparison")
+    rows = tables.comparison
     if not rows:
         return ""
     columns = [column for name, column in tables.columns.items() if any(row.get(name) is not None for row in rows)]

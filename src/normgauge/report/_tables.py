@@ -17,7 +17,7 @@ class ReportTables:
         runs: dicts with `id`, `status`, `sentence`, `seconds` and `spec` (flat: norm, lr, seed, model, ...).
         readings: dicts with `run`, `step`, `name`, `layer`, `value`, `kind`, `status`.
         documents: by name: `study`, `comparison` (one row per arm), `columns`, `answer`, `chosen`, `provenance`.
-            The comparison is in the unit of its columns; a column's `factor` (1 if absent) brings its readings there.
+            A share (a column whose unit is "%") is stored as a fraction, in the comparison as in the readings.
 
     Example:
         >>> runs = [{"id": "a", "status": "ok", "spec": {"norm": "batch", "lr": 0.1, "seed": 0}}]
@@ -106,8 +106,19 @@ class ReportTables:
         for name, column in described.items():
             title = str(column.get("title") or name.replace("_", " "))
             column |= {"title": title[:1].upper() + title[1:], "unit": str(column.get("unit") or "")}
-            column |= {"help": str(column.get("help") or ""), "factor": float(column.get("factor") or 1.0)}
+            column |= {"help": str(column.get("help") or ""), "factor": 100.0 if column["unit"] == "%" else 1.0}
         return described
+
+    @cached_property
+    def comparison(self) -> list[dict[str, Any]]:
+        """The rows of the comparison, every metric in the unit of its column."""
+        rows = self.rows("comparison")
+        for row in rows:
+            for name, column in self.columns.items():
+                for key in (name, f"{name}_low", f"{name}_high"):
+                    if isinstance(row.get(key), (int, float)) and column["factor"] != 1.0:
+                        row[key] *= column["factor"]
+        return rows
 
 
 def show(value: Any) -> str:
