@@ -8,8 +8,10 @@ from normgauge.charts._heatmap import heatmap as heatmap
 from normgauge.charts._histogram import histogram as histogram
 from normgauge.charts._intervals import intervals as intervals
 from normgauge.charts._panels import panels as panels
+from normgauge.charts._save import POLICY as POLICY
 from normgauge.charts._save import javascript as javascript
 from normgauge.charts._save import save as save
+from normgauge.charts._save import script_json as script_json
 from normgauge.charts._theme import PALETTES as PALETTES
 from normgauge.charts._theme import SHAPES as SHAPES
 from normgauge.charts._theme import config as config
@@ -26,6 +28,8 @@ __all__ = [
     "contour_segments",
     "save",
     "javascript",
+    "script_json",
+    "POLICY",
     "PALETTES",
     "SHAPES",
     "config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +78,9 @@ def curves(
     )
     heading = y if y_title is None else y_title
     value = alt.Y("y:Q", title=heading, scale=alt.Scale(type=kind, zero=False), axis=y_axis)
-    tooltip = [
-        alt.Tooltip("series:N", title=series),
-        alt.Tooltip("x:Q", title=x, format="~g"),
-        alt.Tooltip("y:Q", title=y, format=y_format),
-        *(alt.Tooltip(f"{edge}:Q", title=edge, format=y_format) for edge in ("low", "high") if edge in data[0]),
-        *(alt.Tooltip(f"{detail_field(i, name)}:N", title=name) for i, name in enumerate(detail)),
-    ]
+    shown_fields = [(series, "series", ""), (x, "x", "~g"), (y, "y", y_format)]
+    shown_fields += [(edge, edge, y_format) for edge in ("low", "high") if edge in data[0]]
+    shown_fields += [(name, detail_field(i, name), "") for i, name in enumerate(detail)]
     near = alt.selection_point(
         name="near", nearest=True, on="pointerover", clear="pointerout", fields=["x"], empty=False
     )
@@ -94,7 +91,9 @@ def curves(
             value, shape=shape, size=alt.condition(near, alt.value(80), alt.value(22))
         ),
         # the target of the pointer is invisible and wide; the small points above only show where data is
-        base.mark_point(size=400, opacity=0).encode(value, tooltip=tooltip).add_params(near),
+        base.mark_point(size=400, opacity=0, tooltip=alt.ExprRef(_tooltip(shown_fields)))
+        .encode(value)
+        .add_params(near),
         base.mark_rule(style="quiet", strokeDash=[3, 3]).encode(
             color=alt.value("#888888"), opacity=alt.condition(near, alt.value(0.25), alt.value(0))
         ),
@@ -120,3 +119,17 @@ def legend_toggle(names: Sequence[str]) -> altair.Parameter:
         empty=False,
         value=[{"series": name} for name in names],
     )
+
+
+def _tooltip(fields: Sequence[tuple[str, str, str]]) -> str:
+    """Return the tooltip of the point nearest to the pointer, as a Vega expression.
+
+    The nearest point is found through a wrapped datum, of which Vega-Lite's own tooltip unwraps only the numbers.
+    """
+    entries = []
+    for title, field, number_format in fields:
+        value = f"(datum.datum || datum)[{json.dumps(field)}]"
+        entries.append(
+            f"{json.dumps(title)}: " + (f"format({value}, {json.dumps(number_format)})" if number_format else value)
+        )
+    return "{" + ", ".join(entries) + "}"

@@ -95,7 +95,7 @@ def value_axis(kind: str, number_format: str, **settings: Any) -> dict[str, Any]
         return {"format": number_format, "tickCount": 5, **settings}
     power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
     shown = {"condition": {"test": power, "value": 1}, "value": 0}
-    return {"format": ".2~g", "tickCount": 5, "gridOpacity": shown, **settings}
+    return {"format": ".6~g", "tickCount": 5, "gridOpacity": shown, **settings}
 
 
 def _records(rows: Sequence[Mapping[str, Any]] | pandas.DataFrame) -> list[Mapping[str, Any]]:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain, require
 
 if TYPE_CHECKING:
     import altair
 
+# Altair's own inline page leaves `</script>` in a name of the data as it is, and may be opened with network.
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+</head>
+<body>
+<div id="chart"></div>
+<script type="application/json" id="spec">{spec}</script>
+<script>{runtime}</script>
+<script>
+const spec = JSON.parse(document.getElementById("spec").textContent);
+const actions = {{ export: true, source: false, compiled: false, editor: false }};
+vegaEmbed("#chart", spec, {{ renderer: "svg", actions }});
+</script>
+</body>
+</html>
+"""
+POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 _ENDINGS = (".html", ".svg", ".png", ".pdf")
 
 
@@ -36,7 +61,7 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     if ending == ".html":
-        chart.save(str(target), format="html", inline=True)
+        target.write_text(_html(chart, target.stem), encoding="utf-8")
     elif ending == ".png":
         chart.save(str(target), format="png", scale_factor=scale)
     else:
@@ -54,4 +79,21 @@ def javascript() -> str:
     converter = require("vl_convert", "lab", "charts.javascript")
     version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     known = version in converter.get_vegalite_versions()
-    return str(converter.javascript_bundle(vl_version=version) if known else converter.javascript_bundle())
+    bundle = converter.javascript_bundle(vl_version=version) if known else converter.javascript_bundle()
+    return str(bundle).replace("</script", "<\\/script")
+
+
+def script_json(value: Any) -> str:
+    r"""Return JSON that cannot end the script element it stands in, whatever its strings say.
+
+    Example:
+        >>> script_json({"name": "</script>"})
+        '{"name":"\\u003c/script\\u003e"}'
+    """
+    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _html(chart: altair.TopLevelMixin, title: str) -> str:
+    spec = script_json(chart.to_dict())
+    return _PAGE.format(policy=POLICY, title=escape(title), spec=spec, runtime=javascript())

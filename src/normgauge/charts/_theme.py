@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 # Found by search: contrast of at least 3:1 with the background, and every pair stays apart under simulated
 # protanopia, deuteranopia and tritanopia (tests/test_charts.py measures both). Hue k is the same in both variants.
 PALETTES: dict[str, tuple[str, ...]] = {
-    "light": ("#2665ad", "#d76b16", "#309178", "#a22063", "#815a08", "#1f97da", "#461785", "#2d2f34"),
-    "dark": ("#4794d8", "#f0792a", "#2fc79a", "#d43b82", "#f4cd5e", "#9ddbfd", "#8b50d6", "#95989b"),
+    "light": ("#2453c6", "#cd6900", "#3f9770", "#a73170", "#745306", "#1b9de1", "#5b118e", "#2c3038"),
+    "dark": ("#548afc", "#f07131", "#4cd79c", "#d01c68", "#e2c026", "#9be0fe", "#8a44ce", "#95989b"),
 }
 BACKGROUNDS = {"light": "#ffffff", "dark": "#171a21"}
 # Shape repeats what colour says, so a printed page and a ninth series still read.
@@ -108,5 +108,7 @@ def themed(chart: altair.TopLevelMixin, mode: str = "light") -> Any:
 
 def framed(chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
-    sized = chart.properties(width=width, height=height, datasets={ROWS: list(rows)})
-    return themed(sized.properties(title=title) if title else sized)
+    sized = chart.properties(width=width, height=height)
+    finished = themed(sized.properties(title=title) if title else sized)
+    finished.datasets = {ROWS: list(rows)}
+    return finished

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -18,16 +17,16 @@ def text(value: Any) -> str:
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Write a metric's value: fractions as percent where the unit says so, a dash where there is none.
+    """Write a metric's value: percents with one decimal, others with four digits, a dash where there is none.
 
     Example:
-        >>> number(0.98765, "%"), number(12.3456), number(float("nan"))
-        ('98.8', '12.35', '-')
+        >>> number(98.765, "%"), number(12.3456), number(float("nan")), number(">= 1")
+        ('98.8', '12.35', '-', '>= 1')
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     if unit == "%" and isinstance(value, (int, float)):
-        return f"{100 * value:.1f}"
+        return f"{value:.1f}"
     return format_number(value)
 
 
@@ -74,17 +73,12 @@ def swatch(index: int) -> str:
     return f'<span class="swatch" style="--arm: var(--c{index % 8})" aria-hidden="true"></span>'
 
 
-def embedded_json(value: Any) -> str:
-    """Return JSON that cannot end the script element it stands in, whatever the strings say."""
-    body = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return nested data as JSON can hold it: `nan` and infinities as nothing."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -11,7 +11,7 @@ from typing import Any
 from normgauge import charts
 from normgauge.errors import StoreError, explain
 from normgauge.report import _pictures, _sections
-from normgauge.report._markup import embedded_json, swatch, text
+from normgauge.report._markup import finite, swatch, text
 from normgauge.report._tables import ReportTables
 
 
@@ -60,8 +60,10 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
             explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
         )
     with Store(source) as store:
-        tables = ReportTables(runs=store.runs(), readings=store.readings(), documents=store.documents())
-    return page(tables, out)
+        runs, readings, documents = store.runs(), store.readings(), store.documents()
+    ids = set(documents.get("study", {}).get("runs") or (run["id"] for run in runs))
+    kept = [run for run in runs if run["id"] in ids]  # a store may hold runs of earlier settings too
+    return page(ReportTables(kept, [row for row in readings if row["run"] in ids], documents), out)
 
 
 def compose(tables: ReportTables) -> str:
@@ -76,6 +78,7 @@ def compose(tables: ReportTables) -> str:
     }
     parts = {
         "title": text(title),
+        "policy": charts.POLICY,
         "question": text(study.get("question") or ""),
         "palette": "".join(
             f"--c{k}: light-dark({light}, {dark});"
@@ -92,8 +95,8 @@ def compose(tables: ReportTables) -> str:
         "citation": _section("citation", "How to cite", "", _sections.citation(tables)),
         "css": _asset("page.css"),
         "js": _asset("page.js"),
-        "vega": charts.javascript().replace("</script", "<\\/script") if pictures else "",
-        "data": embedded_json(data),
+        "vega": charts.javascript() if pictures else "",
+        "data": charts.script_json(finite(data)),
     }
     return Template(_asset("page.html")).substitute(parts)
 
@@ -119,14 +122,14 @@ def _charts(tables: ReportTables, pictures: Mapping[str, Mapping[str, Any]]) -> 
         hint = "Line: mean over seeds. Band: smallest to largest. A run that fails counts until it does."
         parts.append(f'<h2 id="curves">Over training</h2><p class="hint">{hint}</p><div class="grid">{figures}</div>')
     if finals:
-        options = "".join(
+        metrics = "".join(
             f'<option value="{text(name)}">{text(entry["title"])} against {text(entry["knob"])}</option>'
             for name, entry in finals.items()
         )
         hint = "Last value of the runs that finished, mean and range over seeds; a faint cross: only some runs failed."
         parts.append(
             f'<h2 id="sweep">Sensitivity to tuning</h2><p class="hint">{hint}</p>'
-            f'<label class="label">Metric <select id="metric">{options}</select></label>'
+            f'<label class="label">Metric <select id="metric">{metrics}</select></label>'
             f"{''.join(_figure(name, entry) for name, entry in finals.items())}"
         )
     return f'<section id="charts">{"".join(parts)}</section>'

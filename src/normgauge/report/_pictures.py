@@ -33,8 +33,8 @@ def final_rows(tables: ReportTables, metric: str, knob: str) -> list[dict[str, A
     Where several knobs are tuned, the others are held at the arm's chosen setting if one is known.
     """
     last: dict[str, tuple[int, float]] = {}
-    for (run, step), value in _values(tables, metric).items():
-        last[run] = max(last.get(run, (step, value)), (step, value))
+    for (identity, step), reading in _values(tables, metric).items():
+        last[identity] = max(last.get(identity, (step, reading)), (step, reading))
     groups: dict[tuple[str, float], list[Mapping[str, Any]]] = defaultdict(list)
     for run in tables.runs:
         value = run["spec"].get(knob)
@@ -85,7 +85,6 @@ def _curve(tables: ReportTables, name: str) -> dict[str, Any] | None:
         detail=("setting", "n"),
         order=tables.arms,
         y_scale=_scale(default or rows, rows),
-        y_format=_format(tables.columns[name]),
         legend=False,
     )
     return _entry(tables, "curve", name, chart)
@@ -107,7 +106,6 @@ def _final(tables: ReportTables, name: str, knob: str) -> dict[str, Any] | None:
         total="runs",
         order=tables.arms,
         x_title={"lr": "learning rate"}.get(knob, knob),
-        y_format=_format(tables.columns[name]),
         failed_label="diverged" if statuses == {"diverged"} else "diverged or failed",
         legend=False,
         height=360,
@@ -117,7 +115,7 @@ def _final(tables: ReportTables, name: str, knob: str) -> dict[str, Any] | None:
 
 def _intervals(tables: ReportTables) -> dict[str, Any] | None:
     """Return the picture beside the answer: the first metric of the comparison that has a better direction."""
-    table = tables.rows("comparison")
+    table = tables.comparison
     columns = sorted(tables.rows("columns"), key=lambda column: not column.get("better"))
     for column in columns:
         name = str(column.get("name"))
@@ -126,23 +124,21 @@ def _intervals(tables: ReportTables) -> dict[str, Any] | None:
             for row in table
         ]
         if sum(_finite(row["mean"]) for row in rows) >= 2:
-            chart = charts.intervals(
-                rows, value="mean", series="arm", order=tables.arms, x_title="", number_format=_format(column)
-            )
+            chart = charts.intervals(rows, value="mean", series="arm", order=tables.arms, x_title="")
             return _entry(tables, "intervals", name, chart)
     return None
 
 
 def _entry(tables: ReportTables, kind: str, name: str, chart: Any) -> dict[str, Any]:
     column = tables.columns[name]
-    spec = chart.to_dict()
+    spec = chart.to_dict(validate=False)  # the chart is ours, and the schema walks every row: half the time
     spec.pop("config", None)  # the page brings the theme, light or dark
     spec.pop("$schema", None)
     return {
         "kind": kind,
-        "title": str(column.get("title") or name),
-        "unit": str(column.get("unit") or ""),
-        "help": " ".join(filter(None, (str(column.get("help") or ""), _averaged(tables, kind, name)))),
+        "title": column["title"],
+        "unit": column["unit"],
+        "help": " ".join(filter(None, (column["help"], _averaged(tables, kind, name)))),
         "spec": spec,
     }
 
@@ -160,7 +156,8 @@ def _values(tables: ReportTables, metric: str) -> dict[tuple[str, int], float]:
         if reading["name"] == metric and _finite(reading.get("value")):
             kept = whole if reading.get("layer") is None else layers
             kept[reading["run"], int(reading["step"])].append(float(reading["value"]))
-    return {key: fmean(values) for key, values in (whole or layers).items()}
+    factor = tables.columns[metric]["factor"]
+    return {key: factor * fmean(values) for key, values in (whole or layers).items()}
 
 
 def _others_chosen(tables: ReportTables, run: Mapping[str, Any], knob: str) -> bool:
@@ -175,10 +172,6 @@ def _scale(default: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any
     lows = [row["low"] for row in default]
     wide = max(row["mean"] for row in default) >= 100 * min(lows)
     return "log" if wide and min(row["low"] for row in rows) > 0 else "linear"
-
-
-def _format(column: Mapping[str, Any]) -> str:
-    return ".1%" if column.get("unit") == "%" else ".4~g"
 
 
 def _finite(value: Any) -> bool:

@@ -40,18 +40,19 @@ def tiles(tables: ReportTables) -> str:
 
 def comparison(tables: ReportTables) -> str:
     """Return the table of arms: mean, interval and a small picture of it in every cell."""
-    rows = tables.rows("comparison")
+    rows = tables.comparison
     if not rows:
         return ""
-    columns = [column for column in tables.rows("columns") if any(column.get("name") in row for row in rows)]
+    columns = [column for name, column in tables.columns.items() if any(row.get(name) is not None for row in rows)]
     decided = bool(tables.document("answer").get("decided"))
     head = [heading(knob) for knob in tables.scientific] + [heading(knob, numeric=True) for knob in tables.nuisance]
     head.append(heading("n", numeric=True, tip="runs behind the mean"))
     for column in columns:
-        unit = f" ({column['unit']})" if column.get("unit") else ""
+        unit = f" ({column['unit']})" if column["unit"] else ""
         first = "descending" if column.get("better") == "higher" else "ascending"
-        tip = str(column.get("help") or "")
-        head.append(heading(f"{column.get('title') or column['name']}{unit}", first=first, numeric=True, tip=tip))
+        head.append(heading(f"{column['title']}{unit}", first=first, numeric=True, tip=column["help"]))
+    extra = _extra(tables, rows)
+    head += [heading(name.replace("_", " "), numeric=True) for name in extra]
     notes = any(row.get("note") or row.get("status", "ok") != "ok" for row in rows)
     if notes:
         head.append(heading("note"))
@@ -67,6 +68,7 @@ def comparison(tables: ReportTables) -> str:
         cells += [_plain(row.get(knob)) for knob in (*tables.nuisance, "n")]
         for column, span, winner in zip(columns, spans, winners, strict=True):
             cells.append(_cell(row, column, span, winner, tables.arms.index(arm)))
+        cells += [f'<td class="num" data-value="{_key(row.get(k))}">{text(number(row.get(k)))}</td>' for k in extra]
         if notes:
             status = str(row.get("status", "ok"))
             flag = "" if status == "ok" else badge(status) + " "
@@ -78,7 +80,8 @@ def comparison(tables: ReportTables) -> str:
 def runs(tables: ReportTables) -> str:
     """Return every run with its status and the sentence that explains a failure."""
     knobs = [*tables.scientific, *tables.nuisance, "seed"]
-    head = [heading("run"), *(heading(knob) for knob in knobs), heading("status")]
+    numeric = {knob for knob in knobs if all(_finite(run["spec"].get(knob)) for run in tables.runs)}
+    head = [heading("run"), *(heading(knob, numeric=knob in numeric) for knob in knobs), heading("status")]
     head += [heading("time", numeric=True), heading("what happened")]
     body = []
     for run in tables.runs:
@@ -110,8 +113,8 @@ def settings(tables: ReportTables) -> str:
     ]
     if study.get("seeds") is not None:
         parts.append(
-            "<section class='card'><h3>Repeated</h3><p class='hint'>how often every setting was run</p>"
-            f"{pairs({'seeds': study['seeds']})}</section>"
+            "<section class='card'><h3>Repeated</h3><p class='hint'>seeds per arm at its chosen setting</p>"
+            f"{pairs({k.replace('_', ' '): study[k] for k in ('seeds', 'tuning_seeds') if k in study})}</section>"
         )
     return "".join(parts)
 
@@ -145,7 +148,7 @@ def citation(tables: ReportTables) -> str:
 def _cell(
     row: Mapping[str, Any], column: Mapping[str, Any], span: tuple[float, float], winner: str | None, arm: int
 ) -> str:
-    name, unit = str(column["name"]), str(column.get("unit") or "")
+    name, unit = str(column["name"]), str(column["unit"])
     value, low, high = row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
     if not _finite(value):
         return '<td class="num missing" data-value="">-</td>'
@@ -160,7 +163,7 @@ def _cell(
     return f'<td class="{kind}" data-value="{_key(value)}"><b>{number(value, unit)}</b>{mark}{interval}</td>'
 
 
-def _bar(value: float, low: float, high: float, span: tuple[float, float], arm: int) -> str:
+def _bar(value: Any, low: Any, high: Any, span: tuple[float, float], arm: int) -> str:
     start, end = span
     width = end - start or 1.0
     left, right, dot = (100 * (v - start) / width for v in (low, high, value))
@@ -171,9 +174,16 @@ def _bar(value: float, low: float, high: float, span: tuple[float, float], arm: 
 
 
 def _span(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float]:
-    ends = [row.get(key) for row in rows for key in (name, f"{name}_low", f"{name}_high")]
+    ends: list[Any] = [row.get(key) for row in rows for key in (name, f"{name}_low", f"{name}_high")]
     numbers = [float(end) for end in ends if _finite(end)]
     return (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
+
+
+def _extra(tables: ReportTables, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what rows hold beyond knobs, counts and described metrics; nothing that was stored is hidden."""
+    known = {*tables.scientific, *tables.nuisance, "n", "status", "note"}
+    known |= {f"{name}{end}" for name in tables.columns for end in ("", "_low", "_high")}
+    return [name for name in dict.fromkeys(key for row in rows for key in row) if name not in known]
 
 
 def _best(rows: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> str | None:
@@ -181,7 +191,7 @@ def _best(rows: Sequence[Mapping[str, Any]], column: Mapping[str, Any]) -> str |
     values = [row[column["name"]] for row in rows if _finite(row.get(column["name"]))]
     if column.get("better") not in ("higher", "lower") or len(values) < 2:
         return None
-    return number((max if column["better"] == "higher" else min)(values), str(column.get("unit") or ""))
+    return number((max if column["better"] == "higher" else min)(values), column["unit"])
 
 
 def _plain(value: Any, prefix: str = "") -> str:

@@ -17,7 +17,7 @@ class ReportTables:
         runs: dicts with `id`, `status`, `sentence`, `seconds` and `spec` (flat: norm, lr, seed, model, ...).
         readings: dicts with `run`, `step`, `name`, `layer`, `value`, `kind`, `status`.
         documents: by name: `study`, `comparison` (one row per arm), `columns`, `answer`, `chosen`, `provenance`.
-            Values of a column whose unit is "%" are fractions, in the comparison as in the readings.
+            A share (a column whose unit is "%") is stored as a fraction, in the comparison as in the readings.
 
     Example:
         >>> runs = [{"id": "a", "status": "ok", "spec": {"norm": "batch", "lr": 0.1, "seed": 0}}]
@@ -102,8 +102,23 @@ class ReportTables:
         """The described metrics by name; a metric that is only measured gets its name as title."""
         described = {str(column["name"]): column for column in self.rows("columns") if "name" in column}
         for name in dict.fromkeys(str(reading["name"]) for reading in self.readings):
-            described.setdefault(name, {"name": name, "title": name.replace("_", " ").capitalize()})
+            described.setdefault(name, {"name": name})
+        for name, column in described.items():
+            title = str(column.get("title") or name.replace("_", " "))
+            column |= {"title": title[:1].upper() + title[1:], "unit": str(column.get("unit") or "")}
+            column |= {"help": str(column.get("help") or ""), "factor": 100.0 if column["unit"] == "%" else 1.0}
         return described
+
+    @cached_property
+    def comparison(self) -> list[dict[str, Any]]:
+        """The rows of the comparison, every metric in the unit of its column."""
+        rows = self.rows("comparison")
+        for row in rows:
+            for name, column in self.columns.items():
+                for key in (name, f"{name}_low", f"{name}_high"):
+                    if isinstance(row.get(key), (int, float)) and column["factor"] != 1.0:
+                        row[key] *= column["factor"]
+        return rows
 
 
 def show(value: Any) -> str:

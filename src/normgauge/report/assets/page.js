@@ -39,6 +39,7 @@
       box.innerHTML = '<p class="empty">Nothing to show for this choice.</p>';
       return;
     }
+    spec.description = entry.title;
     spec.width = "container";
     spec.autosize = { type: "fit-x", contains: "padding" };
     spec.config = { ...data.themes[mode()], background: "transparent" };
