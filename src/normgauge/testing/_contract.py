@@ -81,10 +81,10 @@ def check_transforms(build: Build, case: Case, channels: int | None, ledger: Led
     direction = torch.randn(x.shape, generator=generator(case.seed + 12), dtype=torch.float64)
     ledger.same("torch.func.grad agrees with autograd", reverse(x), gradient, 1e-8)
     if gradient.requires_grad:
-        (product,) = torch.autograd.grad(gradient, inputs, direction)
+        product = torch.autograd.grad(gradient, inputs, direction)[0]
     else:
         product = torch.zeros_like(inputs)
-    _, forward = torch.func.jvp(reverse, (x,), (direction,))
+    forward = torch.func.jvp(reverse, (x,), (direction,))[1]
     ledger.same("forward over reverse agrees with autograd twice", forward, product, 1e-7)
 
 
