@@ -111,25 +111,41 @@ def check_derivatives(build: Build, case: Case, channels: int | None, twin: Twin
 
 
 def _run(module: torch.nn.Module, x: Tensor) -> Tensor:
-    return call(module, x)
+    """Return the output with the module's own parameters, so that derivatives reach them, and copies of its buffers."""
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    return torch.func.functional_call(module, {**dict(module.named_parameters()), **buffers}, (x,))
 
 
 def _derivatives(function: Twin, module: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, gradient and a Hessian product of a loss, with respect to input and parameters together."""
     inputs = x.clone().requires_grad_()
+    variables = [inputs, *(value for value in module.parameters() if value.requires_grad)]
     y = function(module, inputs)
     loss = (y * _wave(y)).sum() + (y.square() * _wave(y, 1.3)).sum() / 2
-    (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    gradient = _flat(torch.autograd.grad(loss, variables, create_graph=True, allow_unused=True, materialize_grads=True))
     if not gradient.requires_grad:
-        return y.detach(), gradient, torch.zeros_like(x)
-    (second,) = torch.autograd.grad(gradient, inputs, _wave(x, 0.7))
+        return y.detach(), gradient, torch.zeros_like(gradient)
+    along = (gradient * _wave(gradient, 0.7)).sum()
+    second = _flat(torch.autograd.grad(along, variables, allow_unused=True, materialize_grads=True))
     return y.detach(), gradient.detach(), second
 
 
 def _differences(module: torch.nn.Module, x: Tensor, step: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     y, gradient, _ = _derivatives(_run, module, x)
-    aside = _wave(x, 0.7)
-    up, down = (_derivatives(_run, module, x + move * aside)[1] for move in (step, -step))
-    return y, gradient, (up - down) / (2 * step)
+    aside = _wave(gradient, 0.7)
+    sides = []
+    for move in (step, -step):
+        moved, start = copy.deepcopy(module), x.numel()
+        with torch.no_grad():
+            for value in moved.parameters():
+                value.add_(move * aside[start : start + value.numel()].view(value.shape))
+                start += value.numel()
+        sides.append(_derivatives(_run, moved, x + move * aside[: x.numel()].view(x.shape))[1])
+    return y, gradient, (sides[0] - sides[1]) / (2 * step)
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in tensors])
 
 
 def _wave(x: Tensor, pitch: float = 1.0) -> Tensor:
