@@ -1,9 +1,12 @@
 """Normalizers: functional forms, layers, weight parametrizations and the register that declares them."""
 
+from normgauge.nn import _stat_points as _stat_points
 from normgauge.nn import functional as functional
 from normgauge.nn import none as none
 from normgauge.nn import registry as registry
 from normgauge.nn import weight as weight
+from normgauge.nn._layer_geometry import LayerGeometry, layer_geometry
+from normgauge.nn._norm_propagation import norm_propagation
 from normgauge.nn._population import population_statistics
 from normgauge.nn.batch import BatchNorm
 from normgauge.nn.batch_renorm import BatchRenorm
@@ -13,7 +16,11 @@ from normgauge.nn.group import GroupNorm
 from normgauge.nn.instance import InstanceNorm
 from normgauge.nn.layer import ChannelLayerNorm, LayerNorm
 from normgauge.nn.lp_batch import LpBatchNorm
+from normgauge.nn.noisy_batch import NoisyBatchNorm
 from normgauge.nn.rms import ChannelRMSNorm, RMSNorm
+from normgauge.nn.stat import StatNorm
+from normgauge.nn.synced_batch import SyncedBatchNorm, all_reduce
+from normgauge.nn.whitening import WhiteningNorm
 
 __all__ = [
     "BatchNorm",
@@ -24,10 +31,18 @@ __all__ = [
     "GhostBatchNorm",
     "GroupNorm",
     "InstanceNorm",
+    "LayerGeometry",
     "LayerNorm",
     "LpBatchNorm",
+    "NoisyBatchNorm",
     "RMSNorm",
+    "StatNorm",
+    "SyncedBatchNorm",
+    "WhiteningNorm",
+    "all_reduce",
     "functional",
+    "layer_geometry",
+    "norm_propagation",
     "population_statistics",
     "registry",
 ]

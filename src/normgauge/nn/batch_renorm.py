@@ -103,5 +103,6 @@ registry.register(
         cite=("ioffe2017",),
         make=lambda channels, spatial: BatchRenorm(channels),
         smallest=2,
+        detached=True,
     )
 )

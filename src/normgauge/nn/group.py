@@ -69,7 +69,7 @@ registry.register(
             registry.Invariance("input", "scale", "sample_group", exact=False),
             registry.Invariance("input", "shift", "sample_group"),
             registry.Invariance("weights", "scale", "group", exact=False),
-            registry.Invariance("weights", "shift", "group"),
+            registry.Invariance("weights", "shift", "group", spatial=(0,)),
         ),
         make=_make,
     )

@@ -81,7 +81,7 @@ registry.register(
             registry.Invariance("input", "scale", "sample", exact=False),
             registry.Invariance("input", "shift", "sample"),
             registry.Invariance("weights", "scale", "tensor", exact=False),
-            registry.Invariance("weights", "shift", "tensor"),
+            registry.Invariance("weights", "shift", "tensor", spatial=(0,)),
         ),
         make=lambda channels, spatial: ChannelLayerNorm(channels) if spatial else LayerNorm(channels),
     )

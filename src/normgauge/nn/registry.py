@@ -56,6 +56,7 @@ class Invariance:
             and bias) and does nothing else.
         exact: True, for every eps; False, only for eps = 0, and nearly where the scale is far above eps.
         modes: the modes in which it holds.
+        spatial: the numbers of spatial axes for which it holds.
 
     Example:
         >>> print(Invariance("weights", "scale", "row", exact=False, modes=("train",)))
@@ -69,6 +70,7 @@ class Invariance:
     flips: bool = True
     exact: bool = True
     modes: tuple[Mode, ...] = ("train", "eval")
+    spatial: tuple[int, ...] = (0, 1, 2, 3)
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: a law nobody tests is not a law."""
@@ -78,6 +80,7 @@ class Invariance:
         """Return the law in words."""
         sign = "" if self.kind == "shift" else "any " if self.sign == "any" else "positive "
         limits = ([] if self.exact else ["eps = 0"]) + (list(self.modes) if len(self.modes) == 1 else [])
+        limits += ["without space"] if self.spatial == (0,) else []
         tail = f" ({'; '.join(limits)})" if limits else ""
         return f"{sign}{self.kind} of the {self.of} per {self.per.replace('_', ' and ')}{tail}"
 
@@ -101,6 +104,7 @@ class Declaration:
         spatial: numbers of spatial axes for which the laws are declared; elsewhere `behaviour` says what happens.
         smallest: the fewest values per channel (batch times space) that training needs.
         noise: True where the output in training also depends on random numbers.
+        detached: True where part of the map counts as a constant in the gradient, which then is no derivative.
 
     Example:
         >>> get("batch").layer(channels=3, spatial=2)(torch.randn(8, 3, 4, 4)).shape
@@ -121,6 +125,7 @@ class Declaration:
     spatial: tuple[int, ...] = (0, 1, 2, 3)
     smallest: int = 1
     noise: bool = False
+    detached: bool = False
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary and a declaration that cannot be built."""

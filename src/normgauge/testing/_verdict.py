@@ -1,0 +1,68 @@
+"""What a check says: the largest deviation it saw, or the law that was broken and by how much."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import NormgaugeError, explain
+
+
+class NonconformingError(NormgaugeError, AssertionError):
+    """A normalizer breaks a law it declares, or a rule all normalizers keep."""
+
+
+#: Relative and absolute tolerance of a comparison in each precision; a batch of two may be badly conditioned.
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
+
+
+class Ledger:
+    """The checks made on one normalizer, with the number of cases and the largest deviation of each.
+
+    Args:
+        name: of the normalizer, as the messages call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.cases: dict[str, int] = {}
+        self.largest: dict[str, float] = {}
+
+    def same(self, check: str, got: Tensor, wanted: Tensor, tolerance: float) -> None:
+        """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values.
+
+        Raises:
+            NonconformingError: if they do not.
+        """
+        if got.shape != wanted.shape:
+            self.fail(check, f"shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
+        size = wanted.detach().double().abs().max().clamp_min(1.0) if wanted.numel() else torch.ones(())
+        deviation = ((got - wanted).detach().double().abs().max() / size).item() if wanted.numel() else 0.0
+        self.seen(check, deviation)
+        if not deviation <= tolerance:
+            self.fail(check, f"a deviation of {deviation:.3g} above {tolerance:g}")
+
+    def seen(self, check: str, deviation: float = 0.0) -> None:
+        """Record a case that passed."""
+        self.cases[check] = self.cases.get(check, 0) + 1
+        self.largest[check] = max(self.largest.get(check, 0.0), deviation)
+
+    def require(self, check: str, holds: bool, otherwise: str) -> None:
+        """Record a condition.
+
+        Raises:
+            NonconformingError: if it does not hold.
+        """
+        if not holds:
+            self.fail(check, otherwise)
+        self.seen(check)
+
+    def fail(self, check: str, got: str) -> None:
+        """Stop with the broken rule.
+
+        Raises:
+            NonconformingError: always.
+        """
+        raise NonconformingError(
+            explain(f"normalizer {self.name!r}", check, got, "Correct the normalizer, or its declaration")
+        )
