@@ -12,6 +12,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from normgauge import errors as errors
+    from normgauge import nn as nn
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.measure import Bracket as Bracket
     from normgauge.measure import operator_norm as operator_norm
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
-_ROOMS = ("errors",)
+_ROOMS = ("errors", "nn")
 _NAMES = {
     "Bracket": "measure",
     "NormgaugeError": "errors",
