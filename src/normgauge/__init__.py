@@ -31,6 +31,7 @@ _ROOMS = (
     "errors",
     "nn",
 )
+_ROOMS = ("errors", "nn")
 _NAMES = {
     "Bracket": "measure",
     "cite": "references",

@@ -1,0 +1,166 @@
+"""Parametrizations that act on each output channel's weights as one vector."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, explain
+from normgauge.nn import _weight_functional as maps
+
+Gain = Literal["none", "row"]
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Sphere(NamedTuple):
+    """Where each normalized row lives: dimension of the sphere, its radius per row, whether its rows sum to zero."""
+
+    dimension: int
+    radius: Tensor
+    centered: bool
+
+
+class RowParametrization(nn.Module):
+    """Base of parametrizations that act on each output channel's weights as one vector."""
+
+    centered = False
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.transposed = isinstance(layer, _TRANSPOSED)
+        self.groups = int(getattr(layer, "groups", 1))
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return the weight as `[output channels, entries]`."""
+        if not self.transposed:
+            return weight.flatten(1)
+        grouped = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        return grouped.reshape(self.groups * weight.shape[1], -1)
+
+    def unrows(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Return rows in the layout of the weight `like`."""
+        if not self.transposed:
+            return rows.reshape(like.shape)
+        per_group = like.shape[0] // self.groups
+        grouped = rows.reshape(self.groups, like.shape[1], per_group, *like.shape[2:])
+        return grouped.transpose(1, 2).reshape(like.shape)
+
+    def radius(self, *originals: Tensor) -> Tensor:
+        """Return the length of each normalized row."""
+        return torch.linalg.vector_norm(self.rows(self(*originals)), dim=1)
+
+    def sphere(self, *originals: Tensor) -> Sphere:
+        """Return where the rows live, for the raw value(s) the layer holds."""
+        entries = self.rows(originals[-1]).shape[1]
+        return Sphere(entries - (2 if self.centered else 1), self.radius(*originals), self.centered)
+
+
+class WeightNorm(RowParametrization):
+    """w = g v / ||v|| per row; `original0` is g, `original1` is v."""
+
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return self.unrows(maps.weight_norm(self.rows(v), g), v)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lengths and the weight itself."""
+        return _lengths(self.rows(weight)), weight
+
+    def radius(self, *originals: Tensor) -> Tensor:
+        """Return |g|."""
+        return originals[0].abs()
+
+
+class CenteredWeightNorm(RowParametrization):
+    """w = (v - mean) / ||v - mean|| per row, times g (`original0`) with gain "row"."""
+
+    centered = True
+
+    def __init__(self, layer: nn.Module, gain: Gain) -> None:
+        super().__init__(layer)
+        self.gain = gain
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        rows = maps.centered_weight_norm(self.rows(originals[-1]))
+        return self.unrows(_gained(rows, originals), originals[-1])
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the weight, and with gain "row" first its centred lengths."""
+        rows = self.rows(weight)
+        lengths = _lengths(rows - rows.mean(1, keepdim=True), "a row must not be constant")
+        return weight if self.gain == "none" else (lengths, weight)
+
+    def radius(self, *originals: Tensor) -> Tensor:
+        """Return 1, or |g|."""
+        return originals[0].abs() if self.gain == "row" else _ones(self.rows(originals[-1]))
+
+
+class WeightStandardization(RowParametrization):
+    """w = scale (v - mean) / sqrt(var + eps) per row, times g (`original0`) with gain "row"."""
+
+    centered = True
+
+    def __init__(self, layer: nn.Module, gain: Gain, eps: float, scale: float) -> None:
+        super().__init__(layer)
+        self.gain, self.eps, self.scale = gain, eps, scale
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        rows = maps.weight_standardization(self.rows(originals[-1]), self.eps)
+        return self.unrows(_gained(rows if self.scale == 1.0 else rows * self.scale, originals), originals[-1])
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the weight, and with gain "row" first the gain that gives it back."""
+        rows = self.rows(weight)
+        if self.gain == "none":
+            return weight
+        return (rows.var(1, correction=0) + self.eps).sqrt() / self.scale, weight
+
+    def radius(self, *originals: Tensor) -> Tensor:
+        """Return scale sqrt(n var / (var + eps)), times |g|."""
+        rows = self.rows(originals[-1])
+        spread = rows.var(1, correction=0)
+        radius = self.scale * (rows.shape[1] * spread / (spread + self.eps)).sqrt()
+        return radius * originals[0].abs() if self.gain == "row" else radius
+
+
+class UnitSphere(RowParametrization):
+    """w = radius v / ||v|| per row."""
+
+    def __init__(self, layer: nn.Module, radius: float) -> None:
+        super().__init__(layer)
+        self.length = radius
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return self.unrows(maps.unit_sphere(self.rows(v), self.length), v)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself."""
+        _lengths(self.rows(weight))
+        return weight
+
+    def radius(self, *originals: Tensor) -> Tensor:
+        """Return the radius, once per row."""
+        return _ones(self.rows(originals[-1])) * self.length
+
+
+def _gained(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
+    return rows if len(originals) == 1 else rows * originals[0].unsqueeze(1)
+
+
+def _ones(rows: Tensor) -> Tensor:
+    return rows.new_ones(rows.shape[0])
+
+
+def _lengths(rows: Tensor, rule: str = "a row must not be zero") -> Tensor:
+    lengths = torch.linalg.vector_norm(rows, dim=1)
+    if bool((lengths == 0).any()):
+        number = int((lengths == 0).nonzero()[0])
+        raise InputError(
+            explain("weight normalizer", f"{rule}: it has no direction", f"row {number}", "Initialize it first")
+        )
+    return lengths

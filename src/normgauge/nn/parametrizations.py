@@ -1,0 +1,317 @@
+"""Weight normalizers for layers, on `torch.nn.utils.parametrize`, and the facts the register declares about them.
+
+Rows are output channels: axis 0 of Linear and Conv weights, the matching slices of ConvTranspose weights. Assigning
+`layer.weight = w` stores a raw value whose normalized form is w again if w lies where normalized weights live, and
+the normalized form of w otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.nn._rows import (
+    CenteredWeightNorm,
+    Gain,
+    RowParametrization,
+    UnitSphere,
+    WeightNorm,
+    WeightStandardization,
+)
+from normgauge.nn._spectral import spectral_norm
+from normgauge.nn._weight_functional import centered_weight_norm as centered_weight_norm_of_rows
+
+RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))  # 1 / standard deviation of relu(standard normal)
+
+
+def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
+    """Reparametrize a layer's rows by length and direction, w = g v / ||v||, in place; the function stays the same.
+
+    Row i lives on S^(n-1) of radius |g_i| (n entries per row), g_i learned. The raw direction v has a flat direction:
+    its own length. Rows are output channels, also for ConvTranspose (torch takes axis 0 for all).
+
+    Args:
+        module: Linear, Conv or ConvTranspose.
+        name: of the weight.
+
+    Returns:
+        The same module, with `parametrizations.weight.original0` = g and `original1` = v.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or a row is zero.
+
+    Deviations: akbar2025 states invariance under (v, g) -> (a v, g / a); it is (v, g) -> (a v, g). See
+    `normgauge.nn.functional.weight_norm`.
+
+    Example:
+        >>> layer = torch.nn.Linear(3, 2)
+        >>> before = layer.weight.detach().clone()
+        >>> bool(torch.allclose(weight_norm(layer).weight, before))
+        True
+
+    References:
+        salimans2016, sun2020.
+    """
+    return _attach(module, name, WeightNorm(module))
+
+
+def centered_weight_norm(module: nn.Module, name: str = "weight", *, gain: Gain = "none") -> nn.Module:
+    """Hold each row of a layer's weight at mean zero and length one, in place.
+
+    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius 1, or |g_i| with gain "row".
+
+    Args:
+        module: Linear, Conv or ConvTranspose.
+        name: of the weight.
+        gain: "none", or "row" for a learned length per output channel, which starts at the row's own.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or a row is constant.
+
+    Example:
+        >>> layer = centered_weight_norm(torch.nn.Linear(5, 2))
+        >>> bool(torch.allclose(layer.weight.sum(1), torch.zeros(2), atol=1e-6))
+        True
+
+    References:
+        huang2017, sun2020.
+    """
+    _check_gain("centered_weight_norm", gain)
+    return _attach(module, name, CenteredWeightNorm(module, gain))
+
+
+def weight_standardization(
+    module: nn.Module, name: str = "weight", *, gain: Gain = "none", eps: float = 1e-10
+) -> nn.Module:
+    """Hold each row of a layer's weight at mean zero and variance one, in place.
+
+    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius sqrt(n) for eps = 0, times |g_i| with gain "row".
+    Meant to stand before GroupNorm or BatchNorm: alone it multiplies the signal by about sqrt(n).
+
+    Args:
+        module: Linear, Conv or ConvTranspose.
+        name: of the weight.
+        gain: "none", or "row" for a learned factor per output channel, which starts at the row's standard deviation.
+        eps: added to the variance.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or rows have a single entry.
+
+    Deviations: qiao2019's code uses the unbiased deviation and eps = 1e-5 outside the root; sun2020 has neither.
+
+    Example:
+        >>> layer = weight_standardization(torch.nn.Linear(5, 2))
+        >>> bool(torch.allclose(layer.weight.var(1, correction=0), torch.ones(2), atol=1e-5))
+        True
+
+    References:
+        qiao2019, sun2020.
+    """
+    _check_gain("weight_standardization", gain)
+    return _attach(module, name, WeightStandardization(module, gain, eps, 1.0))
+
+
+def scaled_weight_standardization(
+    module: nn.Module, name: str = "weight", *, gamma: float = RELU_GAIN, eps: float = 1e-10
+) -> nn.Module:
+    """Hold each row at mean zero and length gamma |g_i|, in place: the control without activation statistics.
+
+    w = gamma g (v - mean) / sqrt(n (var + eps)), g_i learned from 1. Row i lives on S^(n-2) of radius gamma |g_i|
+    (for eps = 0). With gamma = 1 / (standard deviation of the activation of a standard normal), the default is that
+    of ReLU, sqrt(2 / (1 - 1 / pi)), inputs that are activations of unit Gaussians give outputs of mean zero and
+    variance one over the draw of the weights.
+
+    Args:
+        module: Linear, Conv or ConvTranspose.
+        name: of the weight.
+        gamma: gain of the activation before the layer.
+        eps: added to the variance.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or rows have a single entry.
+
+    Deviations: brock2021's code clamps n var at eps; here eps is added to var.
+
+    Example:
+        >>> layer = scaled_weight_standardization(torch.nn.Linear(5, 2), gamma=1.0)
+        >>> bool(torch.allclose(layer.weight.norm(dim=1), torch.ones(2), atol=1e-5))
+        True
+
+    References:
+        brock2021.
+    """
+    rows = _weight_of(module, name, "scaled_weight_standardization")
+    entries = RowParametrization(module).rows(rows).shape[1]
+    _attach(module, name, WeightStandardization(module, "row", eps, gamma / math.sqrt(entries)))
+    with torch.no_grad():  # the paper's start; assignment, in contrast, chooses the gain that gives back its value
+        module.parametrizations[name].original0.fill_(1.0)  # type: ignore[index, union-attr]
+    return module
+
+
+def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0) -> nn.Module:
+    """Hold each row of a layer's weight at one length, in place: a point of the oblique manifold.
+
+    Row i lives on S^(n-1) of `radius`.
+
+    Args:
+        module: Linear, Conv or ConvTranspose.
+        name: of the weight.
+        radius: of every row.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, a row is zero, or radius is not positive.
+
+    Example:
+        >>> bool(torch.allclose(unit_sphere(torch.nn.Linear(5, 2)).weight.norm(dim=1), torch.ones(2)))
+        True
+
+    References:
+        salimans2016, sun2020.
+    """
+    if not radius > 0:
+        raise InputError(explain("unit_sphere", "radius must be positive", repr(radius), "Use for example radius=1.0"))
+    return _attach(module, name, UnitSphere(module, radius))
+
+
+def _attach(module: nn.Module, name: str, parametrization: RowParametrization) -> nn.Module:
+    weight = _weight_of(module, name, type(parametrization).__name__)
+    if parametrization.centered and parametrization.rows(weight).shape[1] < 2:
+        centered_weight_norm_of_rows(parametrization.rows(weight))  # which explains
+    parametrize.register_parametrization(module, name, parametrization)
+    return module
+
+
+def _weight_of(module: nn.Module, name: str, subject: str) -> Tensor:
+    weight = getattr(module, name, None) if isinstance(module, nn.Module) else None
+    if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(weight, nn.UninitializedParameter):
+        raise InputError(
+            explain(
+                subject,
+                f"the module must have a tensor {name!r} with at least two axes, as Linear and Conv have",
+                type(module).__name__,
+                "Wrap each Linear or Conv layer of the model itself",
+            )
+        )
+    if parametrize.is_parametrized(module, name):
+        raise InputError(
+            explain(
+                subject,
+                f"the {name} may carry one normalizer",
+                "a layer that is parametrized already",
+                "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
+            )
+        )
+    return weight
+
+
+def _check_gain(subject: str, gain: str) -> None:
+    if gain not in ("none", "row"):
+        raise InputError(explain(subject, "gain is 'none' or 'row'", repr(gain), "Use one of them"))
+
+
+# What nn/registry.py declares about each: keyword arguments of Declaration, with `parametrize` as the builder.
+DECLARATIONS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "weight",
+        "title": "weight normalization",
+        "statistics": "weights",
+        "axes": "entries of each row of the weights",
+        "formula": r"w_i = g_i \frac{v_i}{\lVert v_i \rVert_2}",
+        "lives": "row i on S^(n-1), radius |g_i|",
+        "cite": ("salimans2016", "sun2020"),
+        "invariances": ({"of": "weights", "kind": "scale", "per": "row", "exact": True},),
+        "behaviour": "The same map in training and evaluation; g starts at the row's length, so wrapping changes "
+        "nothing at first. Not invariant to (a v, g / a): that divides the row by a.",
+        "parametrize": weight_norm,
+    },
+    {
+        "name": "centered_weight",
+        "title": "centred weight normalization",
+        "statistics": "weights",
+        "axes": "entries of each row of the weights",
+        "formula": r"w_i = \frac{v_i - \bar v_i}{\lVert v_i - \bar v_i \rVert_2}",
+        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius 1",
+        "cite": ("huang2017", "sun2020"),
+        "invariances": (
+            {"of": "weights", "kind": "scale", "per": "row", "exact": True},
+            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
+        ),
+        "behaviour": "The same map in training and evaluation.",
+        "parametrize": centered_weight_norm,
+    },
+    {
+        "name": "weight_standardization",
+        "title": "weight standardization",
+        "statistics": "weights",
+        "axes": "entries of each row of the weights",
+        "formula": r"w_i = \frac{v_i - \bar v_i}{\sqrt{\operatorname{var} v_i + \epsilon}}",
+        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius sqrt(n) for eps = 0",
+        "cite": ("qiao2019", "sun2020"),
+        "invariances": (
+            {"of": "weights", "kind": "scale", "per": "row", "exact": False},
+            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
+        ),
+        "behaviour": "The same map in training and evaluation; stands before an activation normalizer.",
+        "parametrize": weight_standardization,
+    },
+    {
+        "name": "scaled_weight_standardization",
+        "title": "scaled weight standardization",
+        "statistics": "weights",
+        "axes": "entries of each row of the weights",
+        "formula": r"w_i = \gamma\, g_i \frac{v_i - \bar v_i}{\sqrt{n (\operatorname{var} v_i + \epsilon)}}",
+        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius gamma |g_i| for eps = 0",
+        "cite": ("brock2021",),
+        "invariances": (
+            {"of": "weights", "kind": "scale", "per": "row", "exact": False},
+            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
+        ),
+        "behaviour": "The same map in training and evaluation; a control that needs no activation statistics.",
+        "parametrize": scaled_weight_standardization,
+    },
+    {
+        "name": "spectral",
+        "title": "spectral normalization by the true operator norm",
+        "statistics": "weights",
+        "axes": "all weights of the layer, through its largest singular value as an operator",
+        "formula": r"W = V / \lVert x \mapsto V * x \rVert_2",
+        "lives": "the tensor on the unit sphere of the operator norm",
+        "cite": ("miyato2018", "sun2020"),
+        "invariances": ({"of": "weights", "kind": "scale", "per": "tensor", "exact": True},),
+        "behaviour": "One power iteration per training forward, none in evaluation; a convolution learns its input "
+        "size at the first forward.",
+        "parametrize": spectral_norm,
+    },
+    {
+        "name": "unit_sphere",
+        "title": "rows on the unit sphere (oblique)",
+        "statistics": "weights",
+        "axes": "entries of each row of the weights",
+        "formula": r"w_i = \frac{v_i}{\lVert v_i \rVert_2}",
+        "lives": "row i on S^(n-1), radius 1",
+        "cite": ("salimans2016", "sun2020"),
+        "invariances": ({"of": "weights", "kind": "scale", "per": "row", "exact": True},),
+        "behaviour": "The same map in training and evaluation.",
+        "parametrize": unit_sphere,
+    },
+)
+
+
+def wrap(name: str, module: nn.Module) -> nn.Module:
+    """Normalize a layer's weight by a normalizer's name, in place, and return the layer.
+
+    Raises:
+        UnknownNameError: naming the nearest known normalizer.
+    """
+    builders: dict[str, Callable[[nn.Module], nn.Module]] = {
+        facts["name"]: facts["parametrize"] for facts in DECLARATIONS
+    }
+    if name not in builders:
+        raise unknown_name("weight normalizer", name, builders)
+    return builders[name](module)
