@@ -133,7 +133,8 @@ def spectrum(
         The eigenvalues. Ctrl-C ends the search and returns those that had converged, with status "nonconverged".
 
     Raises:
-        InputError: more eigenvalues than variables, a tolerance below the precision, a basis that does not fit.
+        InputError: more eigenvalues than variables, a tolerance below the precision.
+        OutOfMemoryError: when graph or basis do not fit.
         NotDifferentiableError: where model or loss has no second derivative.
         NonFiniteError: where a product is not finite, naming the batch.
 

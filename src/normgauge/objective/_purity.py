@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from normgauge.objective._composites import TwiceDifferentiable
 from normgauge.rng import preserved_rng, seed_everything
 
 Mode = Literal["train", "eval"]
@@ -81,8 +82,9 @@ def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Choose kernels that have second derivatives: attention's math kernel, no cuDNN recurrences."""
+    """Choose kernels that have second derivatives: math attention, composed weight norm, no cuDNN recurrences."""
     with ExitStack() as stack:
+        stack.enter_context(TwiceDifferentiable())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if torch.cuda.is_initialized():
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
