@@ -13,20 +13,36 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from normgauge import errors as errors
     from normgauge.errors import NormgaugeError as NormgaugeError
+    from normgauge.measure import Density as Density
+    from normgauge.measure import LayerSpectra as LayerSpectra
+    from normgauge.measure import QuotientSpectrum as QuotientSpectrum
     from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import Trace as Trace
+    from normgauge.measure import density as density
+    from normgauge.measure import layer_spectra as layer_spectra
+    from normgauge.measure import quotient_spectrum as quotient_spectrum
     from normgauge.measure import spectrum as spectrum
+    from normgauge.measure import trace as trace
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
 
 _ROOMS = ("errors",)
 _NAMES = {
+    "Density": "measure",
+    "LayerSpectra": "measure",
     "NormgaugeError": "errors",
     "Objective": "objective",
+    "QuotientSpectrum": "measure",
     "Spectrum": "measure",
+    "Trace": "measure",
     "cite": "references",
+    "density": "measure",
+    "layer_spectra": "measure",
+    "quotient_spectrum": "measure",
     "spectrum": "measure",
     "take": "objective",
+    "trace": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

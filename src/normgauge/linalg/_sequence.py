@@ -55,6 +55,13 @@ class Sequences:
         self.residuals: list[float] = []
         self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
 
+    def reset(self) -> None:
+        """Forget all sequences and keep the array of the basis."""
+        self.basis.count = self.fixed = 0
+        self.values, self.residuals = [], []
+        self.weights = torch.zeros(0, 0, dtype=torch.float64)
+        self._clear()
+
     def _clear(self) -> None:
         self.projected = torch.zeros(0, 0, dtype=torch.float64)  # the operator on the running sequence
         self.left, self.gap = torch.empty(0), 0.0  # what the last product left outside the basis, and its norm

@@ -7,6 +7,7 @@ from normgauge.objective._operators import ObjectiveOperator as ObjectiveOperato
 from normgauge.objective._outputs import EmpiricalFisherOperator as EmpiricalFisherOperator
 from normgauge.objective._outputs import GaussNewtonOperator as GaussNewtonOperator
 from normgauge.objective._outputs import JacobianOperator as JacobianOperator
+from normgauge.objective._sharded import ShardedOperator as ShardedOperator
 
 __all__ = [
     "EmpiricalFisherOperator",
@@ -15,5 +16,6 @@ __all__ = [
     "JacobianOperator",
     "Objective",
     "ObjectiveOperator",
+    "ShardedOperator",
     "take",
 ]
