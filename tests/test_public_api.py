@@ -53,7 +53,8 @@ def test_missing_extras_name_the_install_command():
     code = (
         "import sys; sys.modules['pandas'] = None\n"
         "import torch, normgauge as ng\n"
-        "o = ng.Objective(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, (torch.ones(2, 1), torch.zeros(2, 1)), mode='eval')\n"
+        "data = (torch.ones(2, 1), torch.zeros(2, 1))\n"
+        "o = ng.Objective(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, data, mode='eval')\n"
         "try:\n    ng.landscape(o, steps=[0.1]).frame()\n"
         "except ng.NormgaugeError as error:\n    print(error)\n"
     )

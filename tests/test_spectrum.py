@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normgauge as ng
-from normgauge.errors import InputError, UnknownNameError
+from normgauge.errors import InputError, OutOfMemoryError, UnknownNameError
 from normgauge.linalg import DenseOperator, eigenpairs
 from reference.curvature import dense_hessian, hand_written
 
@@ -142,6 +142,17 @@ def test_a_budget_of_products_ends_as_nonconverged():
     assert len(found.top) == 3 and max(found.residuals) > 1e-8
 
 
+def test_products_that_are_not_symmetric_are_said():
+    class Crooked(DenseOperator):
+        self_adjoint = True
+
+    operator = Crooked(with_spectrum(torch.linspace(0, 1, 40)))
+    operator.matrix = operator.matrix + 0.05 * torch.randn(40, 40).triu()
+    operator.self_adjoint = True
+    found = eigenpairs(operator, top=2)
+    assert found.status == "error" and "not self-adjoint" in found.sentence
+
+
 def test_progress_hears_every_step():
     heard = []
     eigenpairs(
@@ -189,13 +200,18 @@ def test_the_ways_out():
         ({"top": -1}, "top=-1"),
         ({"tol": 1e-17}, r"what torch\.float64 can give"),
         ({"tol": 2.0}, "below 1"),
-        ({"memory": 100}, "GiB"),
     ],
 )
 def test_bad_input_says_the_rule(arguments, message):
     objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
     with pytest.raises(InputError, match=message):
         ng.spectrum(objective, **arguments)
+
+
+def test_a_basis_that_does_not_fit_is_said():
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    with pytest.raises(OutOfMemoryError, match=r"GiB.*memory=100 bytes.*fewer eigenvalues"):
+        ng.spectrum(objective, memory=100)
 
 
 def test_unknown_curvature_and_foreign_start():

@@ -18,10 +18,18 @@ if TYPE_CHECKING:
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
     from normgauge.measure import Bracket as Bracket
+    from normgauge.measure import Density as Density
+    from normgauge.measure import LayerSpectra as LayerSpectra
+    from normgauge.measure import QuotientSpectrum as QuotientSpectrum
     from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import Trace as Trace
+    from normgauge.measure import density as density
     from normgauge.measure import landscape as landscape
+    from normgauge.measure import layer_spectra as layer_spectra
     from normgauge.measure import operator_norm as operator_norm
+    from normgauge.measure import quotient_spectrum as quotient_spectrum
     from normgauge.measure import spectrum as spectrum
+    from normgauge.measure import trace as trace
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -31,19 +39,26 @@ _ROOMS = (
     "errors",
     "nn",
 )
-_ROOMS = ("errors", "nn")
 _NAMES = {
     "Bracket": "measure",
     "cite": "references",
     "compare": "lab",
+    "Density": "measure",
+    "density": "measure",
     "landscape": "measure",
+    "layer_spectra": "measure",
+    "LayerSpectra": "measure",
     "NormgaugeError": "errors",
     "Objective": "objective",
     "operator_norm": "measure",
+    "quotient_spectrum": "measure",
+    "QuotientSpectrum": "measure",
     "Spectrum": "measure",
     "spectrum": "measure",
     "Study": "lab",
     "take": "objective",
+    "Trace": "measure",
+    "trace": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

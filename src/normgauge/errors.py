@@ -32,6 +32,10 @@ class NotDifferentiableError(NormgaugeError, RuntimeError):
     """A derivative was asked of something that does not have one."""
 
 
+class OutOfMemoryError(NormgaugeError, MemoryError):
+    """A measurement needs more memory than it was given or than there is."""
+
+
 class UnknownNameError(NormgaugeError, ValueError):
     """A name is not registered."""
 

@@ -59,6 +59,13 @@ class HandLayerNorm(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
+class HandWeightNorm(nn.Module):
+    """g v / |v| per row."""
+
+    def forward(self, g, v):
+        return v * g / (v**2).sum(tuple(range(1, v.ndim)), keepdim=True) ** 0.5
+
+
 def hand_written(model):
     """Swap every fused norm of `model` (in place) for the same norm written by hand, sharing the parameters."""
     for module in list(model.modules()):
@@ -71,6 +78,8 @@ def hand_written(model):
                 setattr(module, name, HandGroupNorm(child, child.num_features))
             elif isinstance(child, nn.LayerNorm):
                 setattr(module, name, HandLayerNorm(child))
+            elif type(child).__name__ == "_WeightNorm":
+                module[int(name)] = HandWeightNorm()
             elif isinstance(child, nn.RMSNorm):
                 setattr(module, name, HandLayerNorm(child, center=False))
     return model
@@ -100,3 +109,53 @@ def dense_hessian(model, loss, batches, mode):
     value, flat = flat_loss(model, loss, batches, mode)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return torch.autograd.functional.hessian(value, flat, vectorize=False)
+
+
+def _outputs_and_weights(model, batches, mode):
+    value, flat = flat_loss(model, lambda out, _: out, [batches[0]], mode)
+    del value
+    functions = [flat_loss(model, lambda out, _: out.reshape(-1), [batch], mode)[0] for batch in batches]
+    return functions, flat, [len(target) for _, target in batches]
+
+
+def dense_jacobian(model, loss, batches, mode):
+    """Return the Jacobian of all output entries, one backward pass per entry."""
+    functions, flat, _ = _outputs_and_weights(model, batches, mode)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return torch.cat([torch.autograd.functional.jacobian(f, flat, vectorize=False) for f in functions])
+
+
+def _through_outputs(model, loss, batches, mode, middle):
+    functions, flat, weights = _outputs_and_weights(model, batches, mode)
+    total = torch.zeros(len(flat), len(flat))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for function, (_, target), weight in zip(functions, batches, weights, strict=True):
+            jacobian = torch.autograd.functional.jacobian(function, flat, vectorize=False)
+            out = function(flat).detach()
+            total += weight * jacobian.T @ middle(out, target) @ jacobian
+    return total / sum(weights)
+
+
+def dense_gauss_newton(model, loss, batches, mode):
+    """Return J^T (d^2 loss / d output^2) J with dense factors."""
+
+    def middle(out, target):
+        shape = (len(target), -1)
+        return torch.autograd.functional.hessian(lambda o: loss(o.view(shape), target), out)
+
+    return _through_outputs(model, loss, batches, mode, middle)
+
+
+def dense_empirical_fisher(model, loss, batches, mode):
+    """Return the mean of g_i g_i^T, sample by sample: g_i = J_i^T d loss_i / d output_i."""
+
+    def middle(out, target):
+        outputs = out.view(len(target), -1)
+        width, blocks = outputs.shape[1], []
+        for sample in range(len(target)):
+            alone = outputs[sample : sample + 1].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(loss(alone, target[sample : sample + 1]), alone)
+            blocks.append(slope.reshape(width, 1) @ slope.reshape(1, width) / len(target))
+        return torch.block_diag(*blocks)
+
+    return _through_outputs(model, loss, batches, mode, middle)

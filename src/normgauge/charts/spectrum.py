@@ -1,4 +1,4 @@
-"""Charts of eigenvalues: a stem per eigenvalue with its residual."""
+"""Charts of eigenvalues: stems with residuals, densities, blocks side by side, a value with its interval."""
 
 from __future__ import annotations
 
@@ -33,3 +33,47 @@ def stems(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin
         ],
     )
     return base.mark_bar(width=3) + base.mark_point(filled=True, size=60)
+
+
+def density_curve(grid: Sequence[float], values: Sequence[float], title: str) -> altair.TopLevelMixin:
+    """Draw a spectral density on a logarithmic axis, cut where it has fallen by ten orders."""
+    alt = require("altair", "lab", "Density.chart")
+    pandas = require("pandas", "lab", "Density.chart")
+    floor = max(values) * 1e-10
+    frame = pandas.DataFrame({"eigenvalue": list(grid), "density": [max(value, floor) for value in values]})
+    return (
+        alt.Chart(frame, title=title)
+        .mark_area(line=True, opacity=0.4)
+        .encode(
+            x=alt.X("eigenvalue:Q", title="eigenvalue"),
+            y=alt.Y("density:Q", title="density", scale=alt.Scale(type="log", domainMin=floor)),
+            tooltip=[alt.Tooltip("eigenvalue:Q", format=".4g"), alt.Tooltip("density:Q", format=".3g")],
+        )
+    )
+
+
+def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
+    """Draw the eigenvalues of several blocks side by side, in the order of the model."""
+    alt = require("altair", "lab", "LayerSpectra.chart")
+    pandas = require("pandas", "lab", "LayerSpectra.chart")
+    return (
+        alt.Chart(pandas.DataFrame(list(rows)), title=title)
+        .mark_point(filled=True, size=70)
+        .encode(
+            x=alt.X("variables:N", sort=None, title="variables"),
+            y=alt.Y("eigenvalue:Q", title="eigenvalue"),
+            color=alt.Color("end:N", title="end"),
+            tooltip=["variables:N", "end:N", "index:O", alt.Tooltip("eigenvalue:Q", format=".6g")],
+        )
+    )
+
+
+def interval(value: float, half: float, title: str) -> altair.TopLevelMixin:
+    """Draw one number with an interval."""
+    alt = require("altair", "lab", "Trace.chart")
+    pandas = require("pandas", "lab", "Trace.chart")
+    frame = pandas.DataFrame([{"value": value, "low": value - half, "high": value + half}])
+    base = alt.Chart(frame, title=title)
+    return base.mark_rule(size=3).encode(x=alt.X("low:Q", title="value"), x2="high:Q") + base.mark_point(
+        filled=True, size=80
+    ).encode(x="value:Q")

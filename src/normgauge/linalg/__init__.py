@@ -12,17 +12,25 @@ from normgauge.linalg._symbol import symbol_is_exact as symbol_is_exact
 from normgauge.linalg.convolution import Convolution as Convolution
 from normgauge.linalg.lanczos import Eigenpairs as Eigenpairs
 from normgauge.linalg.lanczos import eigenpairs as eigenpairs
+from normgauge.linalg.quadrature import Nodes as Nodes
+from normgauge.linalg.quadrature import TraceEstimate as TraceEstimate
+from normgauge.linalg.quadrature import hutchinson as hutchinson
+from normgauge.linalg.quadrature import spectral_nodes as spectral_nodes
 
 __all__ = [
     "Convolution",
     "DenseOperator",
     "Eigenpairs",
+    "Nodes",
     "Operator",
     "SingularPair",
     "SymbolBound",
+    "TraceEstimate",
     "eigenpairs",
+    "hutchinson",
     "peak_frequency",
     "random_start_bound",
+    "spectral_nodes",
     "symbol_bound",
     "symbol_is_exact",
     "top_singular_pair",

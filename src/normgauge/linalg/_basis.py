@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import OutOfMemoryError, explain
 
 # Plain float32 sums over ten million entries lose half their digits; sums over chunks of this length, added up
 # in float64, do not, and a chunk of a few rows stays in the cache.
@@ -43,7 +43,7 @@ class Basis:
         try:
             self.rows = torch.empty(capacity, length, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's out-of-memory error on CPU and CUDA alike
-            raise InputError(out_of_memory(capacity, length, dtype, str(error).splitlines()[0])) from error
+            raise OutOfMemoryError(out_of_memory(capacity, length, dtype, str(error).splitlines()[0])) from error
         self.count = 0
 
     @property
@@ -92,18 +92,14 @@ class Basis:
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the linear combinations `weights.T @ rows`, one per column of `weights`."""
-        weights = weights.to(self.rows.dtype)
-        result = torch.empty(weights.shape[1], self.rows.shape[1], dtype=self.rows.dtype, device=self.rows.device)
-        for start in range(0, self.rows.shape[1], CHUNK):
-            result[:, start : start + CHUNK] = weights.T @ self.filled[:, start : start + CHUNK]
-        return result
+        return weights.to(self.rows).T @ self.filled
 
     def compress(self, start: int, weights: Tensor) -> None:
         """Replace the rows from `start` on by their combinations, chunk by chunk, without a second array."""
-        weights = weights.to(self.rows.dtype)
+        weights = weights.to(self.rows)
         kept = weights.shape[1]
-        for first in range(0, self.rows.shape[1], CHUNK):
-            columns = slice(first, first + CHUNK)
+        for first in range(0, self.rows.shape[1], 16 * CHUNK):
+            columns = slice(first, first + 16 * CHUNK)
             self.rows[start : start + kept, columns] = weights.T @ self.filled[start:, columns]
         self.count = start + kept
 

@@ -50,6 +50,25 @@ class Operator(ABC):
             )
         return self._matvec(vector.to(device=self.device, dtype=self.dtype))
 
+    def _rmatvec(self, vector: Tensor) -> Tensor:
+        """Return the product of the transpose with one vector; maps that are not self-adjoint write their own."""
+        if self.self_adjoint:
+            return self._matvec(vector)
+        raise NotImplementedError(f"{type(self).__name__} does not know its transpose")
+
+    def rmatvec(self, vector: Tensor) -> Tensor:
+        """Return the product of the transpose with one flat vector of length `shape[0]`."""
+        if vector.shape != (self.shape[0],):
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    f"the transpose takes a vector of shape ({self.shape[0]},)",
+                    str(tuple(vector.shape)),
+                    "Pass one entry per row of the map",
+                )
+            )
+        return self._rmatvec(vector.to(device=self.device, dtype=self.dtype))
+
     def matmat(self, matrix: Tensor) -> Tensor:
         """Return the products with the columns of `[shape[1], k]`."""
         if matrix.ndim != 2 or matrix.shape[0] != self.shape[1]:
@@ -78,9 +97,12 @@ class Operator(ABC):
             vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
             return self.matvec(vector).cpu().numpy()
 
+        def transposed(array: Any) -> Any:
+            vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
+            return self.rmatvec(vector).cpu().numpy()
+
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        adjoint = apply if self.self_adjoint else None
-        return LinearOperator(self.shape, matvec=apply, rmatvec=adjoint, dtype=kind)
+        return LinearOperator(self.shape, matvec=apply, rmatvec=transposed, dtype=kind)
 
 
 class DenseOperator(Operator):
@@ -99,3 +121,6 @@ class DenseOperator(Operator):
 
     def _matvec(self, vector: Tensor) -> Tensor:
         return self.matrix @ vector
+
+    def _rmatvec(self, vector: Tensor) -> Tensor:
+        return self.matrix.T @ vector

@@ -49,15 +49,23 @@ class Sequences:
         self.generator, self.progress = generator, progress
         self.basis = Basis(capacity, operator.shape[0], operator.dtype, operator.device)
         self.matvecs = self.restarts = self.fixed = 0
-        self.scale = 0.0
+        self.scale = self.asymmetry = 0.0
         self._clear()
         self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
         self.residuals: list[float] = []
         self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
 
+    def reset(self) -> None:
+        """Forget all sequences and keep the array of the basis."""
+        self.basis.count = self.fixed = 0
+        self.values, self.residuals = [], []
+        self.weights = torch.zeros(0, 0, dtype=torch.float64)
+        self._clear()
+
     def _clear(self) -> None:
         self.projected = torch.zeros(0, 0, dtype=torch.float64)  # the operator on the running sequence
         self.left, self.gap = torch.empty(0), 0.0  # what the last product left outside the basis, and its norm
+        self._link: float | None = None  # the last gap, unless a restart came in between
 
     @property
     def exhausted(self) -> bool:
@@ -129,6 +137,9 @@ class Sequences:
         column = removed[self.fixed :].cpu()
         for row, share in shares.items():
             column[row - self.fixed] += share
+        if self._link is not None:  # <q, A p> and <p, A q> of the last two rows: equal for a self-adjoint operator
+            self.asymmetry = max(self.asymmetry, abs(float(column[-2]) - self._link))
+        self._link = self.gap
         old, size = self.projected, column.numel()
         self.projected = torch.zeros(size, size, dtype=torch.float64)
         self.projected[:-1, :-1] = old
@@ -163,6 +174,7 @@ class Sequences:
         self.basis.compress(self.fixed, kept)
         self.projected = kept.T @ self.projected @ kept
         self.restarts += 1
+        self._link = None
 
     # -- several sequences --------------------------------------------------------------------------------------
 

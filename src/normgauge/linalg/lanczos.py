@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, OutOfMemoryError, explain
 from normgauge.linalg._basis import inner, norm, out_of_memory
 from normgauge.linalg._operator import Operator
 from normgauge.linalg._sequence import Progress, Sequences
@@ -28,7 +28,7 @@ class Eigenpairs:
         residuals: |A v - lambda v| / max(|lambda|, 1e-3 |A|) of each pair, those of `top` first.
         matvecs: products with the operator, verification included.
         restarts: how often the basis was compressed.
-        status: ok or nonconverged.
+        status: ok, nonconverged, or error where the products turned out not to be symmetric.
         sentence: why, where not ok.
     """
 
@@ -77,7 +77,8 @@ def eigenpairs(
 
     Raises:
         InputError: for an operator that is not square and self-adjoint, more pairs than dimensions, a tolerance
-            below the precision, or a basis that does not fit.
+            below the precision.
+        OutOfMemoryError: when the basis does not fit into `memory` or into the machine.
 
     Example:
         >>> from normgauge.linalg import DenseOperator
@@ -85,7 +86,7 @@ def eigenpairs(
         >>> [round(value, 3) for value in pairs.top], round(pairs.bottom[0], 3)
         ([8.0, 7.0], 0.0)
 
-    References: parlett1998.
+    References: parlett1998, wu2000.
     """
     _check(operator, top, bottom, tol)
     size = operator.shape[0]
@@ -125,6 +126,10 @@ def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
         (float(value), norm(image.add(vector, alpha=-float(value))), vector)
         for value, vector, image in zip(values, turn.T @ vectors, turn.T @ images, strict=True)
     ]
+    if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:
+        share = sequences.asymmetry / sequences.scale
+        why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"
+        return _result(sequences, found, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
     worst = max(residual / sequences.yardstick(value) for value, residual, _ in found)
     if worst <= tol and len(found) == sequences.wanted_count:
         return _result(sequences, found, "ok", "")
@@ -219,5 +224,5 @@ def _capacity(operator: Operator, wanted: int, memory: int | None) -> int:
     fits = (DEFAULT_MEMORY if memory is None else memory) // (size * torch.finfo(operator.dtype).bits // 8)
     least = min(2 * wanted + 10, size)
     if memory is not None and fits < least:
-        raise InputError(out_of_memory(least, size, operator.dtype, f"memory={memory} bytes"))
+        raise OutOfMemoryError(out_of_memory(least, size, operator.dtype, f"memory={memory} bytes"))
     return min(size, max(least, min(fits, 1000)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.linalg import eigenpairs
-from normgauge.measure._curvature_of import Of, curvature_of
+from normgauge.measure._curvature_of import Group, Of, curvature_of
 from normgauge.measure._progress import Progress, residuals_shown
 from normgauge.objective import Objective
 from normgauge.records import Reading, Result, Status
@@ -105,11 +105,12 @@ def spectrum(
     start: Spectrum | None = None,
     memory: int | None = None,
     products: int | None = None,
+    group: Group = None,
     progress: Progress | None = None,
 ) -> Spectrum:
     """Return the `top` largest and `bottom` smallest eigenvalues of the curvature of `objective`.
 
-    Of A = d^2 L / d theta^2 (`of="hessian"`) or its generalized Gauss-Newton matrix, by Lanczos with full
+    Of A = d^2 L / d theta^2 (`of="hessian"`) or of a matrix that approximates it, by Lanczos with full
     reorthogonalization, until |A v - lambda v| <= tol |lambda| for every pair. Copies of multiple eigenvalues are
     searched for. At last A is applied to every eigenvector: the residuals are measured, not estimated.
 
@@ -121,19 +122,22 @@ def spectrum(
         objective: model, loss, data and mode.
         top: how many of the largest, in the algebraic order.
         bottom: how many of the smallest.
-        of: "hessian" or "gauss_newton".
+        of: "hessian", "gauss_newton" or "empirical_fisher".
         tol: relative residual to reach.
         seed: of the random start; equal seeds give equal results.
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
         memory: bytes the Lanczos basis may take; 2 GiB by default.
         products: most products before giving up with status "nonconverged".
+        group: process group over which the data are sharded: every rank makes the objective on its share and calls
+            this function; all get the same result. Batch statistics stay those of each rank's batches.
         progress: called as `progress(products, residuals)`; by default shown on a terminal's stderr.
 
     Returns:
         The eigenvalues. Ctrl-C ends the search and returns those that had converged, with status "nonconverged".
 
     Raises:
-        InputError: more eigenvalues than variables, a tolerance below the precision, a basis that does not fit.
+        InputError: more eigenvalues than variables, a tolerance below the precision.
+        OutOfMemoryError: when graph or basis do not fit.
         NotDifferentiableError: where model or loss has no second derivative.
         NonFiniteError: where a product is not finite, naming the batch.
 
@@ -149,7 +153,10 @@ def spectrum(
     References: pearlmutter1994, parlett1998.
     """
     first = None if start is None else _start_vectors(objective, start)
-    with curvature_of(objective, of) as operator, residuals_shown(f"spectrum of {of}", progress) as shown:
+    with (
+        curvature_of(objective, of, group) as operator,
+        residuals_shown(f"spectrum of {of}", progress) as shown,
+    ):
         found = eigenpairs(
             operator,
             top=top,

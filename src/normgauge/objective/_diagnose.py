@@ -44,6 +44,19 @@ def check_finite(value: Tensor, name: str, number: int) -> None:
         )
 
 
+def check_depends(value: Tensor) -> None:
+    """Raise unless the loss depends on the variables through differentiable operations."""
+    if not value.requires_grad:
+        raise NotDifferentiableError(
+            explain(
+                "Objective",
+                "the loss must depend on the selected parameters by differentiable operations",
+                "a loss without graph",
+                "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
+            )
+        )
+
+
 def check_twice_differentiable(value: Tensor) -> None:
     """Raise when the graph of `value` holds a function that is differentiable once only.
 

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normgauge.errors import DataError, InputError, NotDifferentiableError, explain, unknown_name
-from normgauge.objective._data import tensors, to_device
-from normgauge.objective._diagnose import check_finite, check_scalar, check_twice_differentiable, explained
-from normgauge.objective._operators import GaussNewtonOperator, HessianOperator
+from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.objective._data import to_device
+from normgauge.objective._diagnose import (
+    check_depends,
+    check_finite,
+    check_scalar,
+    check_twice_differentiable,
+    explained,
+)
+from normgauge.objective._operators import HessianOperator
+from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
 from normgauge.objective._purity import Mode, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._select import Selection, select_parameters
@@ -289,6 +296,14 @@ class Objective:
         """Return the generalized Gauss-Newton matrix J^T (d^2 loss / d output^2) J as an operator."""
         return GaussNewtonOperator(self)
 
+    def empirical_fisher(self) -> EmpiricalFisherOperator:
+        """Return the second moment of the samples' gradients as an operator."""
+        return EmpiricalFisherOperator(self)
+
+    def jacobian(self) -> JacobianOperator:
+        """Return the Jacobian of the outputs with respect to the variables as an operator with `rmatvec`."""
+        return JacobianOperator(self)
+
     def batches(self) -> Iterator[tuple[int, Any]]:
         """Yield `(number, batch)` on the parameters' device."""
         device = self.device
@@ -384,21 +399,3 @@ def checked_weight(total: float) -> float:
             explain("Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches")
         )
     return total
-
-
-def check_depends(value: Tensor) -> None:
-    """Raise unless the loss depends on the variables through differentiable operations."""
-    if not value.requires_grad:
-        raise NotDifferentiableError(
-            explain(
-                "Objective",
-                "the loss must depend on the selected parameters by differentiable operations",
-                "a loss without graph",
-                "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
-            )
-        )
-
-
-def output_tensors(outputs: Any) -> list[Tensor]:
-    """Return the differentiable tensors of an output structure, in order."""
-    return [tensor for tensor in tensors(outputs) if tensor.requires_grad]

@@ -1,44 +1,62 @@
-"""Hessian and Gauss-Newton matrix of an Objective as operators: exact products on a retained graph."""
+"""Curvature of an Objective as operators: exact products on retained graphs, within a memory budget."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from normgauge.errors import NonFiniteError, NotDifferentiableError, explain
+from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError, explain
 from normgauge.linalg import Operator
+from normgauge.objective._graph import check_differentiable, graph_bytes
 
 if TYPE_CHECKING:
     from normgauge.objective._objective import Objective
+
+DEFAULT_MEMORY = 2 << 30
+Products = list[Tensor | None]
 
 
 class ObjectiveOperator(Operator):
     """A self-adjoint operator on the variables of an Objective; takes flat vectors and dicts by name.
 
-    With one batch the graph of the loss is built at the first product and kept for the next ones; with several
-    it is rebuilt per batch, so that memory stays that of one. `close()` or leaving a `with` block frees it.
-    The values of the parameters are those at the time the operator was made.
+    The graphs of the batches are built at the first product and kept for the next ones as long as they fit into
+    `memory`; those that do not are built again for every product. A batch is never split: batch statistics would
+    change. `close()`, leaving a `with` block and any error free the graphs. The values of the parameters are those
+    at the time the operator was made.
+
+    Args:
+        objective: model, loss, data and mode.
+        memory: bytes the kept graphs may take; the graph of a single batch is kept in any case.
     """
 
     self_adjoint = True
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, *, memory: int = DEFAULT_MEMORY) -> None:
         self.objective = objective.at({name: value.clone() for name, value in objective.parameters.items()})
         self.shape = (objective.dimension, objective.dimension)
         self.dtype, self.device = objective.dtype, objective.device
-        self.matvecs = 0
-        self._kept: Any = None
+        self.memory = memory
+        self.matvecs = self.builds = 0
+        self._kept: dict[int, tuple[Any, float]] | None = None
+        self._complete = False  # whether every batch's graph is kept, so that the data are not read again
+        self._pieces = [(value.shape, value.numel(), value.dtype) for value in objective.parameters.values()]
 
     @abstractmethod
     def _build(self, number: int, batch: Any) -> Any:
         """Build what one batch's products need."""
 
+    def _held(self, built: Any) -> Any:
+        """Return the tensors of what was built, whose graphs are kept alive."""
+        return built
+
     @abstractmethod
-    def _apply(self, built: Any, vectors: dict[str, Tensor]) -> list[Tensor | None]:
+    def _apply(self, built: Any, vectors: list[Tensor]) -> Products:
         """Return the product for one batch."""
 
     def __matmul__(self, other: Any) -> Any:
@@ -47,71 +65,90 @@ class ObjectiveOperator(Operator):
             return self.objective.unflatten(self.matvec(self.objective.flatten(other)))
         return super().__matmul__(other)
 
+    @property
+    def weight(self) -> float:
+        """The sum of the batches' weights."""
+        return sum(self.objective.weight(batch) for _, batch in self.objective.batches())
+
     def _matvec(self, vector: Tensor) -> Tensor:
         self.matvecs += 1
-        pieces = self.objective.unflatten(vector)
-        total = torch.zeros_like(vector)
+        pieces, start = [], 0
+        for shape, count, dtype in self._pieces:
+            pieces.append(vector[start : start + count].view(shape).to(dtype))
+            start += count
+        total: Tensor | None = None
+        weights = 0.0
         try:
-            if self._kept is None:
-                self._kept = self._keep_if_single()
-            if self._kept:
-                self._accumulate(total, self._kept[0], pieces, 0)
-                weights = 1.0
-            else:
-                weights = 0.0
-                for number, batch in self.objective.batches():
-                    weight = self.objective.weight(batch)
-                    weights += weight
-                    self._accumulate(total, self._build(number, batch), pieces, number, weight)
+            for number, built, weight in self._graphs():
+                with explained_product(type(self).__name__, number):
+                    product = self._flat(self._apply(built, pieces))
+                _check_finite(type(self).__name__, product, number)
+                weights += weight
+                total = product.mul_(weight) if total is None else total.add_(product, alpha=weight)
         except BaseException:
             self.close()
             raise
-        return total / weights
+        if total is None:
+            raise AssertionError("an Objective has at least one batch")
+        return total.div_(weights)
 
-    def _keep_if_single(self) -> list[Any]:
-        """Return the one batch's graph in a list, or an empty list when there are several batches."""
-        batches = iter(self.objective.batches())
-        number, batch = next(batches)
-        if next(batches, None) is not None:
-            return []
-        return [self._build(number, batch)]
+    def _graphs(self) -> Iterator[tuple[int, Any, float]]:
+        """Yield batch number, graph and weight; keep graphs while they fit, rebuild the others."""
+        if self._kept is not None and self._complete:
+            for number, (built, weight) in self._kept.items():
+                yield number, built, weight
+            return
+        first = self._kept is None
+        kept = self._kept = {} if self._kept is None else self._kept
+        used, count = 0, 0
+        for number, batch in self.objective.batches():
+            count += 1
+            if number in kept:
+                yield number, *kept[number]
+                continue
+            with explained_product(type(self).__name__, number):
+                built = self._build(number, batch)
+            self.builds += 1
+            weight = self.objective.weight(batch)
+            if first:
+                used += graph_bytes(self._held(built))
+                if used <= self.memory or count == 1:
+                    kept[number] = (built, weight)
+            yield number, built, weight
+            del built
+        if count > 1 and used > self.memory and 0 in kept and graph_bytes(self._held(kept[0][0])) > self.memory:
+            del kept[0]  # it was kept in case it would be the only one
+        self._complete = len(kept) == count
 
-    def _accumulate(
-        self, total: Tensor, built: Any, pieces: dict[str, Tensor], number: int, weight: float = 1.0
-    ) -> None:
-        start = 0
-        for piece, product in zip(pieces.values(), self._apply(built, pieces), strict=True):
-            if product is not None:
-                total[start : start + piece.numel()].add_(product.reshape(-1).to(total.dtype), alpha=weight)
-            start += piece.numel()
-        if not bool(torch.isfinite(total).all()):
-            raise NonFiniteError(
-                explain(
-                    type(self).__name__,
-                    "products must be finite",
-                    f"inf or nan from batch {number}",
-                    "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss",
-                )
-            )
+    def _flat(self, products: Products) -> Tensor:
+        """Join products into a new flat vector; `None` stands for zeros."""
+        return torch.cat(
+            [
+                torch.zeros(count, dtype=self.dtype, device=self.device)
+                if product is None
+                else product.detach().reshape(-1).to(self.dtype)
+                for product, (_, count, _) in zip(products, self._pieces, strict=True)
+            ]
+        )
 
     def close(self) -> None:
-        """Free the retained graph; the next product builds it again."""
-        self._kept = None
+        """Free the retained graphs; the next product builds them again."""
+        self._kept, self._complete = None, False
 
     def __enter__(self) -> Self:
         """Return the operator."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the retained graph."""
+        """Free the retained graphs."""
         self.close()
 
 
 class HessianOperator(ObjectiveOperator):
     """The Hessian of the loss: H v = d/dtheta <grad L(theta), v>, by a second backward pass.
 
-    Kind: exact (up to rounding). Cost: the first product about three gradients, each further one about two on
-    one batch; about three per product on several batches. Attention runs its math kernel, the only one with a
+    Kind: exact (up to rounding). Cost: the first product about three gradients, each further one about two where
+    the graph is kept, about three where it is rebuilt. Attention runs its math kernel, the only one with a
     second derivative. ReLU kinks have measure zero and are ignored, as everywhere in automatic differentiation.
 
     Deviations: `torch.func.hessian` is *not* used: it is silently wrong through fused BatchNorm and LayerNorm.
@@ -119,110 +156,100 @@ class HessianOperator(ObjectiveOperator):
     References: pearlmutter1994.
     """
 
-    def _build(self, number: int, batch: Any) -> tuple[dict[str, Tensor], list[Tensor], list[int]]:
+    def _build(self, number: int, batch: Any) -> tuple[list[Tensor], list[Tensor], list[int]]:
         leaves, _, value = self.objective.graph(number, batch)
         slopes = torch.autograd.grad(
             value, list(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=False
         )
+        check_differentiable(type(self).__name__, slopes)
         live = [index for index, slope in enumerate(slopes) if slope is not None and slope.requires_grad]
-        return leaves, [slopes[index] for index in live], live
+        flat = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+        flat = {name: slope for name, slope in flat.items() if not slope.requires_grad}
+        if flat:
+            self._check_constant(number, batch, flat)
+        return list(leaves.values()), [slopes[index] for index in live], live
 
-    def _apply(self, built: Any, vectors: dict[str, Tensor]) -> list[Tensor | None]:
+    def _apply(self, built: Any, vectors: list[Tensor]) -> Products:
         leaves, slopes, live = built
         if not slopes:  # the loss is affine in the variables
             return [None] * len(leaves)
-        values = list(vectors.values())
-        try:
-            return list(
-                torch.autograd.grad(
-                    slopes,
-                    list(leaves.values()),
-                    grad_outputs=[values[index] for index in live],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
+        given = [vectors[index] for index in live]
+        return list(torch.autograd.grad(slopes, leaves, grad_outputs=given, retain_graph=True, allow_unused=True))
+
+    def _check_constant(self, number: int, batch: Any, slopes: Mapping[str, Tensor]) -> None:
+        """Raise where a slope has no graph but changes with the parameters: a derivative was lost in silence.
+
+        A slope without graph is right for a loss that is affine in a variable. A custom backward that leaves the
+        graph looks the same. Two steps tell them apart: a smooth slope moves twice as far on the second, a slope
+        that jumps at a kink does not.
+        """
+        size = torch.finfo(self.dtype).eps ** 0.4
+        draw = torch.Generator().manual_seed(number)
+        moves = {
+            name: (torch.randn(value.shape, generator=draw) * (value.abs().mean().cpu() + 1e-3)).to(value)
+            for name, value in self.objective.parameters.items()
+        }
+        shifts = []
+        for factor in (size, 2.0 * size):
+            moved = self.objective.at(
+                {name: value + factor * moves[name] for name, value in self.objective.parameters.items()}
             )
-        except RuntimeError as error:
-            raise _no_second_derivative(error) from error
+            leaves, _, value = moved.graph(number, batch)
+            found = torch.autograd.grad(value, [leaves[name] for name in slopes], materialize_grads=True)
+            shifts.append([float((new - old).norm()) for new, old in zip(found, slopes.values(), strict=True)])
+        for name, once, twice in zip(slopes, *shifts, strict=True):
+            if once > 0.01 * size * float(slopes[name].norm()) and 1.6 < twice / once < 2.4:
+                raise NotDifferentiableError(
+                    explain(
+                        type(self).__name__,
+                        "every operation in model and loss must be twice differentiable",
+                        f"a gradient of {name!r} that comes without a graph, though it changes with the parameters",
+                        "Write the custom backward with differentiable operations on saved tensors",
+                    )
+                )
 
 
-class GaussNewtonOperator(ObjectiveOperator):
-    """The generalized Gauss-Newton matrix G = J^T (d^2 loss / d output^2) J, J the Jacobian of the outputs.
-
-    Kind: exact (up to rounding). Cost: about four gradients per product. For cross-entropy on logits it is the
-    Fisher matrix. An objective made by `from_step` needs `outputs=`, and `step` must call the model on the same
-    tensors as `outputs` does.
-
-    References: pearlmutter1994.
-    """
-
-    def _build(self, number: int, batch: Any) -> Any:
-        leaves, out, value = self.objective.graph(number, batch, outputs=True)
-        from normgauge.objective._objective import output_tensors
-
-        outputs = output_tensors(out)
-        slopes = torch.autograd.grad(value, outputs, create_graph=True, allow_unused=True) if outputs else ()
-        if all(slope is None for slope in slopes):
+@contextmanager
+def explained_product(subject: str, number: int) -> Iterator[None]:
+    """Turn what autograd throws into the rule, what came, and the next step."""
+    try:
+        yield
+    except NormgaugeError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "t allocate memory" in text:
+            raise OutOfMemoryError(
+                explain(
+                    subject,
+                    f"the graph of batch {number} must fit into memory",
+                    text,
+                    "Pass smaller batches (mode='eval' gives the same mean; batch statistics change in mode='train'), "
+                    "or select fewer parameters",
+                )
+            ) from error
+        if "derivative" in text or "differentiat" in text or "does not require grad" in text:
             raise NotDifferentiableError(
                 explain(
-                    "Gauss-Newton",
-                    "the loss must be computed from the outputs",
-                    f"{len(outputs)} differentiable output tensors, none of which the loss depends on",
-                    "Let step and outputs call the model on the same tensors, or use loss(output, target)",
+                    subject,
+                    "every operation in model and loss must be twice differentiable",
+                    text,
+                    "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton "
+                    "matrix, which bends the loss but not the model",
                 )
-            )
-        used = [index for index, slope in enumerate(slopes) if slope is not None]
-        outputs, bends = [outputs[index] for index in used], [slopes[index] for index in used]
-        dummies = [torch.zeros_like(output, requires_grad=True) for output in outputs]
-        pulled = torch.autograd.grad(
-            outputs, list(leaves.values()), grad_outputs=dummies, create_graph=True, allow_unused=True
-        )
-        return leaves, outputs, bends, dummies, pulled
-
-    def _apply(self, built: Any, vectors: dict[str, Tensor]) -> list[Tensor | None]:
-        leaves, outputs, slopes, dummies, pulled = built
-        pairs = [(p, v) for p, v in zip(pulled, vectors.values(), strict=True) if p is not None and p.requires_grad]
-        try:
-            # J v is the derivative of J^T u (linear in the dummy u) with respect to u.
-            pushed = torch.autograd.grad(
-                [p for p, _ in pairs], dummies, grad_outputs=[v for _, v in pairs], retain_graph=True, allow_unused=True
-            )
-            curved = [s for s in slopes if s.requires_grad]
-            if not curved:
-                return [None] * len(leaves)
-            bent = torch.autograd.grad(
-                curved,
-                outputs,
-                grad_outputs=[
-                    torch.zeros_like(s) if d is None else d
-                    for s, d in zip(slopes, pushed, strict=True)
-                    if s.requires_grad
-                ],
-                retain_graph=True,
-                allow_unused=True,
-            )
-            kept = [(o, b) for o, b in zip(outputs, bent, strict=True) if b is not None]
-            return list(
-                torch.autograd.grad(
-                    [o for o, _ in kept],
-                    list(leaves.values()),
-                    grad_outputs=[b for _, b in kept],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-            )
-        except RuntimeError as error:
-            raise _no_second_derivative(error) from error
+            ) from error
+        raise
 
 
-def _no_second_derivative(error: RuntimeError) -> RuntimeError:
-    if "derivative" not in str(error) and "does not require grad" not in str(error):
-        return error
-    return NotDifferentiableError(
+def _check_finite(subject: str, product: Tensor, number: int) -> None:
+    # A finite sum proves finite terms in one cheap pass; a sum can overflow where its terms do not.
+    if math.isfinite(float(product.sum())) or bool(torch.isfinite(product).all()):
+        return
+    raise NonFiniteError(
         explain(
-            "HessianOperator",
-            "every operation in model and loss must be twice differentiable",
-            str(error).splitlines()[0],
-            "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton matrix",
+            subject,
+            "products must be finite",
+            f"inf or nan from batch {number}",
+            "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss",
         )
     )

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
+from normgauge.objective._composites import TwiceDifferentiable
 from normgauge.rng import preserved_rng, seed_everything
 
 Mode = Literal["train", "eval"]
@@ -80,31 +80,11 @@ def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
                 state.restore()
 
 
-class _ComposedWeightNorm(TorchFunctionMode):
-    """Compute weight_norm from elementary operations.
-
-    torch's fused kernel treats the saved norm as a constant in its second derivative: the Hessian's v-v block is
-    off by tens of percent (`tests/test_objective.py` shows it). First derivatives are right either way.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._weight_norm:
-            return _composed_weight_norm(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _composed_weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    return v * (g / torch.norm_except_dim(v, 2, dim))
-
-
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Choose operations whose second derivatives exist and are right.
-
-    Attention takes its math kernel, recurrences leave cuDNN, weight_norm is composed of elementary operations.
-    """
+    """Choose kernels that have second derivatives: math attention, composed weight norm, no cuDNN recurrences."""
     with ExitStack() as stack:
-        stack.enter_context(_ComposedWeightNorm())
+        stack.enter_context(TwiceDifferentiable())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if torch.cuda.is_initialized():
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

@@ -1,0 +1,151 @@
+"""Random quadrature of a self-adjoint operator: spectral measures by Lanczos, traces by Hutchinson."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, explain
+from normgauge.linalg._basis import inner
+from normgauge.linalg._operator import Operator
+from normgauge.linalg._sequence import Sequences
+from normgauge.rng import generator
+
+Heard = Callable[[int, list[float]], None]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The Gauss quadrature of one probe's spectral measure: z^T f(A) z / n = sum_i weights_i f(values_i).
+
+    Args:
+        values: Ritz values, ascending.
+        weights: their weights, which sum to one.
+        residuals: |A v - value v| of each Ritz pair.
+    """
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+
+def rademacher(size: int, draw: torch.Generator) -> Tensor:
+    """Return a vector of random signs: of all distributions with E z z^T = I the one of least variance."""
+    return torch.randint(0, 2, (size,), generator=draw, dtype=torch.int8).mul_(2).sub_(1)
+
+
+def spectral_nodes(
+    operator: Operator, *, probes: int = 1, steps: int = 50, seed: int = 0, progress: Heard | None = None
+) -> list[Nodes]:
+    """Return the quadrature of `probes` random spectral measures, by `steps` Lanczos steps each.
+
+    Every basis is reorthogonalized in full: without it converged eigenvalues return as copies ("ghosts") and take
+    weight from their neighbours' places.
+
+    Kind: unbiased: E sum_i weights_i p(values_i) = tr p(A) / n for polynomials p of degree below 2 steps.
+    Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors.
+
+    Raises:
+        InputError: for an operator that is not self-adjoint, or counts below one.
+
+    References: ubaru2017, parlett1998.
+    """
+    _check(operator, probes=probes, steps=steps)
+    size = operator.shape[0]
+    draw = generator(seed)
+    heard = None if progress is None else (lambda products, _: progress(products, []))
+    sequences = Sequences(
+        operator,
+        top=1,
+        bottom=0,
+        tol=0.0,  # never converged: every probe takes all its steps
+        capacity=min(steps, size),
+        budget=0,
+        generator=draw,
+        progress=heard,
+    )
+    result = []
+    for _ in range(probes):
+        sequences.budget = sequences.matvecs + min(steps, size)
+        sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
+        result.append(_nodes(sequences))
+        sequences.reset()
+    return result
+
+
+def _nodes(sequences: Sequences) -> Nodes:
+    values, weights = torch.linalg.eigh(sequences.projected)
+    return Nodes(
+        values=tuple(values.tolist()),
+        weights=tuple((weights[0] ** 2).tolist()),
+        residuals=tuple((sequences.gap * weights[-1].abs()).tolist()),
+    )
+
+
+@dataclass(frozen=True)
+class TraceEstimate:
+    """A trace, its standard error, and the number of probes."""
+
+    value: float
+    standard_error: float
+    probes: int
+
+
+def hutchinson(
+    operator: Operator,
+    *,
+    relative_error: float = 0.05,
+    probes: int = 1000,
+    seed: int = 0,
+    progress: Heard | None = None,
+) -> TraceEstimate:
+    """Return tr A by random signs z: E z^T A z = tr A, until the standard error is `relative_error` of the value.
+
+    Kind: unbiased, up to the stopping rule, which waits for ten probes before it believes a standard error.
+    Cost: one product per probe, at most `probes`.
+
+    Raises:
+        InputError: for an operator that is not square, a relative error that is not positive, or no probes.
+
+    References: hutchinson1989.
+    """
+    _check(operator, probes=probes, steps=1)
+    if not relative_error > 0.0:
+        raise InputError(
+            explain("trace", "relative_error must be positive", f"{relative_error:g}", "Ask for 0.05, say")
+        )
+    draw = generator(seed)
+    count, mean, spread = 0, 0.0, 0.0
+    error = float("inf")
+    while count < probes:
+        z = rademacher(operator.shape[0], draw).to(device=operator.device, dtype=operator.dtype)
+        sample = inner(z, operator.matvec(z))
+        count += 1
+        step = sample - mean
+        mean += step / count  # Welford's running mean and sum of squares
+        spread += step * (sample - mean)
+        error = (spread / (count - 1) / count) ** 0.5 if count > 1 else float("inf")
+        if progress is not None:
+            progress(count, [error / abs(mean) if mean else float("inf")])
+        if count >= 10 and error <= relative_error * abs(mean):
+            break
+    return TraceEstimate(mean, error, count)
+
+
+def _check(operator: Operator, *, probes: int, steps: int) -> None:
+    if operator.shape[0] != operator.shape[1] or not operator.self_adjoint:
+        raise InputError(
+            explain(
+                "quadrature",
+                "the operator must be square and self-adjoint",
+                f"{type(operator).__name__} of shape {operator.shape}",
+                "Pass a Hessian or Gauss-Newton operator",
+            )
+        )
+    if min(probes, steps) < 1:
+        raise InputError(
+            explain("quadrature", "probes and steps are at least 1", f"probes={probes}, steps={steps}", "Raise them")
+        )
