@@ -1,0 +1,61 @@
+"""What README and docs show runs: every Python block, and the commands of the first screen."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    names = {"__name__": "page"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_the_readme_prints_a_real_number(capsys):
+    names = {}
+    exec(blocks(ROOT / "README.md", "python")[0], names)
+    printed = capsys.readouterr().out
+    top = names["ng"].spectrum(names["objective"], top=1).top[0]
+    assert f"{float(top):.3g}"[:4] in printed
+
+
+def test_the_two_commands_exist_and_install_everything_themselves():
+    shown = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
+    targets = [line.split()[1] for line in shown if line.startswith("make ")]
+    assert targets == ["demo", "test"]
+    if not shutil.which("make"):
+        pytest.skip("no make on this machine")
+    for target in targets:
+        plan = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "-m venv .venv" in plan and "torch==" in plan and "pip install" in plan
+
+
+def test_every_verb_the_readme_names_exists():
+    import sys
+
+    words = set(re.findall(r"`?normgauge ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    for word in words - {"has"}:
+        done = subprocess.run([sys.executable, "-m", "normgauge", word, "--help"], capture_output=True, timeout=120)
+        assert done.returncode == 0, word
+
+
+def test_pictures_and_links_exist():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
