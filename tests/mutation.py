@@ -1,39 +1,37 @@
 """Break a judge and look again: the verdict must notice that its sentences were exchanged."""
 
 from dataclasses import replace
+from functools import cache
 
-from normgauge.claims._checks import Check
+from normgauge.claims import weigh
 from normgauge.claims._court import judge_one
 from normgauge.claims._registry import find
 
-EXCHANGE = {"printed": "corrected", "corrected": "printed"}
-
 
 def judged(id, seed=0):
-    """Return the word of a claim's verdict, or its status where there is none."""
-    return _word(find(id), seed)
+    """Judge a claim anew (with whatever is patched) and return the word, or the status where there is none."""
+    return _word(judge_one(find(id), seed))
 
 
-def swapped(id, seed=0):
+@cache
+def settled(id, seed=0):
+    """Return the verdict of the unbroken claim, computed once."""
+    return judge_one(find(id), seed)
+
+
+def swapped(id):
     """Return the word with the printed and the corrected statement exchanged."""
-    return _word(_recast(find(id), EXCHANGE), seed)
+    return _recast(id, {"printed": "corrected", "corrected": "printed"})
 
 
-def promoted(id, seed=0):
+def promoted(id):
     """Return the word with the corrected statement in the place of the printed one, which is dropped."""
-    return _word(_recast(find(id), {"printed": None, "corrected": "printed"}), seed)
+    return _recast(id, {"printed": "fact", "corrected": "printed"})
 
 
-def _recast(claim, roles):
-    def trial(generator):
-        for check in claim.trial(generator):
-            role = roles.get(check.role, check.role)
-            if role is not None:
-                yield Check(role, check.name, check.value, check.tolerance)
-
-    return replace(claim, trial=trial)
+def _recast(id, roles):
+    return _word(weigh([replace(item, role=roles.get(item.role, item.role)) for item in settled(id).evidence]))
 
 
-def _word(claim, seed):
-    verdict = judge_one(claim, seed)
+def _word(verdict):
     return verdict.verdict if verdict.status == "judged" else verdict.status

@@ -1,23 +1,48 @@
-"""S1's claims: their verdicts, over seeds; and judges with an ingredient broken notice it."""
+"""S1's claims: their verdicts over seeds; judges with an ingredient broken notice it; the experiments' criteria."""
+
+import math
 
 import pytest
+import torch
 
-from mutation import judged, promoted, swapped
+from mutation import judged, promoted, settled, swapped
 from normgauge.claims import ledger
 from normgauge.claims import santurkar2018_activations as activations
+from normgauge.claims import santurkar2018_weights as weights
+from normgauge.claims._instances import Unit, units
+from normgauge.claims._registry import find
 from normgauge.theory import batchnorm_calculus as calculus
+from normgauge.theory import smoothness
 
 VERDICTS = {
     "S1-FC.1": "holds",
     "S1-FC.2": "holds",
     "S1-T4.1": "holds_with_correction",
+    "S1-T4.1id": "false_as_stated",
+    "S1-eq30": "holds",
+    "S1-eq40": "holds",
+    "S1-eq43": "holds",
+    "S1-T4.2a": "holds",
+    "S1-T4.2b": "holds_with_correction",
+    "S1-T4.2c": "false_as_stated",
+    "S1-PSD": "holds",
+    "S1-O4.3": "holds_with_correction",
+    "S1-T4.4": "holds_with_correction",
+    "S1-TC.1": "false_as_stated",
+    "S1-L4.5": "holds_with_correction",
 }
+EXPERIMENTS = ["S1-ICS", "S1-land", "S1-E1", "S1-E2", "S1-E3", "S1-E4", "S1-noise", "S1-random", "S1-l1"]
 
 
 @pytest.mark.parametrize("id", VERDICTS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_verdict_over_seeds(id, seed):
-    assert judged(id, seed) == VERDICTS[id], ledger(ids=[id], seed=seed).explain(id)
+    found = settled(id, seed)
+    assert (found.verdict, found.status) == (VERDICTS[id], "judged"), found.sentence
+
+
+def test_every_claim_of_the_paper_is_here():
+    assert {claim.id for claim in ledger(paper="S1")} == {*VERDICTS, *EXPERIMENTS}
 
 
 @pytest.mark.parametrize("id", [id for id, word in VERDICTS.items() if word != "holds"])
@@ -26,7 +51,7 @@ def test_exchanging_printed_and_corrected_changes_the_verdict(id):
     assert promoted(id) == "holds"  # the corrected statement, had it been printed
 
 
-def drop_mean(y, g, gamma=1.0, eps=0.0):
+def forget_the_mean(y, g, gamma=1.0, eps=0.0):
     yh, s = calculus.standardize(y, eps)
     return (gamma / s) * (g - yh * (g * yh).mean())
 
@@ -35,18 +60,138 @@ def drop_one_over_m(yh):
     return calculus.project(yh) - yh.outer(yh)
 
 
-def flip_gamma(y, g, gamma=1.0):
-    return calculus.gradient_norm_squared(y, g, gamma + 1)
+def square_root_of_m(y, g, gamma=1.0):
+    yh, s = calculus.standardize(y)
+    m = len(y)
+    return (gamma / s) ** 2 * (g @ g - g.sum() ** 2 / m - (g @ yh) ** 2 / math.sqrt(m))
+
+
+def flip_the_bend(y, g, H, gamma=1.0, eps=0.0):
+    return 2 * (gamma / calculus.standardize(y, eps)[1]) ** 2 * (
+        calculus.project(calculus.standardize(y, eps)[0]) @ H @ calculus.project(calculus.standardize(y, eps)[0])
+    ) - calculus.pullback_hessian(y, g, H, gamma, eps)
+
+
+def forget_the_curvature(y, g, H, gamma=1.0):
+    return smoothness.curvature_along_gradient(y, g, 0 * H, gamma)
+
+
+def uncentred(y, eps=0.0):
+    s = (y.square().mean(-1, keepdim=True) + eps).sqrt()
+    return y / s, s.squeeze(-1)
 
 
 @pytest.mark.parametrize(
     ("id", "module", "name", "mutant"),
     [
-        ("S1-FC.1", activations, "pullback_gradient", drop_mean),
+        ("S1-FC.1", activations, "pullback_gradient", forget_the_mean),
         ("S1-FC.2", activations, "project", drop_one_over_m),
-        ("S1-T4.1", activations, "gradient_norm_squared", flip_gamma),
+        ("S1-T4.1", activations, "gradient_norm_squared", square_root_of_m),
+        ("S1-eq30", activations, "scale_gradient", lambda yh, s, gamma: -calculus.scale_gradient(yh, s, gamma)),
+        ("S1-eq40", activations, "pullback_hessian", flip_the_bend),
+        ("S1-eq43", activations, "project", drop_one_over_m),
+        ("S1-T4.2a", activations, "curvature_along_gradient", forget_the_curvature),
+        ("S1-T4.2b", activations, "_norm_preserving", lambda generator, g, v: torch.zeros(len(g), len(g))),
+        ("S1-T4.2c", Unit, "loss_of_gamma", lambda self, gamma: 2 * self.loss(gamma * self.yh + self.beta)),
+        ("S1-PSD", activations, "_cross_entropy", lambda out, labels: out.sin().sum()),
+        ("S1-O4.3", weights, "standardize", uncentred),
+        (
+            "S1-T4.4",
+            weights,
+            "worst_weight_gradient",
+            lambda y, g, gamma, radius: radius * smoothness.worst_weight_gradient(y, g, gamma, 1.0),
+        ),
+        ("S1-TC.1", weights, "curvature_along_gradient", forget_the_curvature),
+        (
+            "S1-L4.5",
+            weights,
+            "nearest_rescaling",
+            lambda start, w: (start @ w, (start - (start @ w) * w).square().sum()),
+        ),
     ],
 )
 def test_a_broken_ingredient_changes_the_verdict(monkeypatch, id, module, name, mutant):
     monkeypatch.setattr(module, name, mutant)
     assert judged(id) != VERDICTS[id]
+
+
+def test_with_a_linear_loss_on_top_the_two_networks_do_share_their_gradient(monkeypatch):
+    def linear(generator):
+        for unit in units(generator):
+            yield Unit(unit.y, unit.gamma, unit.beta, unit.y.sin().dot)
+
+    monkeypatch.setattr(activations, "units", linear)
+    assert judged("S1-T4.1id") == "holds"
+
+
+def test_where_the_minimum_lies_below_gamma_the_sign_is_as_printed(monkeypatch):
+    def shrinking(generator):
+        for unit in units(generator):
+            yield Unit(unit.y, abs(unit.gamma), 0.0, unit.loss)
+
+    monkeypatch.setattr(activations, "units", shrinking)
+    monkeypatch.setattr(activations, "_distance_to", lambda goal: lambda z: z.square().sum() / 2)
+    assert judged("S1-T4.2c") == "error"  # the printed sign holds, and the best gamma is no longer the one computed
+
+
+NORMS = ("none", "batch", "noisy", "noise", "l1", "l2", "linf")
+
+
+def table(**best):
+    """Rows in which each norm's readings are those the claim hopes for, or, reversed, those it fears."""
+    readings = {
+        "cosine": {"batch": 0.05, "none": 0.99},
+        "loss_range": {"none": 100.0, "batch": 1.0},
+        "random_loss_range": {"none": 100.0, "batch": 1.0},
+        "gradient_distance": {"none": 100.0, "batch": 1.0},
+        "early_gradient_distance": {"none": 100.0, "batch": 1.0},
+        "test_accuracy": {"batch": 0.83, "none": 0.80},
+        "train_accuracy": {
+            "batch": 0.95,
+            "noisy": 0.95,
+            "none": 0.8,
+            "noise": 0.1,
+            "l1": 0.95,
+            "l2": 0.95,
+            "linf": 0.95,
+        },
+        "train_loss": {"batch": 1.0, "l1": 0.1},
+    }
+    readings |= best
+    rows = []
+    for model in ("vgg", "dln"):
+        for augmentation in (False, True):
+            for norm in NORMS:
+                for seed in range(4):
+                    values = {name: arms[norm] * (1 + 0.001 * seed) for name, arms in readings.items() if norm in arms}
+                    rows.append({"model": model, "norm": norm, "seed": seed, "augmentation": augmentation, **values})
+    return rows
+
+
+def tables_for(claim, rows):
+    """Keep the augmentation arms only where the study has that knob."""
+    if claim.id == "S1-E1":
+        return {claim.study: rows}
+    return {
+        claim.study: [{k: v for k, v in row.items() if k != "augmentation"} for row in rows if not row["augmentation"]]
+    }
+
+
+@pytest.mark.parametrize("id", EXPERIMENTS)
+def test_the_criteria_tell_hope_from_fear(id):
+    claim = find(id)
+    hoped = claim.judge_from_tables(tables_for(claim, table()))
+    assert hoped.outcome == "confirmed", hoped.sentence
+    feared = {
+        "cosine": {"batch": 0.9, "none": 0.1},
+        "loss_range": {"none": 1.0, "batch": 100.0},
+        "random_loss_range": {"none": 1.0, "batch": 100.0},
+        "gradient_distance": {"none": 1.0, "batch": 100.0},
+        "early_gradient_distance": {"none": 2.0, "batch": 1.0},
+        "test_accuracy": {"batch": 0.80, "none": 0.83},
+        "train_accuracy": {"batch": 0.95, "noisy": 0.7, "none": 0.8, "noise": 0.9, "l1": 0.7, "l2": 0.7, "linf": 0.7},
+        "train_loss": {"batch": 0.1, "l1": 1.0},
+    }
+    assert claim.judge_from_tables(tables_for(claim, table(**feared))).outcome == "not_confirmed"
+    few = tables_for(claim, [row for row in table() if row["seed"] < 2])
+    assert claim.judge_from_tables(few).outcome == "inconclusive"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from normgauge.claims._derivatives import Loss, gradient, hessian
 from normgauge.theory.batchnorm_calculus import standardize
 
 
@@ -40,7 +41,7 @@ class Unit:
     y: Tensor
     gamma: float
     beta: float
-    loss: Callable[[Tensor], Tensor]
+    loss: Loss
 
     @property
     def m(self) -> int:
@@ -65,16 +66,24 @@ class Unit:
     @property
     def g(self) -> Tensor:
         """The loss's gradient with respect to `z`, at `z`."""
-        return torch.func.grad(self.loss)(self.z)
+        return gradient(self.loss, self.z)
 
     @property
     def H(self) -> Tensor:
         """The loss's Hessian with respect to `z`, at `z`."""
-        return torch.func.hessian(self.loss)(self.z)
+        return hessian(self.loss, self.z)
 
     def normalized_loss(self, y: Tensor, eps: float = 0.0) -> Tensor:
         """Return the loss as a function of the pre-activations: the thing autograd differentiates."""
-        return self.loss(self.gamma * standardize(y, eps)[0] + self.beta)
+        return self.loss(self.normalized(y, eps))
+
+    def normalized(self, y: Tensor, eps: float = 0.0) -> Tensor:
+        """Return the layer's output as a function of the pre-activations."""
+        return self.gamma * standardize(y, eps)[0] + self.beta
+
+    def loss_of_gamma(self, gamma: Tensor) -> Tensor:
+        """Return the loss as a function of the scale."""
+        return self.loss(gamma * self.yh + self.beta)
 
 
 def units(generator: torch.Generator, sizes: tuple[int, ...] = (2, 3, 8, 33), per_size: int = 4) -> Iterator[Unit]:
@@ -88,7 +97,7 @@ def units(generator: torch.Generator, sizes: tuple[int, ...] = (2, 3, 8, 33), pe
             yield Unit(y, gamma, uniform(generator, -2, 2), wavy(generator, m, size))
 
 
-def wavy(generator: torch.Generator, m: int, size: float = 1.0) -> Callable[[Tensor], Tensor]:
+def wavy(generator: torch.Generator, m: int, size: float = 1.0) -> Loss:
     """Return `size (w^T sin(A z) + z^T B z / m + w^T z)`: smooth, not convex, and it couples the samples."""
     A, B, w = normal(generator, m, m), normal(generator, m, m), normal(generator, m)
 

@@ -42,7 +42,7 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
         return Verdict(None, None, "error", tuple(evidence), trouble)
     printed, corrected, conclusion = (_of(weighty, role) for role in ("printed", "corrected", "conclusion"))
     wrong = [item for item in printed if item.fails]
-    remedy = f"; {_worst('what holds instead', corrected)}" if corrected else ""
+    remedy = f"; {_worst('the corrected statement', corrected)}" if corrected else ""
     if not wrong:
         return Verdict("holds", None, "judged", tuple(evidence), f"{_worst('the printed statement', printed)}.")
     fault = f"the printed statement is off by {format_number(wrong[0].value)} ({wrong[0].name})"

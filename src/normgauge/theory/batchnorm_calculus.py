@@ -41,6 +41,17 @@ def project(yh: Tensor) -> Tensor:
     return identity - 1.0 / m - torch.outer(yh, yh) / m
 
 
+def scale_gradient(yh: Tensor, s: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
+    """Return `d(gamma / s) / dy = -(gamma / (m s^2)) yh`.
+
+    Example:
+        >>> yh, s = standardize(torch.tensor([1.0, 3.0]))
+        >>> scale_gradient(yh, s).tolist()
+        [0.5, -0.5]
+    """
+    return -gamma / (yh.shape[-1] * s**2) * yh
+
+
 def pullback_gradient(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0) -> Tensor:
     """Return the gradient with respect to `y`: `(gamma / s) (g - mean(g) - yh mean(g yh))`.
 

@@ -1,0 +1,55 @@
+"""Reading study tables: one flat row per run (knobs, `seed`, readings) becomes one number per seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normgauge.errors import DataError, explain
+
+Rows = Sequence[Mapping[str, Any]]
+Margins = Mapping[str, Sequence[float]]
+
+
+def by_seed(rows: Rows, reading: str, **knobs: Any) -> dict[int, float]:
+    """Return `reading` per seed among the rows whose knobs have these values.
+
+    Raises:
+        DataError: when two rows answer for the same seed: then a knob is missing from the question.
+
+    Example:
+        >>> rows = [{"norm": "batch", "seed": 0, "loss": 0.5}, {"norm": "none", "seed": 0, "loss": 1.0}]
+        >>> by_seed(rows, "loss", norm="none")
+        {0: 1.0}
+    """
+    found: dict[int, float] = {}
+    for row in rows:
+        if all(row.get(name) == value for name, value in knobs.items()) and row.get(reading) is not None:
+            if row["seed"] in found:
+                raise DataError(
+                    explain(
+                        f"reading {reading!r}", "one row per seed", f"two for seed {row['seed']}", "Name more knobs"
+                    )
+                )
+            found[row["seed"]] = float(row[reading])
+    return found
+
+
+def paired(rows: Rows, reading: str, left: str, right: str, *, knob: str = "norm", **where: Any) -> list[float]:
+    """Return `reading(left) - reading(right)` on every seed both arms have.
+
+    Example:
+        >>> rows = [{"norm": n, "seed": s, "loss": s + (n == "none")} for n in ("batch", "none") for s in (0, 1)]
+        >>> paired(rows, "loss", "none", "batch")
+        [1.0, 1.0]
+    """
+    a = by_seed(rows, reading, **{knob: left}, **where)
+    b = by_seed(rows, reading, **{knob: right}, **where)
+    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+
+
+def paired_log10(rows: Rows, reading: str, left: str, right: str, *, knob: str = "norm", **where: Any) -> list[float]:
+    """Return `log10(reading(left) / reading(right))` on every seed both arms have: orders of magnitude between them."""
+    logs = [{**row, reading: math.log10(row[reading])} for row in rows if row.get(reading) is not None]
+    return paired(logs, reading, left, right, knob=knob, **where)
