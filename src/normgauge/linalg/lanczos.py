@@ -57,9 +57,9 @@ def eigenpairs(
     """Return the `top` largest and `bottom` smallest eigenpairs of a self-adjoint `operator`.
 
     Lanczos with full reorthogonalization runs until the Ritz residuals of all wanted pairs are below
-    tol * max(|lambda|, 1e-3 |A|). A second sequence, started at random in the complement of the first, then looks
-    for copies of multiple eigenvalues, which one sequence cannot see. At last A is applied to the eigenvectors:
-    the residuals reported are those.
+    tol * max(|lambda|, 1e-3 |A|). Where several pairs are wanted at one end, a second sequence, started at random in
+    the complement of the first, then looks for copies of multiple eigenvalues, which one sequence cannot see. At
+    last A is applied to the eigenvectors: the residuals reported are those.
 
     Kind: estimate, with the residual as its certificate: some eigenvalue lies within |A v - lambda v| of lambda.
     Cost: products until convergence, about four to search for copies, and one per pair to verify.
@@ -104,7 +104,8 @@ def eigenpairs(
     )
     try:
         sequences.run(_first_vector(operator, start, sequences.random()))
-        while not sequences.exhausted and sequences.search():
+        # A copy of the largest eigenvalue is not larger: with one pair at each end there is nothing to miss.
+        while max(top, bottom) > 1 and not sequences.exhausted and sequences.search():
             pass
         sequences.finish()
         return _verified(sequences, tol)

@@ -34,6 +34,6 @@ _OPERATORS: dict[str, type[ObjectiveOperator]] = {
 def curvature_of(objective: Objective, of: Of, group: ProcessGroup | None = None) -> Iterator[Operator]:
     """Give the operator and free its graphs afterwards, also after an error."""
     if of not in _OPERATORS:
-        raise unknown_name("curvature", of, get_args(Of))
+        raise unknown_name("curvature", of, (*get_args(Of), "quotient"))
     with _OPERATORS[of](objective) as operator:
         yield operator if group is None else ShardedOperator(operator, group)

@@ -37,15 +37,17 @@ class QuotientOperator(Operator):
 
     Args:
         objective: model, loss, data and mode, at the point where the curvature is wanted.
-        blocks: families of blocks that share no entry.
+        blocks: families of blocks that share no entry, or for every entry of the flat vector the number of its block
+            (-1: none), as `block_owners` and `writer_owners` give it.
     """
 
     self_adjoint = True
 
-    def __init__(self, objective: Objective, blocks: Sequence[Family]) -> None:
+    def __init__(self, objective: Objective, blocks: Sequence[Family] | Tensor) -> None:
         self.hessian = HessianOperator(objective)
         self.shape, self.dtype, self.device = self.hessian.shape, self.hessian.dtype, self.hessian.device
-        self.owner, self.count = block_owners(objective, blocks)
+        self.owner = blocks if isinstance(blocks, Tensor) else block_owners(objective, blocks)
+        self.count = int(self.owner.max()) + 1
         self.inside = self.owner >= 0
         self.weights = torch.where(self.inside, objective.flatten(objective.parameters), 0.0)
         slopes = objective.flatten(objective.gradient())
@@ -88,8 +90,8 @@ class QuotientOperator(Operator):
         self.hessian.close()
 
 
-def block_owners(objective: Objective, blocks: Sequence[Family]) -> tuple[Tensor, int]:
-    """Return for every entry of the flat vector the number of its block (-1: none), and how many blocks there are.
+def block_owners(objective: Objective, blocks: Sequence[Family]) -> Tensor:
+    """Return for every entry of the flat vector the number of its block, -1 where it is in none.
 
     Raises:
         UnknownNameError: for a name that is no variable.
@@ -124,7 +126,31 @@ def block_owners(objective: Objective, blocks: Sequence[Family]) -> tuple[Tensor
                 shape[axis] = count
             owner[...] = numbers.view(shape)
         total += count
-    return torch.cat([owners[name].reshape(-1) for name in objective.names]), total
+    return torch.cat([owners[name].reshape(-1) for name in objective.names])
+
+
+def writer_owners(objective: Objective, symmetries: Any) -> Tensor:
+    """Return the blocks that the gauge "unit-writer" scales to norm one, as `block_owners` does.
+
+    The writers of a certified scaling generator are the slices it multiplies by the largest positive power. Where
+    two generators write the same entries the first one keeps them: a sphere per entry can be taken once only.
+    """
+    owners = {name: torch.full(value.shape, -1, dtype=torch.long) for name, value in objective.parameters.items()}
+    ones = {name: torch.ones(value.shape, dtype=torch.float64) for name, value in objective.parameters.items()}
+    total = 0
+    for family in symmetries.families:
+        if family.kind not in ("scale", "rescale") or family.status == "undecided" or not family.counted:
+            continue
+        exponent = max(term.coefficient for term in family.terms)
+        writers = [t for t in family.terms if t.coefficient == exponent > 0 and t.parameter in owners]
+        numbers = family.amounts(torch.arange(1.0, len(family) + 1, dtype=torch.float64))
+        marks = [(t.parameter, t.with_coefficient(1.0).field(ones, numbers).round().long()) for t in writers]
+        if any(bool(((mark > 0) & (owners[name] >= 0)).any()) for name, mark in marks):
+            continue
+        for name, mark in marks:
+            owners[name] = torch.where(mark > 0, mark - 1 + total, owners[name])
+        total += len(family)
+    return torch.cat([owners[name].reshape(-1) for name in objective.names]).to(objective.device)
 
 
 def _slices(owners: dict[str, Tensor], name: str, axis: int | None) -> int:
@@ -173,8 +199,9 @@ class QuotientSpectrum(Spectrum):
 
 def quotient_spectrum(
     objective: Objective,
-    blocks: Sequence[Family],
+    blocks: Sequence[Family] | Tensor | None = None,
     *,
+    symmetries: Any = None,
     gauge: str = "given point",
     top: int = 5,
     bottom: int = 0,
@@ -192,7 +219,9 @@ def quotient_spectrum(
 
     Args:
         objective: model, loss, data and mode, at a canonical point where blocks are coupled.
-        blocks: families of blocks: `[(("0.weight", 0),)]` for the rows of one weight.
+        blocks: families of blocks: `[(("0.weight", 0),)]` for the rows of one weight. By default those of the
+            symmetries, at the canonical point of `objective`.
+        symmetries: what `ng.symmetries(objective)` gave; discovered here when neither they nor blocks are given.
         gauge: the name of the canonical form the point is in, for the record.
         top: how many of the largest.
         bottom: how many of the smallest.
@@ -213,6 +242,10 @@ def quotient_spectrum(
         >>> round(quotient_spectrum(objective, [(("weight", 0),)], top=1, bottom=1).bottom[0], 5)
         -1.0
     """
+    if blocks is None:
+        found_symmetries = _discovered(objective) if symmetries is None else symmetries
+        objective = objective.at(found_symmetries.canonical(objective.parameters))
+        blocks, gauge = writer_owners(objective, found_symmetries), "unit-writer"
     operator = QuotientOperator(objective, blocks)
     try:
         with residuals_shown("spectrum of quotient", progress) as shown:
@@ -237,6 +270,12 @@ def quotient_spectrum(
         blocks=operator.count,
         **extra,
     )
+
+
+def _discovered(objective: Objective) -> Any:
+    import importlib
+
+    return importlib.import_module("normgauge.symmetry").symmetries(objective)
 
 
 def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[str, Any], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -99,9 +99,10 @@ def spectrum(
     *,
     top: int = 5,
     bottom: int = 0,
-    of: Of = "hessian",
+    of: Of | Literal["quotient"] = "hessian",
     tol: float = 1e-3,
     seed: int = 0,
+    symmetries: Any = None,
     start: Spectrum | None = None,
     memory: int | None = None,
     products: int | None = None,
@@ -122,9 +123,11 @@ def spectrum(
         objective: model, loss, data and mode.
         top: how many of the largest, in the algebraic order.
         bottom: how many of the smallest.
-        of: "hessian", "gauss_newton" or "empirical_fisher".
+        of: "hessian", "gauss_newton", "empirical_fisher", or "quotient": the Hessian with all certified scale and
+            rescaling symmetries divided out (a `QuotientSpectrum`; see `quotient_spectrum`).
         tol: relative residual to reach.
         seed: of the random start; equal seeds give equal results.
+        symmetries: for the quotient: what `ng.symmetries(objective)` gave; discovered when left out.
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
         memory: bytes the Lanczos basis may take; 2 GiB by default.
         products: most products before giving up with status "nonconverged".
@@ -152,6 +155,12 @@ def spectrum(
 
     References: pearlmutter1994, parlett1998.
     """
+    if of == "quotient":
+        from normgauge.measure._quotient import quotient_spectrum
+
+        return quotient_spectrum(
+            objective, symmetries=symmetries, top=top, bottom=bottom, tol=tol, seed=seed, progress=progress
+        )
     first = None if start is None else _start_vectors(objective, start)
     with (
         curvature_of(objective, of, group) as operator,
