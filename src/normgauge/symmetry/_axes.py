@@ -24,12 +24,14 @@ class Slot:
         view: the shape the (narrowed) parameter is viewed as.
         keep: the axes of the view that form the index; `()` means the whole tensor.
         narrow: `(axis, start, length)` of the part that is meant, or `None` for all of it.
+        first: the shape the parameter is viewed as before narrowing, or `None` for its own.
     """
 
     name: str
     view: Shape
     keep: tuple[int, ...]
     narrow: tuple[int, int, int] | None = None
+    first: Shape | None = None
 
     @property
     def size(self) -> int:
@@ -38,7 +40,9 @@ class Slot:
 
     def viewed(self, tensor: Tensor) -> Tensor:
         """Return the part of the tensor that is meant, in the view's shape."""
-        return (tensor if self.narrow is None else tensor.narrow(*self.narrow)).reshape(self.view)
+        if self.narrow is None:
+            return tensor.reshape(self.view)
+        return (tensor if self.first is None else tensor.reshape(self.first)).narrow(*self.narrow).reshape(self.view)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over each slice: one number per index."""
@@ -52,12 +56,10 @@ class Slot:
         inner = values.reshape(kept).expand(self.view)
         if self.narrow is None:
             return inner.reshape(shape)
-        axis, start, length = self.narrow
-        part = list(shape)
-        part[axis] = length
-        result = values.new_full(shape, outside)
-        result.narrow(axis, start, length).copy_(inner.reshape(part))
-        return result
+        result = values.new_full(self.first or shape, outside)
+        part = result.narrow(*self.narrow)
+        part.copy_(inner.reshape(part.shape))
+        return result.reshape(shape)
 
     @property
     def whole(self) -> bool:
@@ -84,18 +86,38 @@ def parameter_slots(name: str, shape: Shape, hints: Hints) -> Iterator[Slot]:
         yield Slot(name, view, (0,))
         if shape[1] > 1:
             yield Slot(name, view, (0, 2))
+    yield from _pieces(name, shape, hints, kernel)
     for axis, size in enumerate(shape):
-        if axis in kernel:
-            continue
-        for start, length in [(0, size), *sorted(hints.pieces.get(size, ()))]:
-            narrow = None if length == size else (axis, start, length)
-            inner = (*shape[:axis], length, *shape[axis + 1 :])
-            if narrow is not None and length > 1:
-                yield Slot(name, inner, (axis,), narrow)
+        for factors in () if axis in kernel else refinements(size, hints):
+            yield from _packed(name, (*shape[:axis], *factors, *shape[axis + 1 :]), axis, factors)
+    for axis, size in enumerate(shape):
+        for start, length in () if axis in kernel else [(0, size), *sorted(hints.pieces.get(size, ()))]:
             for factors in refinements(length, hints):
-                view = (*inner[:axis], *factors, *inner[axis + 1 :])
+                view = (*shape[:axis], *factors, *shape[axis + 1 :])
                 for keep in _subsets(axis, len(factors)):
-                    yield Slot(name, view, keep, narrow)
+                    yield Slot(name, view, keep, None if length == size else (axis, start, length))
+
+
+def _pieces(name: str, shape: Shape, hints: Hints, kernel: range) -> Iterator[Slot]:
+    """Yield the parts of axes that were sliced off or joined; they come first, so that sums of them come out last."""
+    for axis, size in enumerate(shape):
+        for start, length in () if axis in kernel else sorted(hints.pieces.get(size, ())):
+            if length > 1:
+                yield Slot(name, (*shape[:axis], length, *shape[axis + 1 :]), (axis,), (axis, start, length))
+
+
+def _packed(name: str, view: Shape, axis: int, factors: Shape) -> Iterator[Slot]:
+    """Yield the parts of an axis that packs two or three things (queries, keys, values; gates), wherever they lie."""
+    for place, count in enumerate(factors):
+        if count not in (2, 3):
+            continue
+        left = (*factors[:place], *factors[place + 1 :])
+        rest = (*view[:axis], *left, *view[axis + len(factors) :])
+        for number in range(count):
+            narrow = (axis + place, number, 1)
+            yield Slot(name, rest, tuple(range(axis, axis + len(left))), narrow, view)
+            for keep in _subsets(axis, len(left)):
+                yield Slot(name, rest, keep, narrow, view)
 
 
 def _subsets(axis: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -81,7 +81,8 @@ class Certifier:
             if isinstance(family, MatrixFamily):
                 result = family.act_randomly(result, source)
             elif family.scaling:
-                exponents = torch.randint(2, 7, (len(family),), generator=source).double()
+                low, high = (8, 13) if self.double else (5, 9)  # far enough below 1 to show the smallest eps
+                exponents = torch.randint(low, high, (len(family),), generator=source).double()
                 signs = torch.randint(0, 2, (len(family),), generator=source).double() * 2 - 1
                 result = family.act(result, sign * signs * exponents)
             else:
@@ -151,16 +152,32 @@ class Certifier:
         if moved <= self.tolerance:
             note = {"moved": moved, "tolerance": self.tolerance, "noise": self.noise}
             return [replace(family, status="exact", certificate=note) for family in families]
+        eps = self._hold_without_eps(families)
+        if eps:
+            return eps
         if len(families) > 1:
             half = len(families) // 2
             first, second = families[:half], families[half:]
             return self._certify_exact(first, places) + self._certify_exact(second, places)
         family = families[0]
-        if family.scaling and not isinstance(family, MatrixFamily):
-            eps = self._certify_eps([family])
-            if eps:
-                return eps
         return self._bisect_indices(family, lambda part: self._certify_exact([part], places))
+
+    def _hold_without_eps(self, families: Sequence[Family]) -> list[Family]:
+        """Return the families with their certificate if all of them hold far out, else nothing."""
+        if not all(family.scaling and not isinstance(family, MatrixFamily) for family in families):
+            return []
+        first = self.without_eps(families, "jittered", self.mode)
+        second = self.without_eps(families, "user", self.mode) if first[2] else first
+        if not (first[2] and second[2]):
+            return []
+        note = {
+            "moved": max(first[0], second[0]),
+            "eps_effect": second[1],
+            "eps_effect_jittered": first[1],
+            "tolerance": self.tolerance,
+            "noise": self.noise,
+        }
+        return [replace(family, status="exact_without_eps", certificate=note) for family in families]
 
     def _certify_eps(self, families: list[Family]) -> list[Family]:
         if not families:
@@ -171,17 +188,9 @@ class Certifier:
             here = [("jittered", self.mode), ("user", self.mode)]
             exact = self._certify_exact(rest, here) if max(r for f in rest for r in f.residuals) < HOPELESS else []
             return exact + self._certify_eps(scaling)
-        first = self.without_eps(families, "jittered", self.mode)
-        second = self.without_eps(families, "user", self.mode) if first[2] else first
-        if first[2] and second[2]:
-            note = {
-                "moved": max(first[0], second[0]),
-                "eps_effect": second[1],
-                "eps_effect_jittered": first[1],
-                "tolerance": self.tolerance,
-                "noise": self.noise,
-            }
-            return [replace(family, status="exact_without_eps", certificate=note) for family in families]
+        held = self._hold_without_eps(families)
+        if held:
+            return held
         if len(families) > 1:
             half = len(families) // 2
             return self._certify_eps(families[:half]) + self._certify_eps(families[half:])

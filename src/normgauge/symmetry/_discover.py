@@ -9,6 +9,8 @@ import torch
 from normgauge.objective import Objective
 from normgauge.rng import generator
 from normgauge.symmetry._certify import HOPELESS, Certifier
+from normgauge.symmetry._bases import change_of_basis
+from normgauge.symmetry._centred import centred_candidates
 from normgauge.symmetry._coupled import coupled, probes_wanted
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._independence import dimension, implied
@@ -31,6 +33,11 @@ def discover(objective: Objective, *, of: Of = "outputs", seed: int = 0):
     found = columns(point, hints)
     signatures = _probe(function, found, point, seed)
     candidates = _candidates(signatures, found, certifier.precision)
+    gradients = []
+    draw, source = function.probe(point, 0), generator(seed + 20)
+    gradients = [draw(source) for _ in range(2)]
+    candidates += _centred(candidates, point, gradients, certifier.precision)
+    candidates += change_of_basis(candidates, point, gradients, hints, certifier.precision)
     certified = certifier.certify(candidates)
     kept = [f for f in certified]
     return kept, dimension([f for f in kept if f.status != "undecided"], point), unused(signatures), function
@@ -50,6 +57,19 @@ def _probe(function: Function, found: Columns, point, seed: int) -> Signatures:
         draw = function.probe(point, 0, function.part(count, source))
         signatures.add(terms, draw(source))
     return signatures
+
+
+def _centred(families, point, gradients, precision):
+    accepted = list(families)
+    new = []
+    for terms in centred_candidates(families, point):
+        family = Family("shift", terms, terms[0].size)
+        ratio = torch.stack([family.gather(point, g).abs() / family.magnitude(point, g).clamp_min(1e-300) for g in gradients]).amax(0)
+        if float(ratio.max()) < precision * 10:
+            family = replace(family, residuals=tuple(float(r) for r in ratio))
+            if not implied(family, accepted, point):
+                accepted.append(family); new.append(family)
+    return new
 
 
 def _candidates(signatures: Signatures, found: Columns, precision: float) -> list[Family]:

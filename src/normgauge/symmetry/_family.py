@@ -129,7 +129,7 @@ class Family:
     def act(self, point: dict[str, Tensor], values: Tensor) -> dict[str, Tensor]:
         """Return the parameters after the finite change with these amounts."""
         result, wide = dict(point), self.amounts(values)
-        for term in self.terms:
+        for term in sorted(self.terms, key=lambda term: term.role != "gain"):  # gains read directions as they were
             if term.finite_scale:
                 result[term.parameter] = term.act(result, wide)
         for term in self.terms:

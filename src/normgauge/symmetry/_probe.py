@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.rng import generator
-from normgauge.symmetry._axes import Slot, element_slot, leaf_module, parameter_slots, shift_slots, whole_slot
-from normgauge.symmetry._terms import Pull, Scale, Shift, Term
+from normgauge.symmetry._axes import Slot, element_slot, leaf_module, parameter_slots, refinements, shift_slots, whole_slot
+from normgauge.symmetry._terms import Gain, Pull, Scale, Shift, Term
 from normgauge.symmetry._trace import Hints
 from normgauge.symmetry._values import Function, Point
 
@@ -81,7 +81,21 @@ def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
             found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
             found.averages.append(Shift(whole_slot(name, shape)))
     found.shifts.extend(pulls(point, hints))
+    found.scales.extend(gains(point, hints))
     return found
+
+
+def gains(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Gain]:
+    """Yield, for direction and gain of one module (weight normalization), what a scaled column does to the gain."""
+    for gain, value in point.items():
+        for direction, other in point.items():
+            same = leaf_module(gain) == leaf_module(direction) and value.ndim == other.ndim and gain != direction
+            wide = [axis for axis, (a, b) in enumerate(zip(value.shape, other.shape, strict=False)) if a == b > 1]
+            if not same or value.ndim < 2 or len(wide) != 1 or value.numel() != other.shape[wide[0]]:
+                continue
+            for axis in range(other.ndim):
+                if axis != wide[0] and other.shape[axis] > 1 and axis not in hints.kernel_axes(tuple(other.shape)):
+                    yield Gain(Slot(direction, tuple(other.shape), (axis,)), 1.0, gain, (wide[0],))
 
 
 def _rows_of_pieces(name: str, shape: tuple[int, ...], hints: Hints) -> Iterator[Slot]:
@@ -120,6 +134,11 @@ def _pulls_of(weight: str, bias: str, shape: tuple[int, ...], count: int, hints:
         for keep in channel:
             if out != keep and shape[out] == count and shape[keep] > 1:
                 yield Pull(Slot(weight, shape, (keep,)), 1.0, bias, (out,))
+                for factors in refinements(shape[keep], hints):  # a flattened input: channels and positions
+                    view = (*shape[:keep], *factors, *shape[keep + 1 :])
+                    moved = out if out < keep else out + len(factors) - 1
+                    yield Pull(Slot(weight, view, (keep,)), 1.0, bias, (moved,))
+                    yield Pull(Slot(weight, view, (keep + len(factors) - 1,)), 1.0, bias, (moved,))
 
 
 @dataclass

@@ -88,10 +88,12 @@ def single_block(signatures: Signatures, columns: Columns, precision: float) -> 
 
 def null_everywhere(signatures: Signatures, term: Term, precision: float) -> bool:
     """Tell whether a column vanishes on every index that was seen, so that it belongs to no coupling."""
-    if isinstance(term, Shift) or not term.finite_scale:
-        value = signatures.of(term).abs().amax()
-        layer = max(_layer_peak(signatures, term.parameter), float(signatures.largest[term.parameter].max()))
-        return bool(value <= precision * max(layer, 1e-300))
+    largest = signatures.largest[term.parameter]
+    layer = max(_layer_peak(signatures, term.parameter), float(largest.max()))
+    if term.slot.name == term.parameter and float(term.slot.viewed(largest).max()) <= precision * layer:
+        return True
+    if not term.finite_scale:
+        return bool(signatures.of(term).abs().amax() <= precision * max(layer, 1e-300))
     ratio = signatures.ratio(term)
     seen = ratio[~ratio.isnan()]
     return seen.numel() == 0 or bool((seen < CANDIDATE).all())

@@ -223,15 +223,84 @@ class Offset(Term):
         return self._factor(point) * self.slot.spread(amounts.to(value), tuple(value.shape))
 
 
-ROLES = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Offset)}
+@dataclass(frozen=True)
+class Gain(Term):
+    """g_k -> g_k |v'_k| / |v_k| when column i of v is scaled: what weight normalization's gain must follow.
+
+    `slot` is the slot of v whose columns are scaled; `gain` is g, whose entries belong to v's slices along
+    `out`. The field of index i on g_k is g_k v_ki^2 / |v_k|^2.
+    """
+
+    gain: str = ""
+    out: tuple[int, ...] = ()
+
+    role = "gain"
+    finite_scale = True
+
+    @property
+    def parameter(self) -> str:
+        """The gain."""
+        return self.gain
+
+    def _shares(self, point: Values) -> Tensor:
+        """Return v_ki^2 / |v_k|^2 summed over the axes that are neither k nor i, as [out..., keep...] broadcast."""
+        squares = self.slot.viewed(point[self.slot.name]).square()
+        rest = [axis for axis in range(squares.ndim) if axis not in self.slot.keep and axis not in self.out]
+        whole = [axis for axis in range(squares.ndim) if axis not in self.out]
+        part = squares.sum(rest, keepdim=True) if rest else squares
+        return part / squares.sum(whole, keepdim=True).clamp_min(1e-300)
+
+    def _over_inputs(self, values: Tensor) -> Tensor:
+        drop = [axis for axis in range(values.ndim) if axis not in self.out]
+        return values.sum(drop)
+
+    def gather(self, point: Values, gradient: Values) -> Tensor:
+        """Return c sum_k share_ki g_k slope_k."""
+        shares = self._shares(point)
+        product = (point[self.gain] * gradient[self.gain]).reshape(
+            [s if a in self.out else 1 for a, s in enumerate(shares.shape)]
+        )
+        drop = [axis for axis in range(shares.ndim) if axis not in self.slot.keep]
+        return self.coefficient * (shares * product).sum(drop).reshape(-1)
+
+    def magnitude(self, point: Values, gradient: Values) -> Tensor:
+        """Return the root of the sum of squares of the summands."""
+        shares = self._shares(point)
+        product = (point[self.gain] * gradient[self.gain]).reshape(
+            [s if a in self.out else 1 for a, s in enumerate(shares.shape)]
+        )
+        drop = [axis for axis in range(shares.ndim) if axis not in self.slot.keep]
+        return abs(self.coefficient) * (shares * product).square().sum(drop).sqrt().reshape(-1)
+
+    def _weighted(self, point: Values, amounts: Tensor) -> Tensor:
+        shares = self._shares(point)
+        wide = amounts.to(shares).reshape([s if a in self.slot.keep else 1 for a, s in enumerate(shares.shape)])
+        return self._over_inputs(shares * wide).reshape(point[self.gain].shape)
+
+    def field(self, point: Values, amounts: Tensor) -> Tensor:
+        """Return c g_k sum_i t_i share_ki."""
+        return self.coefficient * point[self.gain] * self._weighted(point, amounts)
+
+    def act(self, point: Values, amounts: Tensor) -> Tensor:
+        """Return g_k times the ratio of norms after and before."""
+        return point[self.gain] * self._weighted(point, torch.exp2(2 * self.coefficient * amounts)).sqrt()
+
+    def describe(self) -> str:
+        """Name the gain and the direction it follows."""
+        return f"{self.gain} with {self.slot.name}"
+
+
+ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Offset, Gain)}
 
 
 def term_from_json(data: Mapping[str, Any]) -> Term:
     """Rebuild a term from plain data."""
     rest = {name: value for name, value in data.items() if name not in ("role", "slot")}
-    if "out" in rest:
-        rest["out"] = tuple(rest["out"])
+    for name in ("out", "outer", "inner"):
+        if name in rest:
+            rest[name] = tuple(rest[name])
     raw = data["slot"]
     narrow = None if raw["narrow"] is None else tuple(raw["narrow"])
-    slot = Slot(raw["name"], tuple(raw["view"]), tuple(raw["keep"]), narrow)
+    first = None if raw["first"] is None else tuple(raw["first"])
+    slot = Slot(raw["name"], tuple(raw["view"]), tuple(raw["keep"]), narrow, first)
     return ROLES[data["role"]](slot=slot, **rest)

@@ -77,6 +77,10 @@ def note(hints: Hints, name: str, args: Sequence[Any], result: Any) -> None:
                 hints.factor(few[0], many)
             elif len(many) == 1:
                 hints.factor(many[0], few)
+            elif len(many) == len(few) == 2:  # (batch, heads * d) -> (batch * heads, d), or back
+                for (a, b), (c, d) in ((many, few), (few, many)):
+                    if c % a == 0:
+                        hints.factor(b, (c // a, d))
     elif name in ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"):
         axis = _axis(args, 2, args[0].ndim)
         _note_pieces(hints, args[0].shape[axis], [part.shape[axis] for part in result])
