@@ -67,11 +67,17 @@ class Slot:
         return not self.keep and self.narrow is None
 
     def describe(self) -> str:
-        """Say which slices are meant in a few letters, e.g. `[i, :]`."""
-        if not self.keep:
-            return "" if self.narrow is None else f"[{self.narrow[1]}:{self.narrow[1] + self.narrow[2]}]"
-        marks = ", ".join("i" if axis in self.keep else ":" for axis in range(len(self.view)))
-        return f"[{marks}]"
+        """Say which slices are meant in a few letters: `[i, :]` for rows, `[8:16 i, :]` for part of the rows."""
+        if self.whole:
+            return ""
+        marks = ["i" if axis in self.keep else ":" for axis in range(len(self.view))]
+        if self.narrow is not None:
+            axis, start, length = self.narrow
+            if self.first is None:
+                marks[axis] = f"{start}:{start + length}" + (" i" if axis in self.keep else "")
+            else:
+                marks.insert(axis, str(start))
+        return f"[{', '.join(marks)}]"
 
 
 def parameter_slots(name: str, shape: Shape, hints: Hints) -> Iterator[Slot]:

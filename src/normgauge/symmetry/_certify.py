@@ -152,9 +152,10 @@ class Certifier:
         if moved <= self.tolerance:
             note = {"moved": moved, "tolerance": self.tolerance, "noise": self.noise}
             return [replace(family, status="exact", certificate=note) for family in families]
-        eps = self._hold_without_eps(families)
-        if eps:
-            return eps
+        if len(families) == 1 or all(family.kind == "scale" for family in families):
+            held = self._hold_without_eps(families)
+            if held:
+                return held
         if len(families) > 1:
             half = len(families) // 2
             first, second = families[:half], families[half:]
@@ -195,6 +196,43 @@ class Certifier:
             half = len(families) // 2
             return self._certify_eps(families[:half]) + self._certify_eps(families[half:])
         return self._bisect_indices(families[0], lambda part: self._certify_eps([part]))
+
+    def with_stored_statistics(self, families: Sequence[Family], gradient: Point) -> list[Family]:
+        """Mark what holds in train mode but not in eval mode as `batch_statistics_only`.
+
+        Args:
+            families: certified in train mode.
+            gradient: of a random combination of the outputs in eval mode, at the jittered point.
+        """
+        point = self.points["jittered"]
+        hopeless, open_ = [], []
+        for family in families:
+            if isinstance(family, MatrixFamily) or family.status == "undecided":
+                open_.append(family)
+                continue
+            size = family.magnitude(point, gradient)
+            ratio = family.gather(point, gradient).abs() / size.clamp_min(1e-300)
+            worst = float(ratio[size > 1e-12 * size.max()].max()) if float(size.max()) > 0 else 0.0
+            marked = replace(family, certificate={**family.certificate, "residual_eval": worst})
+            (hopeless if worst > HOPELESS and float(size.max()) > 0 else open_).append(marked)
+        failed = [f for group in _groups(open_) for f in self._failing_in_eval(group)]
+        lost = [id(f) for f in (*hopeless, *failed)]
+        return [
+            replace(f, status="batch_statistics_only") if id(f) in lost and f.status != "undecided" else f
+            for f in (*hopeless, *open_)
+        ]
+
+    def _failing_in_eval(self, families: list[Family]) -> list[Family]:
+        exact = [f for f in families if f.status == "exact"]
+        loose = [f for f in families if f.status == "exact_without_eps"]
+        failed: list[Family] = []
+        if exact and self.exact(exact, [("jittered", "eval")]) > self.tolerance:
+            half = len(exact) // 2
+            failed += exact if len(exact) == 1 else self._failing_in_eval(exact[:half]) + self._failing_in_eval(exact[half:])
+        if loose and not self.without_eps(loose, "jittered", "eval")[2]:
+            half = len(loose) // 2
+            failed += loose if len(loose) == 1 else self._failing_in_eval(loose[:half]) + self._failing_in_eval(loose[half:])
+        return failed
 
     def _bisect_indices(self, family: Family, certify: Callable[[Family], list[Family]]) -> list[Family]:
         """Try halves of a family's indices, a few levels deep; derivative-null rests are kept as undecided."""

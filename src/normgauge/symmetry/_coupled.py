@@ -39,9 +39,12 @@ def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term],
         sizes.setdefault(term.size, []).append(term)
     found: list[Family] = []
     for size in sorted(sizes, reverse=True):
-        for bundles in _arrangements(sizes[size], size * signatures.probes):
-            for coefficients in null_vectors(signatures, imitated, bundles, precision):
-                found.append(_family(signatures, bundles, coefficients, size))
+        here = [
+            _family(signatures, bundles, coefficients, size)
+            for bundles in _arrangements(sizes[size], size * signatures.probes)
+            for coefficients in null_vectors(signatures, imitated, bundles, precision)
+        ]
+        found.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
     return found
 
 

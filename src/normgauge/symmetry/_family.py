@@ -55,6 +55,8 @@ class Family:
         certificate: numbers behind the verdict.
         residuals: one number per index in `indices`.
         note: a sentence on what it is, where the terms do not say.
+        counted: whether its generators are directions of `Symmetries.dimension` (dead units are not: their
+            parameters were not observed).
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class Family:
     certificate: Mapping[str, float] = field(default_factory=dict)
     residuals: tuple[float, ...] = ()
     note: str = ""
+    counted: bool = True
 
     @property
     def items(self) -> tuple[int, ...]:
@@ -183,6 +186,7 @@ class Family:
             "certificate": dict(self.certificate),
             "residuals": list(self.residuals),
             "note": self.note,
+            "counted": self.counted,
         }
 
 

@@ -99,6 +99,34 @@ def null_everywhere(signatures: Signatures, term: Term, precision: float) -> boo
     return seen.numel() == 0 or bool((seen < CANDIDATE).all())
 
 
-def as_mask(names: dict[str, Tensor]) -> dict[str, int]:
-    """Count the entries of masks by name."""
-    return {name: int(mask.sum()) for name, mask in names.items() if bool(torch.any(mask))}
+
+
+def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
+    """Return units without any gradient at both points: writers and readers of a rescaling that nothing passes."""
+    found = []
+    for family in families:
+        if family.kind != "rescale" or family.size < 2:
+            continue
+        silent = torch.ones(family.size, dtype=torch.bool)
+        for term in family.terms:
+            if term.slot.name != term.parameter:
+                continue
+            for largest in (signatures.largest[term.parameter], at_user[term.parameter].abs()):
+                silent &= term.slot.gather(largest) == 0
+        if bool(silent.any()) and not bool(silent.all()):
+            chosen = tuple(int(i) for i in silent.nonzero().flatten())
+            note = "never active on this data"
+            found.append(
+                Family(
+                    "dead",
+                    family.terms,
+                    family.size,
+                    chosen,
+                    status=family.status,
+                    certificate=family.certificate,
+                    residuals=(0.0,) * len(chosen),
+                    note=note,
+                    counted=False,
+                )
+            )
+    return found

@@ -83,12 +83,14 @@ class Function:
             )
         return flat
 
-    def probe(self, point: Point, number: int, part: Tensor | None = None) -> Callable[[torch.Generator], Point]:
+    def probe(
+        self, point: Point, number: int, part: Tensor | None = None, mode: Mode | None = None
+    ) -> Callable[[torch.Generator], Point]:
         """Return a function that draws a random output cotangent c and gives the gradient J^T c (zeros filled in)."""
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
         with twice_differentiable():
-            flat = self._flat(leaves, index, part, None)
+            flat = self._flat(leaves, index, part, mode)
         if not flat.requires_grad:
             raise NotDifferentiableError(
                 explain(
