@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from normgauge.symmetry._axes import leaf_module
+from normgauge.symmetry._axes import Slot, leaf_module
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._probe import Signatures
 from normgauge.symmetry._terms import Term
@@ -20,12 +21,12 @@ GAP = 30.0
 MOST_COLUMNS = 40  # of a window; more needs more probes than it finds
 
 
-def probes_wanted(terms: Sequence[Term]) -> int:
-    """Return how many probes the smallest index sizes need so that their null spaces are decided."""
+def probes_wanted(terms: Sequence[Term]) -> dict[Term, int]:
+    """Return how many probes each column needs so that the null space of its index size is decided."""
     counts: dict[int, int] = {}
     for term in terms:
         counts[term.size] = counts.get(term.size, 0) + 1
-    return max((int(EQUATIONS * min(count, MOST_COLUMNS) / size) + 3 for size, count in counts.items()), default=0)
+    return {term: int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) / term.size) + 3 for term in terms}
 
 
 def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
@@ -41,7 +42,7 @@ def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term],
     for size in sorted(sizes, reverse=True):
         here = [
             _family(signatures, bundles, coefficients, size)
-            for bundles in _arrangements(sizes[size], size * signatures.probes)
+            for bundles in _arrangements(sizes[size], size * len(signatures.values[sizes[size][0]]))
             for coefficients in null_vectors(signatures, imitated, bundles, precision)
         ]
         found.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
@@ -96,8 +97,7 @@ def null_vectors(
         return []
     chosen = _independent(_matrix(imitated, bundles))
     matrix = _matrix(signatures, [bundles[k] for k in chosen])
-    probes = signatures.probes
-    cube = matrix.reshape(-1, probes, matrix.shape[1])
+    cube = matrix.reshape(bundles[0][0].size, -1, matrix.shape[1])
     loud = cube.square().sum((0, 2)).sqrt()
     cube = cube / loud.clamp_min(1e-300)[None, :, None]  # every probe weighs the same
     matrix = cube.reshape(matrix.shape)
@@ -199,7 +199,7 @@ def sparsest(rows: Tensor) -> Tensor:
 def _family(signatures: Signatures, bundles: list[Bundle], coefficients: dict[int, float], size: int) -> Family:
     terms = [term.with_coefficient(c) for k, c in coefficients.items() for term in bundles[k]]
     sign = _orientation(terms)
-    terms = [term.with_coefficient(sign * term.coefficient) for term in terms]
+    terms = merged([term.with_coefficient(sign * term.coefficient) for term in terms])
     total = sum(c * signatures.of(t) for k, c in coefficients.items() for t in bundles[k])
     scale = sum((c * signatures.size_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
     ratio = (total.abs() / scale.sqrt().clamp_min(1e-300)).amax(dim=1)  # type: ignore[union-attr]
@@ -213,3 +213,23 @@ def _orientation(terms: list[Term]) -> float:
     """Return the sign that makes writers positive: vectors (gamma, beta, biases) write, else the first tensor does."""
     vectors = [term for term in terms if len(term.slot.view) == 1 and term.role != "pull"]
     return 1.0 if (vectors or terms)[0].coefficient > 0 else -1.0
+
+
+def merged(terms: list[Term]) -> list[Term]:
+    """Write terms that cover every part of a packed axis with one coefficient as one term over the whole axis."""
+    groups: dict[tuple[object, ...], list[Term]] = {}
+    for term in terms:
+        slot = term.slot
+        place = None if slot.first is None or slot.narrow is None else slot.narrow[0]
+        key = (term,) if place is None else (slot.name, slot.first, place, slot.keep, term.role, term.coefficient)
+        groups.setdefault(key, []).append(term)
+    result = []
+    for group in groups.values():
+        slot = group[0].slot
+        if slot.first is None or slot.narrow is None or len(group) < slot.first[slot.narrow[0]]:
+            result.extend(group)
+            continue
+        place = slot.narrow[0]
+        keep = tuple(axis + (axis >= place) for axis in slot.keep)
+        result.append(replace(group[0], slot=Slot(slot.name, slot.first, keep)))
+    return result

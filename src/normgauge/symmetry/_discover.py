@@ -106,11 +106,11 @@ def _probe(function: Function, found: Columns, point: Point, seed: int) -> Signa
         if draw is None or len(function.batches) > 1:
             draw = function.probe(point, number)
         signatures.add(terms, draw(source))
-    wanted = max(probes_wanted(found.scales), probes_wanted(found.shifts)) - PROBES
+    wanted = {**probes_wanted(found.scales), **probes_wanted(found.shifts)}
     count = max(4, -(-function.samples[0] // 16))
-    for _ in range(min(MOST_PARTIAL, wanted)):
+    for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
         draw = function.probe(point, 0, function.part(count, source))
-        signatures.add(terms, draw(source))
+        signatures.add([term for term, needed in wanted.items() if number < needed], draw(source))
     return signatures
 
 
@@ -127,9 +127,9 @@ def _candidates(
                 accepted.append(family)
 
     accept(single_block(signatures, found, precision))
-    imitated = imitation(point, found.every(), signatures.probes, 99)
     for group in (found.scales, found.shifts):
         live = [term for term in group if not null_everywhere(signatures, term, precision)]
+        imitated = imitation(point, probes_wanted(live), 99)
         accept(coupled(signatures, imitated, live, precision))
     accept(_centred(accepted, point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]

@@ -192,18 +192,13 @@ class Signatures:
         return torch.where(found < 0, torch.full_like(found, float("nan")), found)
 
 
-def imitation(point: Point, terms: list[Term], probes: int, seed: int) -> Signatures:
+def imitation(point: Point, wanted: Mapping[Term, int], seed: int) -> Signatures:
     """Return signatures under random gradients that no model made: their null space is what is trivially null."""
     source, result = generator(seed), Signatures(point)
-    for _ in range(probes):
+    for number in range(max(wanted.values(), default=0)):
         gradient = {
             name: torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
             for name, value in point.items()
         }
-        result.add(terms, gradient)
+        result.add([term for term, count in wanted.items() if number < count], gradient)
     return result
-
-
-def entries(name: str, value: Tensor) -> Slot:
-    """Return the slot of a parameter's single entries."""
-    return element_slot(name, tuple(value.shape))
