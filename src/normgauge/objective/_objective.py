@@ -334,13 +334,17 @@ class Objective:
     def _leaves(self) -> dict[str, Tensor]:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
-    def _evaluate(self, variables: dict[str, Tensor], number: int, body: Callable[[nn.Module], T]) -> T:
-        """Run `body(model)` with functional parameters and cloned buffers, in mode, leaving no trace."""
+    def _evaluate(
+        self, variables: dict[str, Tensor], number: int, body: Callable[[nn.Module], T], dtype: torch.dtype | None = None
+    ) -> T:
+        """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
         state: dict[str, Tensor] = {
             name: self._fixed.get(name, value).detach() for name, value in self.model.named_parameters()
         }
         state.update(variables)
         state.update({name: value.clone() for name, value in self.model.named_buffers()})
+        if dtype is not None:
+            state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
         prefixed = {f"model.{name}": value for name, value in state.items()}
         with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
             return functional_call(_Bound(self.model), prefixed, (body,))

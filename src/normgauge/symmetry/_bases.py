@@ -1,0 +1,146 @@
+"""Where matrix symmetries may be: proposed from rescalings and from free scales of streams, decided by moment maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from normgauge.symmetry._axes import Slot, leaf_module, refinements
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._matrix import MatrixFamily, MatrixTerm, matrix_family, residual_of
+from normgauge.symmetry._terms import Scale, Term
+from normgauge.symmetry._trace import Hints
+
+Gradients = list[Mapping[str, Tensor]]
+
+
+def change_of_basis(
+    families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, hints: Hints, precision: float
+) -> list[MatrixFamily]:
+    """Return the matrix symmetries behind the given rescalings and free scales."""
+    found: list[MatrixFamily] = []
+    for family in families:
+        if family.kind == "rescale" and family.size > 1 and all(isinstance(t, Scale) for t in family.terms):
+            found.extend(_linear(family, point, gradients, hints, precision))
+            found.extend(_planes(family, point, gradients, precision))
+    for family in families:
+        if family.size == 1 and family.scaling and all(term.slot.whole for term in family.terms):
+            found.extend(_streams(family, families, point, gradients, precision))
+    return found
+
+
+def _linear(
+    family: Family, point: Mapping[str, Tensor], gradients: Gradients, hints: Hints, precision: float
+) -> Iterator[MatrixFamily]:
+    """Try GL on the largest blocks of a rescaling's index: linear neighbours, attention heads."""
+    if any(abs(term.coefficient) != 1 for term in family.terms):
+        return
+    sizes = {family.size}
+    for factors in refinements(family.size, hints):
+        sizes.update(math.prod(factors[k:]) for k in range(1, len(factors)))
+    for term in family.terms:
+        kept = [term.slot.view[a] for a in term.slot.keep]
+        sizes.update(math.prod(kept[k:]) for k in range(1, len(kept)))
+    for block in sorted(sizes, reverse=True):
+        terms = [_blocked(term, family.size // block, block) for term in family.terms]
+        if block == 1 or any(term is None for term in terms):
+            continue
+        chosen = tuple(term for term in terms if term is not None)
+        residual = residual_of(chosen, "GL", point, gradients)
+        if residual < 10 * precision:
+            yield matrix_family("GL", chosen, family.size // block, block, residual)
+            return
+
+
+def _blocked(term: Term, blocks: int, block: int) -> MatrixTerm | None:
+    """View a term's index as [blocks, block]."""
+    slot = term.slot
+    sizes = [slot.view[a] for a in slot.keep]
+    for cut in range(len(sizes) + 1):
+        if math.prod(sizes[:cut]) == blocks:
+            return MatrixTerm(slot, term.coefficient, slot.keep[:cut], slot.keep[cut:])
+    if len(slot.keep) == 1:
+        axis = slot.keep[0]
+        view = (*slot.view[:axis], blocks, block, *slot.view[axis + 1 :])
+        return MatrixTerm(Slot(slot.name, view, (axis, axis + 1), slot.narrow, slot.first), term.coefficient, (axis,), (axis + 1,))
+    return None
+
+
+def _planes(
+    family: Family, point: Mapping[str, Tensor], gradients: Gradients, precision: float
+) -> Iterator[MatrixFamily]:
+    """Try rotations of the planes a rescaling scales (rotary embeddings)."""
+    options = []
+    for term in family.terms:
+        slot = term.slot
+        low, high = (min(slot.keep), max(slot.keep)) if slot.keep else (0, -1)
+        near = [a for a in range(max(0, low - 1), min(len(slot.view), high + 2)) if a not in slot.keep]
+        planes = [a for a in near if slot.view[a] == 2]
+        if len(planes) != 1:
+            return
+        wide = Slot(slot.name, slot.view, tuple(sorted((*slot.keep, planes[0]))), slot.narrow, slot.first)
+        options.append(MatrixTerm(wide, 1.0, slot.keep, (planes[0],)))
+    terms = tuple(options)
+    residual = residual_of(terms, "O", point, gradients)
+    if terms and residual < 10 * precision:
+        yield matrix_family("O", terms, family.size, 2, residual)
+
+
+def _streams(
+    family: Family, families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, precision: float
+) -> Iterator[MatrixFamily]:
+    """Try rotations of a residual stream: all its writers against all readers behind gains."""
+    writers = [term.parameter for term in family.terms]
+    sizes = set.intersection(*({s for s in point[name].shape if s > 1} for name in writers))
+    for size in sorted(sizes, reverse=True):
+        readers = _readers(families, point, size, set(writers))
+        if not readers:
+            continue
+        for transposed in (False, True):  # square writers: rows first, as in nn.Linear
+            terms = [_writer(name, point, size, transposed) for name in writers]
+            chosen = tuple([*terms, *readers])
+            for group in ("O", "O1"):
+                residual = residual_of(chosen, group, point, gradients)
+                if residual < max(1e-3, 10 * precision) and size > (1 if group == "O" else 2):
+                    yield matrix_family(group, chosen, 1, size, residual)
+                    return
+
+
+def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool) -> MatrixTerm:
+    shape = tuple(point[name].shape)
+    axes = [axis for axis, s in enumerate(shape) if s == size]
+    axis = axes[-1] if transposed else axes[0]
+    return MatrixTerm(Slot(name, shape, (axis,)), 1.0, (), (axis,))
+
+
+def _readers(
+    families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]
+) -> list[MatrixTerm]:
+    """Return every reader behind a gain of this size, with the bias that follows its beta."""
+    found: list[MatrixTerm] = []
+    for family in families:
+        vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
+        wide = [t for t in family.terms if t.coefficient < 0]
+        if family.kind != "rescale" or family.size != size or not vectors or len(vectors) + len(wide) < len(family.terms):
+            continue
+        for term in wide:
+            if term.slot.narrow is not None or len(term.slot.keep) != 1:
+                return []
+            reader = MatrixTerm(term.slot, -1.0, (), term.slot.keep, by=vectors[0].parameter)
+            found.append(reader)
+            bias = _bias(term, point, size)
+            if len(vectors) > 1 and bias:
+                found.append(replace(reader, bias=bias, beta=vectors[1].parameter))
+    return found
+
+
+def _bias(term: Term, point: Mapping[str, Tensor], size: int) -> str:
+    count = point[term.parameter].numel() // size
+    module = leaf_module(term.parameter)
+    for name, value in point.items():
+        if leaf_module(name) == module and value.ndim == 1 and value.numel() == count and name != term.parameter:
+            return name
+    return ""

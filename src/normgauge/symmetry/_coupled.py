@@ -1,0 +1,235 @@
+"""Coupled symmetries: coefficients shared along an index, found as the null space of one matrix per index size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normgauge.symmetry._axes import Slot, leaf_module
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._probe import Signatures
+from normgauge.symmetry._terms import Term
+
+Bundle = tuple[Term, ...]
+EQUATIONS = 2.5  # rows per column before a null space is believed
+LARGEST_NULL = 1e-2  # relative singular value; eps > 0 alone gives up to 1e-3
+GAP = 30.0
+MOST_COLUMNS = 40  # of a window; more needs more probes than it finds
+
+
+def probes_wanted(terms: Sequence[Term]) -> dict[Term, int]:
+    """Return how many probes each column needs so that the null space of its index size is decided."""
+    counts: dict[int, int] = {}
+    for term in terms:
+        counts[term.size] = counts.get(term.size, 0) + 1
+    return {term: int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) / term.size) + 3 for term in terms}
+
+
+def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
+    """Return families of two or more terms, finest index first.
+
+    For every index size d, each column gives a vector of length d * probes; a combination of columns that
+    vanishes on all of them is a symmetry for every index at once.
+    """
+    sizes: dict[int, list[Term]] = {}
+    for term in terms:
+        sizes.setdefault(term.size, []).append(term)
+    found: list[Family] = []
+    for size in sorted(sizes, reverse=True):
+        here = [
+            _family(signatures, bundles, coefficients, size)
+            for bundles in _arrangements(sizes[size], size * len(signatures.values[sizes[size][0]]))
+            for coefficients in null_vectors(signatures, imitated, bundles, precision)
+        ]
+        found.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
+    return found
+
+
+def _arrangements(terms: list[Term], rows: int) -> list[list[Bundle]]:
+    """Return the sets of columns to look at together: all of them, or windows and repeated blocks if too many."""
+    if rows >= EQUATIONS * len(terms):
+        return [[(term,) for term in terms]]
+    plain = [term for term in terms if term.slot.narrow is None and len(term.slot.keep) <= 1]
+    result = []
+    if rows >= EQUATIONS * len(plain):
+        result.append([(term,) for term in plain])
+    patterns: dict[tuple[object, ...], list[Term]] = {}
+    for term in plain:
+        key = (re.sub(r"\d+", "#", term.parameter), term.role, term.slot.view, term.slot.keep)
+        patterns.setdefault(key, []).append(term)
+    if len(patterns) < len(plain) and rows >= EQUATIONS * len(patterns):
+        result.append([tuple(group) for group in patterns.values()])
+    return result + [[(term,) for term in window] for window in _windows(terms, int(rows / EQUATIONS))]
+
+
+def _windows(terms: list[Term], most: int) -> list[list[Term]]:
+    """Return overlapping runs of neighbouring modules, each with at most `most` columns."""
+    modules: dict[str, list[Term]] = {}
+    for term in terms:
+        modules.setdefault(leaf_module(term.parameter), []).append(term)
+    runs, names = [], list(modules)
+    last = -1
+    for start in range(len(names)):
+        stop, count = start, 0
+        while stop < len(names) and count + len(modules[names[stop]]) <= most and stop - start < 12:
+            count += len(modules[names[stop]])
+            stop += 1
+        if stop > max(last, start):
+            runs.append([term for name in names[start:stop] for term in modules[name]])
+            last = stop
+    return runs
+
+
+def _matrix(signatures: Signatures, bundles: Sequence[Bundle]) -> Tensor:
+    """Return [index * probes, columns]."""
+    return torch.stack([sum(signatures.of(t) for t in bundle).reshape(-1) for bundle in bundles], dim=1)  # type: ignore[union-attr]
+
+
+def null_vectors(
+    signatures: Signatures, imitated: Signatures, bundles: list[Bundle], precision: float
+) -> list[dict[int, float]]:
+    """Return integer null combinations of the bundles' columns as {column: coefficient}."""
+    if len(bundles) < 2:
+        return []
+    chosen = _independent(_matrix(imitated, bundles))
+    matrix = _matrix(signatures, [bundles[k] for k in chosen])
+    cube = matrix.reshape(bundles[0][0].size, -1, matrix.shape[1])
+    loud = cube.square().sum((0, 2)).sqrt()
+    cube = cube / loud.clamp_min(1e-300)[None, :, None]  # every probe weighs the same
+    matrix = cube.reshape(matrix.shape)
+    norms = matrix.norm(dim=0)
+    live = norms > 0
+    if int(live.sum()) < 2:
+        return []
+    matrix, norms = matrix[:, live] / norms[live], norms[live]
+    chosen = [k for k, alive in zip(chosen, live.tolist(), strict=True) if alive]
+    _, sigma, right = torch.linalg.svd(matrix, full_matrices=matrix.shape[0] < matrix.shape[1])
+    sigma = torch.cat([sigma, sigma.new_zeros(right.shape[0] - sigma.shape[0])])
+    count = null_count(sigma / sigma[0], precision)
+    if count == 0:
+        return []
+    basis = right[-count:] / norms
+    rows = sparsest(reduced(basis))
+    result = []
+    for row in rows:
+        rounded = (2 * row).round() / 2
+        if float((row - rounded).abs().max()) < 0.05 and int((rounded != 0).sum()) > 1:
+            result.append({chosen[k]: float(c) for k, c in enumerate(rounded.tolist()) if c})
+    return result
+
+
+def null_count(relative: Tensor, precision: float) -> int:
+    """Return how many of the descending relative singular values are null.
+
+    Those below `precision` are; those up to `LARGEST_NULL` are if a gap of `GAP` separates them from the rest.
+    """
+    count = 0
+    for k in range(len(relative) - 1, 0, -1):
+        value, above = float(relative[k]), float(relative[k - 1])
+        if value > LARGEST_NULL:
+            break
+        if above > GAP * max(value, precision / GAP):
+            count = len(relative) - k
+        elif value > precision and above > LARGEST_NULL:
+            break
+    return count
+
+
+def _independent(matrix: Tensor) -> list[int]:
+    """Return columns, earlier ones preferred, that span the matrix."""
+    chosen: list[int] = []
+    basis = matrix.new_zeros(matrix.shape[0], 0)
+    for k in range(matrix.shape[1]):
+        column = matrix[:, k]
+        norm = column.norm()
+        if norm == 0:
+            continue
+        rest = column / norm
+        for _ in range(2):
+            rest = rest - basis @ (basis.T @ rest)
+        if float(rest.norm()) > 1e-9:
+            chosen.append(k)
+            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    return chosen
+
+
+def reduced(basis: Tensor) -> Tensor:
+    """Return the row-reduced form: each row has a pivot 1 where the other rows have 0."""
+    rows = (basis / basis.abs().amax(dim=1, keepdim=True)).clone()
+    used: list[int] = []
+    for k in range(rows.shape[0]):
+        rest = rows[k:].abs()
+        if used:
+            rest[:, used] = 0
+        place = int(rest.argmax())
+        row, column = k + place // rows.shape[1], place % rows.shape[1]
+        rows[[k, row]] = rows[[row, k]]
+        rows[k] = rows[k] / rows[k, column].clone()
+        others = [i for i in range(rows.shape[0]) if i != k]
+        rows[others] = rows[others] - rows[others, column][:, None] * rows[k][None, :]
+        used.append(column)
+    return torch.where(rows.abs() < 0.02, torch.zeros_like(rows), rows)
+
+
+def sparsest(rows: Tensor) -> Tensor:
+    """Shorten rows by adding or subtracting others while that removes entries: a natural basis reads better."""
+    rows = rows.clone()
+
+    def length(row: Tensor) -> int:
+        return int((row.abs() > 0.02).sum())
+
+    improved = True
+    while improved:
+        improved = False
+        for i in range(rows.shape[0]):
+            for j in range(rows.shape[0]):
+                if i == j:
+                    continue
+                for sign in (1.0, -1.0):
+                    trial = rows[i] + sign * rows[j]
+                    if length(trial) < length(rows[i]):
+                        rows[i], improved = torch.where(trial.abs() < 0.02, torch.zeros_like(trial), trial), True
+    return rows
+
+
+def _family(signatures: Signatures, bundles: list[Bundle], coefficients: dict[int, float], size: int) -> Family:
+    terms = [term.with_coefficient(c) for k, c in coefficients.items() for term in bundles[k]]
+    sign = _orientation(terms)
+    terms = merged([term.with_coefficient(sign * term.coefficient) for term in terms])
+    total = sum(c * signatures.of(t) for k, c in coefficients.items() for t in bundles[k])
+    scale = sum((c * signatures.size_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
+    ratio = (total.abs() / scale.sqrt().clamp_min(1e-300)).amax(dim=1)  # type: ignore[union-attr]
+    kind = "rescale" if all(term.finite_scale for term in terms) else "shift"
+    if size == 1 and kind == "rescale" and all(term.coefficient > 0 for term in terms):
+        kind = "scale"
+    return Family(kind, tuple(terms), size, residuals=tuple(float(x) for x in ratio))  # type: ignore[arg-type]
+
+
+def _orientation(terms: list[Term]) -> float:
+    """Return the sign that makes writers positive: vectors (gamma, beta, biases) write, else the first tensor does."""
+    vectors = [term for term in terms if len(term.slot.view) == 1 and term.role != "pull"]
+    return 1.0 if (vectors or terms)[0].coefficient > 0 else -1.0
+
+
+def merged(terms: list[Term]) -> list[Term]:
+    """Write terms that cover every part of a packed axis with one coefficient as one term over the whole axis."""
+    groups: dict[tuple[object, ...], list[Term]] = {}
+    for term in terms:
+        slot = term.slot
+        place = None if slot.first is None or slot.narrow is None else slot.narrow[0]
+        key = (term,) if place is None else (slot.name, slot.first, place, slot.keep, term.role, term.coefficient)
+        groups.setdefault(key, []).append(term)
+    result = []
+    for group in groups.values():
+        slot = group[0].slot
+        if slot.first is None or slot.narrow is None or len(group) < slot.first[slot.narrow[0]]:
+            result.extend(group)
+            continue
+        place = slot.narrow[0]
+        keep = tuple(axis + (axis >= place) for axis in slot.keep)
+        result.append(replace(group[0], slot=Slot(slot.name, slot.first, keep)))
+    return result

@@ -1,0 +1,164 @@
+"""`symmetries`: probe, find, certify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normgauge.objective import Objective
+from normgauge.rng import generator
+from normgauge.symmetry._bases import change_of_basis
+from normgauge.symmetry._centred import centred_candidates
+from normgauge.symmetry._certify import Certifier
+from normgauge.symmetry._coupled import coupled, probes_wanted
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._independence import dimension, implied
+from normgauge.symmetry._probe import Columns, Signatures, columns, imitation, jittered_point
+from normgauge.symmetry._result import Symmetries
+from normgauge.symmetry._single import dead_entries, dead_units, null_everywhere, single_block, unused
+from normgauge.symmetry._trace import Hints, check_enough_samples, trace
+from normgauge.symmetry._values import Function, Of, Point
+
+PROBES = 4
+MOST_PARTIAL = 48  # probes on a part of the batch
+_ORDER = ("scale", "rescale", "shift", "dead", "matrix")
+
+
+def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Symmetries:
+    """Find and certify the changes of the parameters that leave the function unchanged.
+
+    A direction v(theta) is a symmetry to first order iff <v, J^T c> = 0 for every output cotangent c. The inner
+    products of all slices of all parameters come from a few gradients at a jittered point; slices whose products
+    vanish have a free scale or shift, and combinations with shared coefficients along an index are the null
+    space of one matrix per index size. Changes of basis are decided by moment maps. Everything found is then
+    tried as a finite change on the model (powers of two for scales), at the jittered and at the given
+    parameters, in train and eval mode.
+
+    Kind: exact up to rounding for what is reported (each item has a certificate); a symmetry outside the
+        families searched is missed, never invented. One batch is probed (the first four if there are several).
+    Cost: 6 gradients on the whole batch, up to 48 on a sixteenth of it, and about 20 forwards; `Symmetries.cost`.
+
+    Args:
+        objective: model, data and mode; its trainable, selected parameters are asked about.
+        of: "outputs" (unchanged outputs) or "loss" (unchanged loss, e.g. a common shift of logits).
+        seed: of jitter, cotangents and finite changes.
+
+    Returns:
+        `Symmetries`, with `.generators`, `.dimension`, `.project`, `.canonical`, `.explain()` and more.
+
+    Raises:
+        DataError: batch statistics from fewer than four values per channel.
+        NonFiniteError: outputs that are not finite.
+        ModelError: a forward that does not repeat itself.
+        NotDifferentiableError: outputs without graph.
+
+    Deviations: akbar2025, Proposition 4.1 scales gamma against the weights before it is corrected in the text;
+        what is certified here is (W, b) -> (c W, c b) with gamma unchanged. sun2020, Lemma 2 asks for every
+        real factor; batch normalization is invariant for positive ones only.
+
+    Example:
+        Six hidden ReLU units have six rescalings, and nothing else:
+
+        >>> from torch import nn
+        >>> x = torch.randn(32, 4, generator=generator(0))
+        >>> with torch.random.fork_rng():
+        ...     _ = torch.manual_seed(0)
+        ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+        >>> objective = Objective(model, nn.functional.mse_loss, (x, torch.zeros(32, 3)), mode="eval")
+        >>> found = symmetries(objective)
+        >>> found.dimension, found.generators[0].kind, found.generators[0].status
+        (6, 'rescale', 'exact')
+
+    References: sun2020, akbar2025.
+    """
+    function = Function(objective, of)
+    hints = trace(lambda: function.run(lambda model, batch: objective._recipe.outputs(model, batch)))
+    check_enough_samples(hints, objective.mode)
+    point = jittered_point(function, seed)
+    certifier = Certifier(function, point, seed)
+    found = columns(point, hints)
+    signatures = _probe(function, found, point, seed)
+    draw, source = function.probe(point, 0), generator(seed + 20)
+    gradients = [draw(source) for _ in range(2)]
+    families = _candidates(signatures, found, gradients, hints, certifier.precision)
+    certified = certifier.certify(families)
+    if objective.mode == "train" and _uses_the_mode(certifier):
+        slope = function.probe(point, 0, mode="eval")(generator(seed + 30))
+        certified = certifier.with_stored_statistics(certified, slope)
+    certified += dead_units(certified, signatures, function.probe(function.user, 0)(generator(seed + 40)))
+    return _result(function, certified, signatures, seed)
+
+
+def _uses_the_mode(certifier: Certifier) -> bool:
+    """Tell whether train and eval mode differ at the jittered point."""
+    train, stored = certifier.reference("jittered", "train"), certifier.reference("jittered", "eval")
+    return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
+
+
+def _probe(function: Function, found: Columns, point: Point, seed: int) -> Signatures:
+    """Collect signatures: a few gradients of whole batches, then as many of parts as small indices need."""
+    signatures, source, terms = Signatures(point), generator(seed + 10), found.every()
+    draw = None
+    for number in range(PROBES):
+        if draw is None or len(function.batches) > 1:
+            draw = function.probe(point, number)
+        signatures.add(terms, draw(source))
+    wanted = {**probes_wanted(found.scales), **probes_wanted(found.shifts)}
+    count = max(4, -(-function.samples[0] // 16))
+    for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
+        draw = function.probe(point, 0, function.part(count, source))
+        signatures.add([term for term, needed in wanted.items() if number < needed], draw(source))
+    return signatures
+
+
+def _candidates(
+    signatures: Signatures, found: Columns, gradients: list[Mapping[str, Tensor]], hints: Hints, precision: float
+) -> list[Family]:
+    """Return everything that is null to first order and not implied by something simpler."""
+    point = signatures.point
+    accepted = dead_entries(signatures, precision)
+
+    def accept(families: list[Family]) -> None:
+        for family in families:
+            if not implied(family, accepted, point):
+                accepted.append(family)
+
+    accept(single_block(signatures, found, precision))
+    for group in (found.scales, found.shifts):
+        live = [term for term in group if not null_everywhere(signatures, term, precision)]
+        imitated = imitation(point, probes_wanted(live), 99)
+        accept(coupled(signatures, imitated, live, precision))
+    accept(_centred(accepted, point, gradients, precision))
+    return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
+
+
+def _centred(families: list[Family], point: Point, gradients: list[Mapping[str, Tensor]], limit: float) -> list[Family]:
+    result = []
+    for terms in centred_candidates(list(families), point):
+        family = Family("shift", terms, terms[0].size)
+        ratios = [family.gather(point, g).abs() / family.magnitude(point, g).clamp_min(1e-300) for g in gradients]
+        worst = torch.stack(ratios).amax(dim=0)
+        if float(worst.max()) < 10 * limit:
+            result.append(replace(family, residuals=tuple(float(r) for r in worst)))
+    return result
+
+
+def _result(function: Function, families: list[Family], signatures: Signatures, seed: int) -> Symmetries:
+    families = sorted(families, key=lambda family: _ORDER.index(family.kind))
+    counted = [f for f in families if f.status != "undecided" and f.counted]
+    return Symmetries(
+        families=tuple(families),
+        dimension=dimension(counted, signatures.point),
+        matrix_dimension=sum(len(f) * f.block_dimension for f in counted if f.kind == "matrix"),
+        unobserved={name: int(mask.sum()) for name, mask in unused(signatures).items()},
+        mode=function.objective.mode,
+        of=function.of,
+        seed=seed,
+        gradients=function.gradients,
+        forwards=function.forwards,
+        shapes={name: tuple(value.shape) for name, value in function.user.items()},
+        parameters={name: value.double() for name, value in function.user.items()},
+    )

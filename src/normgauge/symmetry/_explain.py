@@ -1,0 +1,74 @@
+"""Sentences a practitioner understands, one group per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from normgauge.symmetry._axes import leaf_module
+from normgauge.symmetry._family import Family
+
+_STATUS = {
+    "exact": "",
+    "exact_without_eps": " (up to the normalization's eps{eps})",
+    "batch_statistics_only": " (with batch statistics only; not in eval mode)",
+    "undecided": " (undecided: null to first order, not certified as a finite change)",
+}
+
+
+def sentences(families: Sequence[Family], unobserved: Mapping[str, int], mode: str) -> list[str]:
+    """Return one line per family, sorted by the layer it is about, and one per parameter without gradient."""
+    lines = [f"{_layer(family)}: {_sentence(family)}{_caveat(family)}." for family in families]
+    for name, count in unobserved.items():
+        lines.append(f"{name}: {count} entries had no gradient in this data; nothing is known about them.")
+    return lines or [f"no symmetry was found in mode {mode!r}."]
+
+
+def _layer(family: Family) -> str:
+    return leaf_module(family.parameters[0]) or family.parameters[0]
+
+
+def _caveat(family: Family) -> str:
+    effect = family.certificate.get("eps_effect")
+    text = _STATUS[family.status]
+    return text.format(eps="" if effect is None else f", which moves the outputs by {effect:.1e} here")
+
+
+def _names(family: Family) -> str:
+    names = list(family.parameters)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _sentence(family: Family) -> str:
+    count = len(family)
+    if family.kind == "dead":
+        if not family.counted:
+            return f"{count} unit{_s(count)} of {_names(family)} never active on this data"
+        which = "has" if count == family.size else f"has {count} entries with"
+        what = "no effect" if which == "has" else "no effect; the others count"
+        return f"{family.parameters[0]} {which} {what}; it can be removed, and decaying it does nothing"
+    if family.kind == "scale":
+        if len(family.terms) > 1 or family.size == 1:
+            return (
+                f"the joint scale of {_names(family)} is free; "
+                "weight decay on it sets the learning rate, not the capacity"
+            )
+        return f"{count} free scale{_s(count)} in {_names(family)}; weight decay here sets the learning rate, not the capacity"
+    if family.kind == "shift":
+        if len(family.terms) == 1 or family.terms[0].role == "centred":
+            return f"{count} free shift{_s(count)} of {family.describe()}: a constant added there is centred away"
+        return f"{count} shift{_s(count)} of {family.parameters[0]} can be absorbed by {', '.join(family.parameters[1:])}"
+    if family.kind == "rescale":
+        up = [t.parameter for t in family.terms if t.coefficient > 0]
+        down = [t.parameter for t in family.terms if t.coefficient < 0]
+        if not down:
+            return f"{count} joint scale{_s(count)} of {', '.join(up)} are free; weight decay here sets the learning rate"
+        return (
+            f"{count} scale{_s(count)} can move between {', '.join(dict.fromkeys(up))} and "
+            f"{', '.join(dict.fromkeys(down))}; their product counts, not their split, so a norm of one alone means nothing"
+        )
+    group = {"GL": "any invertible change of basis", "O": "any rotation", "O1": "any rotation that fixes the mean"}
+    return f"{group[family.group]} of {count} block{_s(count)} of {family.block} between {_names(family)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,131 @@
+"""Which generators are new, and how many directions they span together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from normgauge.rng import generator
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._probe import Point
+from normgauge.symmetry._terms import Scale, Shift, Term
+
+_DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
+_SAME = 1e-7
+
+
+def implied(family: Family, known: Sequence[Family], point: Point, *, centred: bool = False, hops: int = 2) -> bool:
+    """Tell whether the generators of a family are combinations of known families'.
+
+    A random combination of the family's vectors is compared with the combinations of the known families that
+    agree with it on a tensor they share.
+    """
+    chi = torch.randn(len(family), generator=generator(1234), dtype=torch.float64)
+    if centred:
+        chi = chi - chi.mean()
+    target = family.field(point, chi)
+    candidates: list[dict[str, Tensor]] = []
+    frontier, used = [target], set()
+    for _ in range(hops):
+        fresh: list[dict[str, Tensor]] = []
+        for vector in frontier:
+            for position, other in enumerate(known):
+                for term in other.terms:
+                    if term.parameter not in vector or (position, term.parameter) in used:
+                        continue
+                    amounts = _projection(term, other, point, vector[term.parameter])
+                    if amounts is None or not bool(amounts.abs().max() > 0):
+                        continue
+                    used.add((position, term.parameter))
+                    fresh.append(other.field(point, amounts))
+        candidates.extend(fresh)
+        frontier = fresh
+        if candidates and _residual(target, candidates) < _SAME:
+            return True
+    return False
+
+
+def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Tensor | None:
+    """Return, per generator, the component of a tangent vector along the term's field."""
+    if not isinstance(term, (Scale, Shift)):
+        return None
+    value = point[term.parameter]
+    squares = value.square() if isinstance(term, Scale) else torch.ones_like(value)
+    norms = term.coefficient**2 * term.slot.gather(squares)
+    amounts = (term.gather(point, {term.parameter: vector}) / norms.clamp_min(1e-300)).double()
+    return amounts if family.indices is None else amounts[list(family.indices)]
+
+
+def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the inner product of two tangent vectors given on some tensors each."""
+    return sum(float((a[name] * b[name]).sum()) for name in a if name in b)
+
+
+def _residual(target: dict[str, Tensor], others: list[dict[str, Tensor]]) -> float:
+    norms = [dot(o, o) ** 0.5 or 1.0 for o in others]
+    gram = torch.tensor(
+        [[dot(a, b) / (na * nb) for b, nb in zip(others, norms, strict=True)] for a, na in zip(others, norms, strict=True)],
+        dtype=torch.float64,
+    )
+    right = torch.tensor([dot(target, o) / n for o, n in zip(others, norms, strict=True)], dtype=torch.float64)
+    weights = torch.linalg.pinv(gram, hermitian=True, rtol=1e-12) @ right
+    rest = {name: value.clone() for name, value in target.items()}
+    for weight, other, norm in zip(weights.tolist(), others, norms, strict=True):
+        for name, value in other.items():
+            part = weight / norm * value
+            rest[name] = rest[name] - part if name in rest else -part
+    return (dot(rest, rest) / max(dot(target, target), 1e-300)) ** 0.5
+
+
+def dimension(families: Sequence[Family], point: Point) -> int:
+    """Return the rank of all generator vectors of scale, shift, rescale and dead families.
+
+    Up to `_DENSE` generators it is the rank of the matrix of vectors. Beyond, it is the number of generators
+    less the relations between families: a family's vectors split into their sum and its complement, and by the
+    exchangeability of the index a relation holds for all of a part or for none of it.
+    """
+    plain = [family for family in families if family.kind != "matrix"]
+    count = sum(len(family) for family in plain)
+    if count == 0:
+        return 0
+    entries = sum(point[name].numel() for name in {p for family in plain for p in family.parameters})
+    if count <= _DENSE and count * entries <= 3e7:
+        return dense_rank(plain, point)
+    return count - relations(plain, point)
+
+
+def dense_rank(families: Sequence[Family], point: Point) -> int:
+    """Return the rank of the generator vectors, written out."""
+    names = list(dict.fromkeys(name for family in families for name in family.parameters))
+    rows = []
+    for family in families:
+        for position in range(len(family)):
+            unit = torch.zeros(len(family), dtype=torch.float64)
+            unit[position] = 1.0
+            vector = family.field(point, unit)
+            flat = torch.cat(
+                [(vector[n] if n in vector else torch.zeros_like(point[n])).reshape(-1).double() for n in names]
+            )
+            rows.append(flat / flat.norm().clamp_min(1e-300))
+    matrix = torch.stack(rows)
+    sigma = torch.linalg.svdvals(matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix)
+    limit = 1e-11 if matrix.shape[0] < matrix.shape[1] else 1e-7
+    return int((sigma > limit * sigma[0]).sum())
+
+
+def relations(families: Sequence[Family], point: Point) -> int:
+    """Count linear relations between the generators of different families."""
+    total = 0
+    for position, family in enumerate(families):
+        if len(family) > 1 and implied(family, families[:position], point, centred=True):
+            total += len(family) - 1
+    sums = [family.field(point, torch.ones(len(family), dtype=torch.float64)) for family in families]
+    norms = [dot(s, s) ** 0.5 for s in sums]
+    gram = torch.eye(len(sums), dtype=torch.float64)
+    for i in range(len(sums)):
+        for j in range(i):
+            gram[i, j] = gram[j, i] = dot(sums[i], sums[j]) / (norms[i] * norms[j])
+    spectrum = torch.linalg.eigvalsh(gram)
+    return total + int((spectrum < 1e-10 * spectrum[-1]).sum())

@@ -1,0 +1,154 @@
+"""Matrix symmetries: GL(d) of linear neighbours and attention heads, rotations of planes and of normalized streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._terms import ROLES, Term, Values
+
+
+@dataclass(frozen=True)
+class MatrixTerm(Term):
+    """One tensor's share in a change of basis A: writers get A p, readers p A^-1, along the block's index.
+
+    Args of the dataclass beyond `Term`:
+        outer: axes of the view that number the blocks.
+        inner: axes of the view that form the block's index.
+        by: a gain between writer and reader: readers get p diag(g) A^-1 diag(1/g).
+        bias: the reader's bias, which follows if `beta` is given.
+        beta: the shift beside the gain.
+    """
+
+    outer: tuple[int, ...] = ()
+    inner: tuple[int, ...] = ()
+    by: str = ""
+    bias: str = ""
+    beta: str = ""
+
+    role = "matrix"
+
+    @property
+    def parameter(self) -> str:
+        """The tensor that changes: the bias for a bias term, else the slot's."""
+        return self.bias or self.slot.name
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """Return a tensor as [blocks, block index, rest]."""
+        view = self.slot.viewed(values)
+        rest = [axis for axis in range(view.ndim) if axis not in self.outer and axis not in self.inner]
+        count = math.prod(view.shape[a] for a in self.outer)
+        size = math.prod(view.shape[a] for a in self.inner)
+        return view.permute(*self.outer, *self.inner, *rest).reshape(count, size, -1)
+
+    def _unblocked(self, blocks: Tensor, values: Tensor) -> Tensor:
+        view = self.slot.viewed(values)
+        rest = [axis for axis in range(view.ndim) if axis not in self.outer and axis not in self.inner]
+        order = [*self.outer, *self.inner, *rest]
+        back = blocks.reshape([view.shape[a] for a in order]).permute([order.index(a) for a in range(view.ndim)])
+        result = values.clone()
+        if self.slot.narrow is None:
+            return back.reshape(values.shape)
+        wide = result.reshape(self.slot.first or values.shape)
+        part = wide.narrow(*self.slot.narrow)
+        part.copy_(back.reshape(part.shape))
+        return wide.reshape(values.shape)
+
+    def moment(self, point: Values, gradient: Values) -> tuple[Tensor, Tensor]:
+        """Return [blocks, m, m] of derivatives along the entries of A at A = 1, and their magnitude."""
+        value, slope = self.blocks(point[self.slot.name]), self.blocks(gradient[self.slot.name])
+        if self.by:
+            gain = point[self.by].reshape(1, -1, 1)
+            value, slope = value * gain, slope / gain
+        if self.bias:  # the bias follows W (1 - A^-1) beta: derivative + W diag(g) S diag(1/g) beta
+            pulled = (value * gradient[self.bias].reshape(1, 1, -1)).sum(2, keepdim=True)
+            target = (point[self.beta] / point[self.by]).reshape(1, 1, -1)
+            return pulled * target, (pulled * target).square()
+        if self.coefficient > 0:
+            return slope @ value.mT, slope.square() @ value.square().mT
+        return -(value @ slope.mT), value.square() @ slope.square().mT
+
+    def transform(self, point: Values, matrices: Tensor) -> Tensor:
+        """Return the tensor after the change of basis [blocks, m, m]."""
+        value = point[self.slot.name]
+        blocks = self.blocks(value)
+        matrices = matrices.to(value)
+        if self.bias:
+            gain = point[self.by].reshape(1, -1, 1)
+            after = (torch.linalg.solve(matrices.mT, blocks * gain)) / gain
+            change = ((blocks - after) * point[self.beta].reshape(1, -1, 1)).sum((0, 1))
+            return point[self.bias] + change.reshape(point[self.bias].shape)
+        if self.coefficient > 0:
+            return self._unblocked(matrices @ blocks, value)
+        if self.by:
+            gain = point[self.by].reshape(1, -1, 1)
+            return self._unblocked(torch.linalg.solve(matrices.mT, blocks * gain) / gain, value)
+        return self._unblocked(torch.linalg.solve(matrices.mT, blocks), value)
+
+
+ROLES["matrix"] = MatrixTerm
+
+
+@dataclass(frozen=True)
+class MatrixFamily(Family):
+    """Blocks of changes of basis. `group` is "GL", "O", or "O1" (rotations that fix the vector of ones)."""
+
+    @property
+    def block_dimension(self) -> int:
+        """Directions of one block beyond the diagonal ones, which count as rescalings."""
+        m = self.block
+        return {"GL": m * (m - 1), "O": m * (m - 1) // 2, "O1": (m - 1) * (m - 2) // 2}[self.group]
+
+    def act_randomly(self, point: dict[str, Tensor], source: torch.Generator) -> dict[str, Tensor]:
+        """Return the parameters after a random change of basis in every block."""
+        matrices = random_matrices(self.group, len(self), self.block, source)
+        result = dict(point)
+        for term in sorted(self.terms, key=lambda t: not getattr(t, "bias", "")):  # biases read weights as they were
+            assert isinstance(term, MatrixTerm)
+            result[term.parameter] = term.transform({**result, term.slot.name: point[term.slot.name]}, matrices) if (
+                term.bias
+            ) else term.transform(result, matrices)
+        return result
+
+
+def random_matrices(group: str, count: int, size: int, source: torch.Generator) -> Tensor:
+    """Draw well-conditioned group elements far from the identity."""
+    noise = torch.randn(count, size, size, generator=source, dtype=torch.float64)
+    if group == "GL":
+        return torch.linalg.matrix_exp(0.5 * noise / math.sqrt(size))
+    skew = noise - noise.mT
+    if group == "O1":
+        centre = torch.eye(size, dtype=torch.float64) - 1.0 / size
+        skew = centre @ skew @ centre
+    return torch.linalg.matrix_exp(skew / math.sqrt(size))
+
+
+def matrix_family(group: str, terms: tuple[MatrixTerm, ...], blocks: int, block: int, residual: float) -> MatrixFamily:
+    """Build a family of changes of basis."""
+    return MatrixFamily(
+        "matrix", terms, blocks * block, group=group, block=block, residuals=(residual,) * blocks
+    )
+
+
+def residual_of(
+    terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: list[Mapping[str, Tensor]]
+) -> float:
+    """Return the norm of the moment map off the diagonal (its relevant part for the group), relative."""
+    worst = 0.0
+    for gradient in gradients:
+        parts = [term.moment(point, gradient) for term in terms]
+        total = torch.stack([p[0] for p in parts]).sum(0)
+        scale = torch.stack([p[1] for p in parts]).sum(0)
+        if group != "GL":
+            total, scale = total - total.mT, scale + scale.mT
+        if group == "O1":
+            centre = torch.eye(total.shape[-1], dtype=total.dtype) - 1.0 / total.shape[-1]
+            total = centre @ total @ centre
+        total = total - torch.diag_embed(torch.diagonal(total, dim1=1, dim2=2)) if group == "GL" else total
+        worst = max(worst, float(total.norm() / scale.sum().sqrt().clamp_min(1e-300)))
+    return worst

@@ -1,0 +1,204 @@
+"""Probing: gradients of random output combinations at a jittered point, reduced to one number per slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import NonFiniteError
+from normgauge.rng import generator
+from normgauge.symmetry._axes import Slot, element_slot, leaf_module, parameter_slots, refinements, shift_slots, whole_slot
+from normgauge.symmetry._terms import Gain, Pull, Scale, Shift, Term
+from normgauge.symmetry._trace import Hints
+from normgauge.symmetry._values import Function, Point
+
+JITTER = 0.1
+
+
+def jittered(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Point:
+    """Move every parameter by `size` of its root mean square; zero tensors get that noise in absolute terms.
+
+    Without it zero-initialized gammas and biases make most signatures vanish for the wrong reason.
+    """
+    source, result = generator(seed), {}
+    for name, value in point.items():
+        noise = torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
+        rms = float(value.square().mean().sqrt()) if value.numel() else 0.0
+        result[name] = value + size * (rms or 1.0) * noise
+    return result
+
+
+def jittered_point(function: Function, seed: int) -> Point:
+    """Return a jittered point with finite outputs, jittering less where the function does not bear more."""
+    for size in (JITTER, JITTER / 10, JITTER / 100):
+        point = jittered(function.user, seed, size)
+        try:
+            function.outputs(point)
+        except NonFiniteError:
+            continue
+        return point
+    return dict(function.user)
+
+
+@dataclass
+class Columns:
+    """The elementary families that are probed, by role.
+
+    Attributes:
+        scales: slices whose scale may be free or coupled.
+        shifts: slices (and pull-backs) whose shift may be coupled.
+        averages: slices along which a constant may be added freely.
+    """
+
+    scales: list[Term] = field(default_factory=list)
+    shifts: list[Term] = field(default_factory=list)
+    averages: list[Term] = field(default_factory=list)
+
+    def every(self) -> list[Term]:
+        """Return all of them, each once."""
+        return list(dict.fromkeys([*self.scales, *self.shifts, *self.averages]))
+
+
+def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
+    """List what is to be probed for these parameters."""
+    found = Columns()
+    for name, value in point.items():
+        shape = tuple(value.shape)
+        if value.numel() == 0:
+            continue
+        slots = list(dict.fromkeys(parameter_slots(name, shape, hints)))
+        found.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
+        if sum(s > 1 for s in shape) <= 1:
+            found.shifts.extend(Shift(slot) for slot in [*slots, whole_slot(name, shape)])
+        else:
+            found.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
+            found.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
+            found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
+        if 1 < value.numel() and sum(s > 1 for s in shape) == 1:
+            found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
+            found.averages.append(Shift(whole_slot(name, shape)))
+    found.shifts.extend(pulls(point, hints))
+    found.scales.extend(gains(point, hints))
+    return found
+
+
+def gains(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Gain]:
+    """Yield, for direction and gain of one module (weight normalization), what a scaled column does to the gain."""
+    for gain, value in point.items():
+        for direction, other in point.items():
+            same = leaf_module(gain) == leaf_module(direction) and value.ndim == other.ndim and gain != direction
+            wide = [axis for axis, (a, b) in enumerate(zip(value.shape, other.shape, strict=False)) if a == b > 1]
+            if not same or value.ndim < 2 or len(wide) != 1 or value.numel() != other.shape[wide[0]]:
+                continue
+            for axis in range(other.ndim):
+                if axis != wide[0] and other.shape[axis] > 1 and axis not in hints.kernel_axes(tuple(other.shape)):
+                    yield Gain(Slot(direction, tuple(other.shape), (axis,)), 1.0, gain, (wide[0],))
+
+
+def _rows_of_pieces(name: str, shape: tuple[int, ...], hints: Hints) -> Iterator[Slot]:
+    """Yield e.g. one position of a position embedding: narrowed along one axis, indexed by another."""
+    for axis, size in enumerate(shape):
+        for start, length in sorted(hints.pieces.get(size, ())):
+            inner = (*shape[:axis], length, *shape[axis + 1 :])
+            for other, count in enumerate(shape):
+                if other != axis and count > 1 and len(shape) <= 3 and other not in hints.kernel_axes(shape):
+                    yield Slot(name, inner, (other,), (axis, start, length))
+
+
+def pulls(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Pull]:
+    """Yield what a shift of a layer's input does to its bias, for every weight and bias of one module."""
+    modules: dict[str, list[str]] = {}
+    for name in point:
+        modules.setdefault(leaf_module(name), []).append(name)
+    for names in modules.values():
+        for bias in names:
+            weights = [w for w in names if point[w].ndim >= 2 and point[bias].ndim == 1]
+            partner = bias.replace("bias", "weight")
+            for weight in [partner] if partner in weights else weights:
+                yield from _pulls_of(weight, bias, tuple(point[weight].shape), point[bias].numel(), hints)
+
+
+def _pulls_of(weight: str, bias: str, shape: tuple[int, ...], count: int, hints: Hints) -> Iterator[Pull]:
+    groups = hints.conv_groups(shape)
+    if groups > 1:
+        view = (groups, shape[0] // groups, *shape[1:])
+        for keep, out in (((0, 2), (0, 1)), ((0, 1), (0, 2))):
+            if view[out[0]] * view[out[1]] == count:
+                yield Pull(Slot(weight, view, keep), 1.0, bias, out)
+        return
+    channel = [axis for axis in range(len(shape)) if axis not in hints.kernel_axes(shape)]
+    for out in channel:
+        for keep in channel:
+            if out != keep and shape[out] == count and shape[keep] > 1:
+                yield Pull(Slot(weight, shape, (keep,)), 1.0, bias, (out,))
+                for factors in refinements(shape[keep], hints):  # a flattened input: channels and positions
+                    view = (*shape[:keep], *factors, *shape[keep + 1 :])
+                    moved = out if out < keep else out + len(factors) - 1
+                    yield Pull(Slot(weight, view, (keep,)), 1.0, bias, (moved,))
+                    yield Pull(Slot(weight, view, (keep + len(factors) - 1,)), 1.0, bias, (moved,))
+
+
+@dataclass
+class Signatures:
+    """Per column, the inner products of its fields with the probing gradients: tensors of [size, probes].
+
+    Attributes:
+        values: the inner products.
+        sizes: what they would be if their summands had random signs.
+        largest: per parameter, the largest absolute gradient of each entry over the probes.
+    """
+
+    point: Point
+    values: dict[Term, list[Tensor]] = field(default_factory=dict)
+    sizes: dict[Term, list[Tensor]] = field(default_factory=dict)
+    largest: dict[str, Tensor] = field(default_factory=dict)
+    probes: int = 0
+
+    def add(self, terms: Iterable[Term], gradient: Point) -> None:
+        """Reduce one gradient."""
+        self.probes += 1
+        for name, slope in gradient.items():
+            seen = slope.detach().abs()
+            self.largest[name] = torch.maximum(self.largest[name], seen) if name in self.largest else seen
+        products = {name: self.point[name] * slope for name, slope in gradient.items()}
+        squares = {name: value.square() for name, value in products.items()}
+        for term in terms:
+            if isinstance(term, Scale):
+                value = term.slot.gather(products[term.parameter])
+                size = term.slot.gather(squares[term.parameter]).sqrt()
+            else:
+                value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
+            self.values.setdefault(term, []).append(value.double())
+            self.sizes.setdefault(term, []).append(size.double())
+
+    def of(self, term: Term) -> Tensor:
+        """Return [size, probes]."""
+        return torch.stack(self.values[term], dim=1)
+
+    def size_of(self, term: Term) -> Tensor:
+        """Return [size, probes] of the magnitudes."""
+        return torch.stack(self.sizes[term], dim=1)
+
+    def ratio(self, term: Term) -> Tensor:
+        """Return, per index, the largest |inner product| / magnitude over the probes; nan where nothing was seen."""
+        value, size = self.of(term).abs(), self.size_of(term)
+        peak = size.amax(dim=1, keepdim=True)
+        live = size > 1e-3 * peak  # a probe that hardly sees a slice cannot judge it
+        share = torch.where(live & (peak > 0), value / size.clamp_min(1e-300), torch.full_like(value, -1.0))
+        found = share.amax(dim=1)
+        return torch.where(found < 0, torch.full_like(found, float("nan")), found)
+
+
+def imitation(point: Point, wanted: Mapping[Term, int], seed: int) -> Signatures:
+    """Return signatures under random gradients that no model made: their null space is what is trivially null."""
+    source, result = generator(seed), Signatures(point)
+    for number in range(max(wanted.values(), default=0)):
+        gradient = {
+            name: torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
+            for name, value in point.items()
+        }
+        result.add([term for term, count in wanted.items() if number < count], gradient)
+    return result

@@ -1,0 +1,278 @@
+"""`Symmetries`: what was found, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, StoreError, explain, require
+from normgauge.records import Result
+from normgauge.symmetry import _gauge
+from normgauge.symmetry._explain import sentences
+from normgauge.symmetry._family import Family, Generators, family_from_json
+from normgauge.symmetry._matrix import MatrixFamily
+
+if TYPE_CHECKING:
+    import altair
+
+    from normgauge.objective import Objective
+
+Vector = Mapping[str, Tensor] | Tensor
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Symmetries(Result):
+    """The parameter changes that leave a function unchanged, with certificates.
+
+    Attributes:
+        families: generators that differ by an index only, together.
+        dimension: independent scale, shift and rescale directions (entries without effect are shifts).
+        matrix_dimension: further directions of changes of basis; reported, not divided out.
+        unobserved: parameter -> number of entries that had no gradient in this data.
+        mode: train or eval.
+        of: "outputs" or "loss".
+        seed: of the probes.
+        gradients: gradient evaluations, in passes over the batch.
+        forwards: forward evaluations without gradient, in passes over the batch.
+        shapes: the parameters and their shapes, in order.
+        gauge: the name of the canonical gauge.
+    """
+
+    families: tuple[Family, ...]
+    dimension: int
+    matrix_dimension: int
+    unobserved: dict[str, int]
+    mode: str
+    of: str
+    seed: int
+    gradients: float
+    forwards: float
+    shapes: dict[str, tuple[int, ...]]
+    gauge: str = "unit-writer"
+    parameters: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def generators(self) -> Generators:
+        """The generators one by one, as `Symmetry` items (made when looked at)."""
+        return Generators(self.families)
+
+    @property
+    def cost(self) -> float:
+        """Gradient evaluations, forwards counted as a third."""
+        return self.gradients + self.forwards / 3
+
+    # -- acting -------------------------------------------------------------------------------------------------
+
+    def project(self, vector: Vector, parameters: Vector | None = None) -> Any:
+        """Remove from a tangent vector everything that moves along a symmetry.
+
+        Args:
+            vector: flat, or by parameter name.
+            parameters: where; the objective's parameters when `None`.
+
+        Returns:
+            The orthogonal projection onto the complement of the generators, in the form `vector` came in.
+        """
+        point, values = self._point(parameters), self._dict(vector, "project")
+        result = _gauge.project(values, _gauge.divided(self.families), point)
+        return self._like(result, vector)
+
+    def canonical(self, parameters: Vector | None = None) -> Any:
+        """Return the canonical point with the same function: gauge "unit-writer" (see `docs/instruments/symmetries.md`).
+
+        Families that hold only without eps or only with batch statistics are divided out too: the function is
+        then the same up to the effect of eps, and in train mode only.
+        """
+        point = self._point(parameters)
+        result = _gauge.canonical(point, _gauge.divided(self.families), list(self.shapes))
+        return self._like(result, parameters if parameters is not None else point)
+
+    def distance(self, a: Vector, b: Vector) -> float:
+        """Return the Euclidean distance of the canonical points of two parameter settings: zero on one orbit."""
+        first, second = self._dict(self.canonical(a), "distance"), self._dict(self.canonical(b), "distance")
+        return sum(float((first[name].double() - second[name].double()).square().sum()) for name in first) ** 0.5
+
+    def interpolate(self, a: Vector, b: Vector, t: float) -> Any:
+        """Return the point at `t` in [0, 1] on the straight line between the canonical points of `a` and `b`."""
+        first, second = self._dict(self.canonical(a), "interpolate"), self._dict(self.canonical(b), "interpolate")
+        mixed = {name: torch.lerp(first[name].double(), second[name].double(), t) for name in first}
+        return self._like(mixed, a)
+
+    def _point(self, parameters: Vector | None) -> dict[str, Tensor]:
+        if parameters is not None:
+            return self._dict(parameters, "parameters")
+        if self.parameters is None:
+            raise InputError(
+                explain(
+                    "Symmetries",
+                    "symmetries read from a file do not hold the parameters",
+                    "none",
+                    "Pass parameters=dict(objective.parameters), or load with objective=",
+                )
+            )
+        return dict(self.parameters)
+
+    def _dict(self, values: Vector, method: str) -> dict[str, Tensor]:
+        if isinstance(values, Tensor):
+            sizes = [int(torch.Size(shape).numel()) for shape in self.shapes.values()]
+            if values.shape != (sum(sizes),):
+                raise InputError(
+                    explain(
+                        f"Symmetries.{method}",
+                        f"a flat vector has shape ({sum(sizes)},)",
+                        str(tuple(values.shape)),
+                        "Use objective.flatten, or pass a dict by name",
+                    )
+                )
+            parts = values.double().split(sizes)
+            return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        wrong = [name for name, shape in self.shapes.items() if name not in values or values[name].shape != shape]
+        if wrong:
+            raise InputError(
+                explain(
+                    f"Symmetries.{method}",
+                    f"a tensor of the parameter's shape is needed for each of the {len(self.shapes)} parameters",
+                    f"none, or one of another shape, for {', '.join(wrong[:3])}",
+                    "Start from dict(objective.parameters)",
+                )
+            )
+        return {name: values[name].detach().double() for name in self.shapes}
+
+    def _like(self, values: Mapping[str, Tensor], example: Vector) -> Any:
+        if isinstance(example, Tensor):
+            return torch.cat([values[name].reshape(-1) for name in self.shapes]).to(example)
+        return {name: values[name].to(example[name]) for name in self.shapes}
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """Return sentences per layer: what does not matter there, and what follows for training."""
+        return "\n".join(sentences(self.families, self.unobserved, self.mode))
+
+    def _title(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in self._counts().items()) or "none"
+        return (
+            f"Symmetries of the {self.of}: {self.dimension} directions to divide out, "
+            f"{self.matrix_dimension} more by change of basis ({kinds})"
+        )
+
+    def _counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for family in self.families:
+            counts[family.kind] = counts.get(family.kind, 0) + len(family)
+        return counts
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "kind": family.kind + (f" {family.group}({family.block})" if family.kind == "matrix" else ""),
+                "generators": len(family),
+                "change": family.describe(),
+                "status": family.status,
+                "residual": max(family.residuals, default=None),
+                "moved": family.certificate.get("moved"),
+                "eps_effect": family.certificate.get("eps_effect"),
+            }
+            for family in self.families
+        ]
+
+    def __str__(self) -> str:
+        """Return the table, with families that differ only by a layer's number on one line."""
+        from normgauge.records import format_table
+
+        merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in self._rows():
+            key = (row["kind"], re.sub(r"\d+", "*", row["change"]), row["status"])
+            if key not in merged:
+                merged[key] = {**row, "layers": 0}
+            else:
+                merged[key]["change"] = key[1]
+                merged[key]["generators"] += row["generators"]
+                for name in ("residual", "moved", "eps_effect"):
+                    if row[name] is not None:
+                        merged[key][name] = max(row[name], merged[key][name] or 0.0)
+            merged[key]["layers"] += 1
+        rows = []
+        for row in merged.values():
+            change = row["change"]
+            row["change"] = change if len(change) <= 100 else f"{change[:97]}..."
+            rows.append({"kind": row["kind"], "generators": row["generators"], "times": row["layers"], **row})
+        for row in rows:
+            del row["layers"]
+        return format_table(rows, title=self._title(), footer=self._footer())
+
+    def _footer(self) -> str:
+        silent = sum(self.unobserved.values())
+        unseen = f" {silent} entries had no gradient in this data." if silent else ""
+        undecided = sum(len(f) for f in self.families if f.status == "undecided")
+        doubt = f" {undecided} generators undecided." if undecided else ""
+        return (
+            f"kind: certified by finite changes; mode={self.mode}; seed {self.seed}; cost {self.gradients:.1f} gradient "
+            f"and {self.forwards:.1f} forward passes over the batch.{unseen}{doubt}"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars: generators per layer, coloured by kind."""
+        alt = require("altair", "lab", "Symmetries.chart")
+        pandas = require("pandas", "lab", "Symmetries.chart")
+        rows = [
+            {"layer": family.parameters[0], "kind": family.kind, "generators": len(family), "status": family.status}
+            for family in self.families
+        ]
+        return (
+            alt.Chart(pandas.DataFrame(rows))
+            .mark_bar()
+            .encode(x="sum(generators):Q", y=alt.Y("layer:N", sort=None), color="kind:N", tooltip=["kind", "status"])
+        )
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything but the parameters' values as JSON."""
+        data = {
+            "format": FORMAT,
+            "families": [family.to_json() for family in self.families],
+            "unobserved": self.unobserved,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            **{
+                name: getattr(self, name)
+                for name in ("dimension", "matrix_dimension", "mode", "of", "seed", "gradients", "forwards", "gauge")
+            },
+        }
+        Path(path).write_text(json.dumps(data), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path, objective: Objective | None = None) -> Symmetries:
+        """Read what `save` wrote; `objective` lends its parameters to `project` and `canonical`.
+
+        Raises:
+            StoreError: when the file is missing or is not a file of symmetries.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']}")
+            families = tuple(_family(entry) for entry in data["families"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                explain(f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again")
+            ) from error
+        rest = {name: value for name, value in data.items() if name not in ("format", "families", "shapes")}
+        shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+        values = None if objective is None else {n: v.double().clone() for n, v in objective.parameters.items()}
+        return cls(families=families, shapes=shapes, parameters=values, **rest)
+
+
+def _family(entry: Mapping[str, Any]) -> Family:
+    family = family_from_json(entry)
+    if family.kind != "matrix":
+        return family
+    return MatrixFamily(**{name: getattr(family, name) for name in Family.__dataclass_fields__})

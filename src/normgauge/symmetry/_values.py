@@ -1,0 +1,207 @@
+"""The function whose symmetries are asked for: outputs or losses at any parameters, counted and in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import DataError, InputError, ModelError, NonFiniteError, NotDifferentiableError, explain
+from normgauge.objective import Objective
+from normgauge.objective._data import sample_count, tensors
+from normgauge.objective._purity import Mode, twice_differentiable
+
+Of = Literal["outputs", "loss"]
+Point = dict[str, Tensor]
+FORWARD_SHARE = 1 / 3  # a forward costs about a third of a forward with its backward
+
+
+class Function:
+    """Outputs (or losses of parts of the batch) as one flat tensor of the parameters, with a count of its cost.
+
+    Attributes:
+        dtype: the type of the arithmetic: float64 where the model allows it.
+        gradients: backward passes so far, in passes over a whole batch.
+        forwards: forward passes without backward so far, in passes over a whole batch.
+    """
+
+    def __init__(self, objective: Objective, of: Of) -> None:
+        if of not in ("outputs", "loss"):
+            raise InputError(
+                explain("symmetries", "of is 'outputs' or 'loss'", repr(of), "Pass of='outputs', the usual question")
+            )
+        self.objective = objective
+        self.of = of
+        self.batches = [batch for _, batch in objective.batches()][:4]
+        self.samples = [_count(batch) for batch in self.batches]
+        self.names = objective.names
+        self.dtype = torch.float64
+        self.gradients = 0.0
+        self.forwards = 0.0
+        self.user = {name: value.to(torch.float64).clone() for name, value in objective.parameters.items()}
+        self._choose_dtype()
+
+    def _choose_dtype(self) -> None:
+        """Compute in float64 unless the model insists on its own type."""
+        try:
+            first = self.outputs(self.user)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            if self.objective.dtype == torch.float64 or isinstance(error, (NonFiniteError, NotDifferentiableError)):
+                raise
+            self.dtype = self.objective.dtype
+            self.user = {name: value.clone() for name, value in self.objective.parameters.items()}
+            first = self.outputs(self.user)
+        second = self.outputs(self.user)
+        scale = float(first.abs().max()) + 1e-300
+        if first.shape != second.shape or float((first - second).abs().max()) > 1e-6 * scale:
+            raise ModelError(
+                explain(
+                    f"symmetries({type(self.objective.model).__name__})",
+                    "the forward must give the same outputs twice; its randomness must come from the global generators",
+                    f"outputs that differ by {float((first - second).abs().max()):.3g}"
+                    if first.shape == second.shape
+                    else "outputs of another shape",
+                    "Draw from torch's global generator, or turn the randomness off",
+                )
+            )
+
+    def outputs(self, point: Mapping[str, Tensor], *, mode: Mode | None = None, part: Tensor | None = None) -> Tensor:
+        """Return the flat outputs without graph, of the first batch or of the samples `part` of it."""
+        self.forwards += self._share(0, part)
+        with torch.no_grad():
+            flat = self._flat(dict(point), 0, part, mode)
+        if not bool(torch.isfinite(flat).all()):
+            raise NonFiniteError(
+                explain(
+                    f"symmetries({type(self.objective.model).__name__})",
+                    "the outputs must be finite",
+                    f"{int((~torch.isfinite(flat)).sum())} of {flat.numel()} that are not",
+                    "Look at the inputs and parameters, or lower the learning rate that led here",
+                )
+            )
+        return flat
+
+    def probe(
+        self, point: Point, number: int, part: Tensor | None = None, mode: Mode | None = None
+    ) -> Callable[[torch.Generator], Point]:
+        """Return a function that draws a random output cotangent c and gives the gradient J^T c (zeros filled in)."""
+        index = number % len(self.batches)
+        leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
+        with twice_differentiable():
+            flat = self._flat(leaves, index, part, mode)
+        if not flat.requires_grad:
+            raise NotDifferentiableError(
+                explain(
+                    f"symmetries({type(self.objective.model).__name__})",
+                    "the outputs must depend on the parameters by differentiable operations",
+                    "outputs without graph",
+                    "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
+                )
+            )
+
+        def draw(generator: torch.Generator) -> Point:
+            self.gradients += self._share(index, part)
+            cotangent = torch.randn(flat.shape, generator=generator, dtype=torch.float64).to(flat)
+            slopes = torch.autograd.grad(
+                flat, list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
+            )
+            return dict(zip(leaves, slopes, strict=True))
+
+        return draw
+
+    def run(self, body: Callable[[nn.Module, Any], Any], mode: Mode | None = None) -> Any:
+        """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
+        self.forwards += 1
+        with torch.no_grad():
+            return self._evaluate(dict(self.user), 0, mode, lambda model: body(model, self._batch(0, None)))
+
+    def part(self, count: int, generator: torch.Generator) -> Tensor | None:
+        """Draw `count` samples of the first batch, or nothing when the batch cannot be cut."""
+        samples = self.samples[0]
+        if count >= samples or not _cuttable(self.batches[0], samples):
+            return None
+        return torch.randperm(samples, generator=generator)[:count].sort().values
+
+    def _share(self, index: int, part: Tensor | None) -> float:
+        return 1.0 if part is None else len(part) / max(1, self.samples[index])
+
+    def _batch(self, index: int, part: Tensor | None) -> Any:
+        batch = self.batches[index]
+        if part is not None:
+            batch = _cut(batch, self.samples[index], part)
+        return _cast(batch, self.dtype)
+
+    def _flat(self, point: Point, index: int, part: Tensor | None, mode: Mode | None) -> Tensor:
+        recipe = self.objective._recipe
+        if self.of == "outputs":
+            batch = self._batch(index, part)
+            tree = self._evaluate(point, index, mode, lambda model: recipe.outputs(model, batch))
+            found = [t.reshape(-1) for t in _floats(tree)]
+        else:
+            found = []
+            for piece in self._pieces(index, part):
+                terms = self._evaluate(point, index, mode, lambda model, piece=piece: recipe.terms(model, piece))
+                found.append(self.objective._total(terms, index).reshape(1))
+        if not found:
+            raise NotDifferentiableError(
+                explain(
+                    f"symmetries({type(self.objective.model).__name__})",
+                    "the outputs must hold a floating tensor",
+                    "none",
+                    "Pass forward= that returns the logits, not their argmax",
+                )
+            )
+        return torch.cat([piece.to(self.dtype) for piece in found])
+
+    def _pieces(self, index: int, part: Tensor | None) -> list[Any]:
+        """Cut the batch into up to eight parts, so that one loss becomes several equations."""
+        batch, samples = self._batch(index, part), self.samples[index] if part is None else len(part)
+        count = min(8, samples // 4)
+        if count < 2 or not _cuttable(batch, samples):
+            return [batch]
+        return [_cut(batch, samples, rows) for rows in torch.arange(samples).tensor_split(count)]
+
+    def _evaluate(self, point: Point, index: int, mode: Mode | None, body: Callable[[nn.Module], Any]) -> Any:
+        objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
+        values = {name: value.to(self.dtype) for name, value in point.items()}
+        return objective._evaluate(values, index, body, dtype=self.dtype)
+
+
+
+def _count(batch: Any) -> int:
+    try:
+        return sample_count(batch)
+    except DataError:
+        return 1
+
+
+def _floats(tree: Any) -> list[Tensor]:
+    if hasattr(tree, "to_tuple"):  # Hugging Face output classes
+        tree = tree.to_tuple()
+    return [tensor for tensor in tensors(tree) if tensor.is_floating_point()]
+
+
+def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: _map(value, change) for name, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        mapped = [_map(value, change) for value in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    return tree
+
+
+def _cast(tree: Any, dtype: torch.dtype) -> Any:
+    return _map(tree, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def _cuttable(tree: Any, samples: int) -> bool:
+    found = list(tensors(tree))
+    return bool(found) and all(tensor.ndim > 0 and tensor.shape[0] == samples for tensor in found)
+
+
+def _cut(tree: Any, samples: int, rows: Tensor) -> Any:
+    return _map(tree, lambda tensor: tensor[rows.to(tensor.device)] if tensor.shape[:1] == (samples,) else tensor)

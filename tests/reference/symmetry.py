@@ -1,0 +1,40 @@
+"""Dense twins: the Jacobian written out, its nullity over enough inputs, generator vectors one by one."""
+
+import copy
+
+import torch
+
+
+def jacobian(model, inputs, *, mode, forward=None):
+    """The Jacobian of all outputs by all parameters, one backward pass per output entry, batches stacked."""
+    model = copy.deepcopy(model).double()
+    model.train(mode == "train")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    rows = []
+    for batch in inputs:
+        with torch.no_grad():
+            for name, value in model.named_buffers():
+                value.copy_(buffers[name])
+        out = (forward or (lambda m, x: m(x)))(model, batch).reshape(-1)
+        for entry in out:
+            slopes = torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True)
+            rows.append(torch.cat([s.reshape(-1) for s in slopes]))
+    return torch.stack(rows)
+
+
+def nullity(model, inputs, *, mode, forward=None, threshold=1e-9):
+    """The number of parameter directions that move no output to first order."""
+    matrix = jacobian(model, inputs, mode=mode, forward=forward)
+    matrix = matrix / matrix.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    sigma = torch.linalg.svdvals(matrix)
+    return matrix.shape[1] - int((sigma > threshold * sigma[0]).sum()), sigma
+
+
+def unmoved(model, inputs, change, *, mode):
+    """The largest movement of the outputs when `change` is applied to a copy of the parameters."""
+    before = copy.deepcopy(model).double().train(mode == "train")
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        change(dict(after.named_parameters()))
+        return max(float((before(x) - after(x)).abs().max()) for x in inputs)
