@@ -335,7 +335,11 @@ class Objective:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
     def _evaluate(
-        self, variables: dict[str, Tensor], number: int, body: Callable[[nn.Module], T], dtype: torch.dtype | None = None
+        self,
+        variables: dict[str, Tensor],
+        number: int,
+        body: Callable[[nn.Module], T],
+        dtype: torch.dtype | None = None,
     ) -> T:
         """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
         state: dict[str, Tensor] = {

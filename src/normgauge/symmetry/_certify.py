@@ -16,7 +16,10 @@ from normgauge.symmetry._matrix import MatrixFamily
 from normgauge.symmetry._values import Function, Point
 
 Change = Callable[[Point], Point]
-LAW = (0.15, 0.62)  # doubling a weight divides an effect of eps by 4 (eps beside the variance) or 2 (beside the deviation)
+LAW = (
+    0.15,
+    0.62,
+)  # doubling a weight divides an effect of eps by 4 (eps beside the variance) or 2 (beside the deviation)
 LARGEST_EPS_EFFECT = 0.25
 HOPELESS = 0.05  # relative derivative above which no finite change needs to be tried
 
@@ -233,10 +236,14 @@ class Certifier:
         failed: list[Family] = []
         if exact and self.exact(exact, [("jittered", "eval")]) > self.tolerance:
             half = len(exact) // 2
-            failed += exact if len(exact) == 1 else self._failing_in_eval(exact[:half]) + self._failing_in_eval(exact[half:])
+            failed += (
+                exact if len(exact) == 1 else self._failing_in_eval(exact[:half]) + self._failing_in_eval(exact[half:])
+            )
         if loose and not self.without_eps(loose, "jittered", "eval")[2]:
             half = len(loose) // 2
-            failed += loose if len(loose) == 1 else self._failing_in_eval(loose[:half]) + self._failing_in_eval(loose[half:])
+            failed += (
+                loose if len(loose) == 1 else self._failing_in_eval(loose[:half]) + self._failing_in_eval(loose[half:])
+            )
         return failed
 
     def _bisect_indices(self, family: Family, certify: Callable[[Family], list[Family]]) -> list[Family]:

@@ -66,7 +66,10 @@ def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def _residual(target: dict[str, Tensor], others: list[dict[str, Tensor]]) -> float:
     norms = [dot(o, o) ** 0.5 or 1.0 for o in others]
     gram = torch.tensor(
-        [[dot(a, b) / (na * nb) for b, nb in zip(others, norms, strict=True)] for a, na in zip(others, norms, strict=True)],
+        [
+            [dot(a, b) / (na * nb) for b, nb in zip(others, norms, strict=True)]
+            for a, na in zip(others, norms, strict=True)
+        ],
         dtype=torch.float64,
     )
     right = torch.tensor([dot(target, o) / n for o, n in zip(others, norms, strict=True)], dtype=torch.float64)

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.rng import generator
-from normgauge.symmetry._axes import Slot, element_slot, leaf_module, parameter_slots, refinements, shift_slots, whole_slot
+from normgauge.symmetry._axes import (
+    Slot,
+    leaf_module,
+    parameter_slots,
+    refinements,
+    shift_slots,
+    whole_slot,
+)
 from normgauge.symmetry._terms import Gain, Pull, Scale, Shift, Term
 from normgauge.symmetry._trace import Hints
 from normgauge.symmetry._values import Function, Point
@@ -77,7 +84,7 @@ def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
             found.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
             found.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
             found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
-        if 1 < value.numel() and sum(s > 1 for s in shape) == 1:
+        if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
             found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
             found.averages.append(Shift(whole_slot(name, shape)))
     found.shifts.extend(pulls(point, hints))

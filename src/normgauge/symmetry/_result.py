@@ -263,7 +263,9 @@ class Symmetries(Result):
             families = tuple(_family(entry) for entry in data["families"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                explain(f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again")
+                explain(
+                    f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again"
+                )
             ) from error
         rest = {name: value for name, value in data.items() if name not in ("format", "families", "shapes")}
         shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}

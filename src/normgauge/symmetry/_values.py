@@ -169,7 +169,6 @@ class Function:
         return objective._evaluate(values, index, body, dtype=self.dtype)
 
 
-
 def _count(batch: Any) -> int:
     try:
         return sample_count(batch)
