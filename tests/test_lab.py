@@ -228,7 +228,7 @@ def test_the_answer_names_a_winner_when_the_data_can_tell(tmp_path):
     result = compare_runs(runs, readings, tmp_path, tuning_seeds=3)
     assert result.decided and result.chosen["batch"] == {"lr": 1.0}
     assert result.answer.startswith(
-        "Use batch at learning rate 1 here (mlp, digits, 5 steps): 91.0 % test accuracy, 10 points"
+        "Use batch at learning rate 1 here (mlp, digits, 5 steps): 91.0 % test accuracy, 10.03 points"
     )
     assert "next best, none" in result.answer
     assert [row["norm"] for row in result.rows] == ["batch", "none"]
@@ -299,6 +299,8 @@ def test_compare_takes_the_users_own_factory(tmp_path, monkeypatch):
         model="mine:factory", norms=["none", "batch"], rates=[0.1], seeds=1, steps=3, size="smoke", executor=1, out="o"
     )
     assert result.counts == {"ok": 2}, result
+    command = Store(result.store).documents()["provenance"]["command"]
+    assert command.startswith("normgauge compare --model mine:factory --data digits --norms none,batch --rates 0.1")
     assert result.frame().shape[0] == 2
     assert result.chart().to_dict()
 

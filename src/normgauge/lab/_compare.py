@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -149,8 +151,27 @@ def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Com
     store.put_document("comparison", [_json_row(row) for row in result.rows])
     store.put_document("answer", {"sentence": result.answer, "decided": result.decided})
     store.put_document("chosen", result.chosen)
-    store.put_document("provenance", provenance())
+    store.put_document("provenance", {**provenance(), "command": command_of(study), "finished": _now()})
     return result
+
+
+def command_of(study: Study) -> str:
+    """Return the command that runs this comparison again, from any machine that has the model and the data."""
+    fixed = study.fixed
+    words = {
+        "--model": fixed["model"],
+        "--data": fixed["data"],
+        "--norms": ",".join(study.scientific["norm"]),
+        "--rates": ",".join(f"{rate:g}" for rate in study.nuisance["lr"]),
+        "--seeds": str(study.seeds),
+        "--steps": str(fixed["steps"]),
+        "--batch": str(fixed["batch"]),
+    }
+    return "normgauge compare " + " ".join(f"{option} {shlex.quote(value)}" for option, value in words.items())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _json_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -236,25 +236,27 @@ def _answer(
     if not rivals:
         lead = _lead(ahead[second], factor, unit)
         rate = f"learning rate {chosen[best]['lr']:g}"
-        return f"Use {best} at {rate} here ({where}): {result}, {lead} above the next best, {second}.", True
+        return f"Use {best} at {rate} here ({where}): {result}, {lead} ahead of the next best, {second}.", True
     rivals.sort(key=lambda norm: ahead[norm].mean)
     beaten = [norm for norm in ahead if norm not in rivals]
-    also = f" It does beat {_listed(beaten)}." if beaten else ""
+    also = f"; {best} does beat {_listed(beaten)}" if beaten else ""
     sentence = (
-        f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} at learning rate "
-        f"{chosen[best]['lr']:g} has {result}, {_lead(ahead[second], factor, unit)} above {second}.{also} "
-        f"More seeds (--seeds) narrow the interval."
+        f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} leads with {result} at "
+        f"learning rate {chosen[best]['lr']:g}, {_lead(ahead[second], factor, unit)} ahead of {second}{also}."
     )
     return sentence, False
 
 
 def _lead(lead: Interval, factor: float, unit: str) -> str:
+    mean, low, high = (_plain(factor * value) for value in (lead.mean, lead.low, lead.high))
     if math.isnan(lead.low):
-        return f"{factor * lead.mean:.2g}{unit} (no interval from n = {lead.n})"
-    return (
-        f"{factor * lead.mean:.2g}{unit} (95 % interval {factor * lead.low:.2g} to {factor * lead.high:.2g}, "
-        f"paired over n = {lead.n} seeds)"
-    )
+        return f"{mean}{unit} (no interval from n = {lead.n})"
+    return f"{mean}{unit} (95 % interval {low} to {high}, paired over n = {lead.n} seeds)"
+
+
+def _plain(value: float) -> str:
+    """Write a difference without an exponent where two decimals can show it."""
+    return f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
 
 
 def _setting(runs: Sequence[Run]) -> str:
