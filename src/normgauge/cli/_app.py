@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
 from normgauge.cli._report import report
 from normgauge.errors import NormgaugeError
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(compare)
+app.command()(claims)
 app.command()(report)
 
 
