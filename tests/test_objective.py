@@ -276,6 +276,48 @@ def test_derivatives_are_linear_in_the_loss(scale, shift):
     assert torch.allclose(other.hessian() @ vector, scale * (plain.hessian() @ vector), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", NORMS)
+def test_the_pure_function_works_under_torch_func(name, mode):
+    model, data = small_net(NORMS[name][0]()), [batch(7), batch(4)]
+    objective = ng.Objective(model, F.cross_entropy, data, mode=mode)
+    values = dict(objective.parameters)
+    slopes = torch.func.grad(objective.function)(values)
+    assert all(torch.allclose(slopes[key], value) for key, value in objective.gradient().items())
+    vector = {key: torch.randn_like(value) for key, value in values.items()}
+    product = torch.func.jvp(torch.func.grad(objective.function), (values,), (vector,))[1]
+    expected = objective.hessian() @ objective.flatten(vector)
+    assert torch.allclose(objective.flatten(product), expected, atol=1e-10)
+    several = {key: torch.stack([value, 1.1 * value]) for key, value in values.items()}
+    losses = torch.func.vmap(objective.function)(several)
+    assert float(losses[1]) == pytest.approx(float(objective.at({k: 1.1 * v for k, v in values.items()}).loss()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float32_leg(case):
+    """The same numbers in single precision, up to its rounding."""
+    exact = case.make("eval")
+    single = case.make("eval")
+    single.model.load_state_dict(exact.model.state_dict())
+    single.model.float()
+    rough = single.replace(data=[halved(b) for _, b in exact.batches()])
+    assert rough.dtype == torch.float32
+    if case.name != "secretive_state":  # its random output differs between precisions
+        assert float(rough.loss()) == pytest.approx(float(exact.loss()), rel=1e-4, abs=1e-6)
+        vector = torch.randn(exact.dimension) / exact.dimension**0.5
+        product = (exact.hessian() @ vector).float()
+        assert torch.allclose(rough.hessian() @ vector.float(), product, atol=2e-3 * float(product.abs().max()) + 1e-6)
+    assert rough.gradient()[rough.names[0]].dtype == torch.float32
+
+
+def halved(tree):
+    if isinstance(tree, torch.Tensor):
+        return tree.float() if tree.is_floating_point() else tree
+    if isinstance(tree, dict):
+        return {key: halved(value) for key, value in tree.items()}
+    return tuple(halved(value) for value in tree)
+
+
 def test_recurrent_nets_see_functional_parameters():
     model = Recurrent()
     data = (torch.randn(5, 4, 3), torch.randint(3, (5,)))

@@ -191,3 +191,12 @@ def fingerprint(batch: Any) -> tuple[Any, ...]:
         ramp = torch.linspace(0.0, 1.0, flat.numel(), dtype=torch.float64, device=flat.device)
         marks.append((tuple(tensor.shape), float(flat.sum()), float(flat @ ramp)))
     return tuple(marks)
+
+
+def checked_weight(total: float) -> float:
+    """Return the sum of the batches' weights, which must be positive."""
+    if not total > 0:
+        raise DataError(
+            explain("Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches")
+        )
+    return total

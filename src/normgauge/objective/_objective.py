@@ -8,10 +8,9 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from normgauge.errors import DataError, InputError, explain, unknown_name
-from normgauge.objective._data import to_device
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.objective._data import checked_weight, to_device
 from normgauge.objective._diagnose import (
     check_depends,
     check_finite,
@@ -19,6 +18,7 @@ from normgauge.objective._diagnose import (
     check_twice_differentiable,
     explained,
 )
+from normgauge.objective._functional import call_purely
 from normgauge.objective._operators import HessianOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
 from normgauge.objective._purity import Mode, twice_differentiable, untouched
@@ -249,6 +249,22 @@ class Objective:
         total = self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
         return torch.stack(list(total.values())).sum()
 
+    def function(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss as a plain differentiable function of a dict of values, made for `torch.func`.
+
+        `torch.func.grad(objective.function)`, `jvp`, `vmap` and their compositions work on train-mode BatchNorm too,
+        because buffers are cloned inside. Values that are not given are the model's. Finiteness is not checked.
+
+        Deviations: do not build Hessians from it with `torch.func.hessian` or `jacrev(jacrev)`: torch 2.13 is
+            silently wrong there through fused BatchNorm and LayerNorm; `hessian()` is right.
+        """
+
+        def one(number: int, batch: Any) -> dict[str, Tensor]:
+            terms = self._evaluate(dict(parameters), number, lambda model: self._recipe.terms(model, batch))
+            return {"": torch.stack([terms[name] for name in (self._terms or terms)]).sum()}
+
+        return self._sum_over_batches(one)[""]
+
     def terms(self) -> Terms:
         """Return the named losses that `loss` sums (one forward pass)."""
         return self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
@@ -342,16 +358,8 @@ class Objective:
         dtype: torch.dtype | None = None,
     ) -> T:
         """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
-        state: dict[str, Tensor] = {
-            name: self._fixed.get(name, value).detach() for name, value in self.model.named_parameters()
-        }
-        state.update(variables)
-        state.update({name: value.clone() for name, value in self.model.named_buffers()})
-        if dtype is not None:
-            state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
-        prefixed = {f"model.{name}": value for name, value in state.items()}
         with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
-            return functional_call(_Bound(self.model), prefixed, (body,))
+            return call_purely(self.model, {**self._fixed, **variables}, body, dtype)
 
     def _outputs_without_graph(self, number: int, batch: Any) -> Any:
         with torch.no_grad():
@@ -387,23 +395,3 @@ class Objective:
     def __repr__(self) -> str:
         """Name the model, the mode and the number of variables."""
         return f"Objective({type(self.model).__name__}, mode={self.mode!r}, dimension={self.dimension})"
-
-
-class _Bound(nn.Module):
-    """Lets `functional_call` run any function of the model, not only its `forward`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, body: Callable[[nn.Module], T]) -> T:
-        return body(self.model)
-
-
-def checked_weight(total: float) -> float:
-    """Return the sum of the batches' weights, which must be positive."""
-    if not total > 0:
-        raise DataError(
-            explain("Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches")
-        )
-    return total
