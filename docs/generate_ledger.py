@@ -12,12 +12,12 @@ PAGE = Path(__file__).parent / "papers" / "ledger.md"
 WORDS = ("holds", "holds_with_correction", "false_as_stated", "empirical", "not_run", "error")
 MEANINGS = {
     "holds": "the printed statement is true on every instance",
-    "holds_with_correction": "it is not, but its conclusion survives in the paper's own setting once a constant, index, "
-    "norm or hypothesis is fixed; the corrected sentence is tested",
+    "holds_with_correction": "it is not, but its conclusion survives in the paper's own setting once a constant, "
+    "index, norm or hypothesis is fixed; the corrected sentence is tested",
     "false_as_stated": "the conclusion itself must change; the numbers are a counterexample, and what holds instead is "
     "tested where there is something",
-    "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance; `not run` until its "
-    "study was run",
+    "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance; `not run` until "
+    "its study was run",
 }
 INTRODUCTION = """# What the papers say and what holds
 
@@ -46,12 +46,12 @@ def page(book: Ledger) -> str:
     for paper in counts:
         claims = [claim for claim in book if claim.paper == paper]
         parts.append(f"## {paper}: {_title(claims[0].cite[0])}")
-        parts.extend(_section(claim, book) for claim in claims)
+        parts.extend(_section(claim) for claim in claims)
     return "\n\n".join(parts) + "\n"
 
 
-def _section(claim: Claim, book: Ledger) -> str:
-    verdict = book.verdict(claim.id)
+def _section(claim: Claim) -> str:
+    verdict = claim.result
     word = verdict.verdict if verdict.status == "judged" else verdict.status
     outcome = f", {verdict.outcome}" if verdict.outcome else ""
     rows = [

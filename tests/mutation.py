@@ -4,19 +4,18 @@ from dataclasses import replace
 from functools import cache
 
 from normgauge.claims import weigh
-from normgauge.claims._court import judge_one
 from normgauge.claims._registry import find
 
 
 def judged(id, seed=0):
     """Judge a claim anew (with whatever is patched) and return the word, or the status where there is none."""
-    return _word(judge_one(find(id), seed))
+    return _word(replace(find(id), seed=seed).result)
 
 
 @cache
 def settled(id, seed=0):
     """Return the verdict of the unbroken claim, computed once."""
-    return judge_one(find(id), seed)
+    return replace(find(id), seed=seed).result
 
 
 def swapped(id):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 from normgauge.claims._checks import Check, gather
-from normgauge.claims._verdict import Verdict
+from normgauge.claims._verdict import Evidence, Outcome, Standing, Verdict, Word
 from normgauge.claims._weigh import poll, weigh
 from normgauge.errors import InputError, explain
-from normgauge.rng import preserved_rng, seed_everything
+from normgauge.rng import generator, preserved_rng, seed_everything
 
 Sort = Literal["theorem", "empirical", "bibliographic"]
 Row = Mapping[str, Any]
@@ -24,7 +26,10 @@ Criterion = Callable[[Sequence[Row]], Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence from a paper, the way it is judged, and the sentence that holds.
+    """A sentence from a paper, the way it is judged, the verdict and the sentence that holds.
+
+    `judge` computes a verdict from any generator; `verdict`, `outcome`, `status` and `evidence` (of `result`) are those
+    of this claim's own `seed`, computed when first asked for.
 
     Args:
         id: its name in the ledger, paper first (`S1-T4.1`).
@@ -40,6 +45,7 @@ class Claim:
         study: the study whose table an empirical claim is judged from.
         criterion: the rule fixed in advance, in words.
         margins: the same rule as a function of the table's rows: per criterion one margin per seed.
+        seed: with the id, from which `result` draws its instances: neither order nor company changes it.
     """
 
     id: str
@@ -55,6 +61,7 @@ class Claim:
     study: str = ""
     criterion: str = ""
     margins: Criterion | None = None
+    seed: int = 0
 
     @property
     def paper(self) -> str:
@@ -65,6 +72,37 @@ class Claim:
     def command(self) -> str:
         """The command that judges this claim on the reader's own machine."""
         return f"normgauge reproduce {self.study}" if self.kind == "empirical" else f"normgauge claims --id {self.id}"
+
+    @cached_property
+    def result(self) -> Verdict:
+        """The verdict of this claim with its own seed."""
+        return self.judge(generator(zlib.crc32(f"{self.seed}/{self.id}".encode())))
+
+    @property
+    def verdict(self) -> Word | None:
+        """The word: holds, holds_with_correction, false_as_stated or empirical."""
+        return self.result.verdict
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Of an empirical claim: confirmed, not_confirmed or inconclusive, once its study was run."""
+        return self.result.outcome
+
+    @property
+    def status(self) -> Standing:
+        """judged, not_run or error."""
+        return self.result.status
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The numbers the verdict follows from."""
+        return self.result.evidence
+
+    def settled(self, verdict: Verdict) -> Claim:
+        """Return the same claim with a verdict found elsewhere: in another process, or from a study's table."""
+        claim = replace(self)
+        vars(claim)["result"] = verdict  # where cached_property keeps it; a frozen dataclass refuses setattr
+        return claim
 
     def judge(self, generator: torch.Generator) -> Verdict:
         """Compute the verdict on instances drawn from `generator`, in float64; an empirical claim says not_run.

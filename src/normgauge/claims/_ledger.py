@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from normgauge.claims._claim import Claim, Tables
-from normgauge.claims._court import Progress, judge_many, judge_one
+from normgauge.claims._court import Progress, judge_many
 from normgauge.claims._registry import find, registered
 from normgauge.claims._verdict import Verdict
 from normgauge.errors import require, unknown_name
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 class Ledger(Result):
     """The claims and their verdicts; a verdict is computed when first asked for and then remembered.
 
-    Iterating gives the `Claim`s; `ledger["S1-T4.1"]` is one of them and `ledger.verdict("S1-T4.1")` its verdict.
+    Iterating gives the `Claim`s; `ledger["S1-T4.1"]` is one of them, with its `verdict` and `evidence`.
 
     Args:
         claims: what is in it.
-        seed: from which every judge's generator is made (with the claim's id).
+        seed: from which every judge draws (with the claim's id).
     """
 
     claims: tuple[Claim, ...]
     seed: int = 0
-    _known: dict[str, Verdict] = field(default_factory=dict, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Claim]:
         """Go through the claims by paper."""
@@ -47,40 +46,30 @@ class Ledger(Result):
                 return claim
         raise unknown_name("claim", id, [claim.id for claim in self.claims])
 
-    def verdict(self, id: str) -> Verdict:
-        """Return the verdict of one claim."""
-        if id not in self._known:
-            self._known[id] = judge_one(self[id], self.seed)
-        return self._known[id]
-
-    @property
-    def verdicts(self) -> dict[str, Verdict]:
-        """The verdicts of all claims by id (judges those not judged yet, in this process)."""
-        return dict(self.judge()._known)
-
     def judge(self, *, workers: int = 1, progress: Progress | None = None) -> Ledger:
-        """Compute every verdict not known yet, in `workers` processes, and return the ledger.
+        """Return the ledger with every verdict computed, in `workers` processes.
 
         Call it with several workers under `if __name__ == "__main__":` in a script, as with any process pool.
         """
-        missing = [claim for claim in self.claims if claim.id not in self._known]
-        if missing:
-            self._known.update(judge_many(missing, seed=self.seed, workers=workers, progress=progress))
-        return self
+        return Ledger(judge_many(self.claims, workers=workers, progress=progress), self.seed)
 
     def with_tables(self, tables: Tables) -> Ledger:
         """Return a ledger whose empirical claims are judged from stored study tables (study -> rows)."""
-        known = dict(self._known)
-        for claim in self.claims:
-            if claim.kind == "empirical" and claim.study in tables:
-                known[claim.id] = claim.judge_from_tables(tables)
-        return Ledger(self.claims, self.seed, known)
+        return Ledger(
+            tuple(
+                claim.settled(claim.judge_from_tables(tables))
+                if claim.kind == "empirical" and claim.study in tables
+                else claim
+                for claim in self.claims
+            ),
+            self.seed,
+        )
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return, per paper, how often each verdict fell; `not_run` and `error` count what is not judged."""
         tally: dict[str, Counter[str]] = {}
         for claim in self.claims:
-            tally.setdefault(claim.paper, Counter())[_word(self.verdict(claim.id))] += 1
+            tally.setdefault(claim.paper, Counter())[_word(claim.result)] += 1
         return {paper: dict(sorted(words.items())) for paper, words in tally.items()}
 
     def json(self) -> str:
@@ -89,7 +78,7 @@ class Ledger(Result):
 
     def explain(self, id: str) -> str:
         """Return one claim in full: printed, what is wrong, corrected, evidence, how to reproduce."""
-        claim, verdict = self[id], self.verdict(id)
+        claim, verdict = self[id], self[id].result
         outcome = f", {verdict.outcome}" if verdict.outcome else ""
         parts = [
             f"{claim.id} ({claim.kind}; {claim.place}): {_word(verdict)}{outcome}",
@@ -134,18 +123,18 @@ class Ledger(Result):
                 "paper": claim.paper,
                 "kind": claim.kind,
                 "place": claim.place,
-                "verdict": verdict.verdict,
-                "outcome": verdict.outcome,
-                "status": verdict.status,
+                "verdict": claim.verdict,
+                "outcome": claim.outcome,
+                "status": claim.status,
                 "printed": claim.printed,
                 "corrected": claim.corrected,
-                "sentence": verdict.sentence,
+                "sentence": claim.result.sentence,
             }
-            for claim, verdict in ((claim, self.verdict(claim.id)) for claim in self.claims)
+            for claim in self.claims
         ]
 
     def _record(self, claim: Claim) -> dict[str, Any]:
-        verdict = self.verdict(claim.id).as_dict()
+        verdict = claim.result.as_dict()
         return {
             "id": claim.id,
             "verdict": verdict["verdict"],
@@ -166,7 +155,7 @@ class Ledger(Result):
         }
 
     def _footer(self) -> str:
-        judged = sum(self.verdict(claim.id).status == "judged" for claim in self.claims)
+        judged = sum(claim.status == "judged" for claim in self.claims)
         return (
             f"{judged} of {len(self.claims)} judged; theorems on random float64 instances and edge cases, "
             f"seed {self.seed}; `normgauge claims --id ID` shows one in full"
@@ -176,7 +165,7 @@ class Ledger(Result):
 def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None = None, seed: int = 0) -> Ledger:
     """Return the ledger: every claim of the papers, its verdict, the evidence and the corrected sentence.
 
-    Verdicts are computed when asked for; `ledger().judge(workers=2)` computes them all at once.
+    Verdicts are computed when asked for; `ledger().judge(workers=2)` returns it with all of them computed.
 
     Args:
         paper: only this paper's claims (`S1`).
@@ -187,8 +176,7 @@ def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None 
         UnknownNameError: for an id or a paper without claims.
 
     Example:
-        >>> book = ledger(ids=["S1-FC.2"])
-        >>> book.verdict("S1-FC.2").verdict
+        >>> ledger(ids=["S1-FC.2"])["S1-FC.2"].verdict
         'holds'
     """
     claims = registered() if ids is None else tuple(find(id) for id in ids)
@@ -197,7 +185,7 @@ def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None 
         if paper not in papers:
             raise unknown_name("paper", paper, papers)
         claims = tuple(claim for claim in claims if claim.paper == paper)
-    return Ledger(claims, seed)
+    return Ledger(tuple(replace(claim, seed=seed) for claim in claims), seed)
 
 
 def _word(verdict: Verdict) -> str:

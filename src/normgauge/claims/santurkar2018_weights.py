@@ -151,27 +151,27 @@ def _orthogonal_inputs(generator: torch.Generator, unit: Unit, radius: float) ->
     "of Observation 4.3; with the constants gamma and beta of sec 4.1 the optima point elsewhere.",
 )
 def _initialization(generator: torch.Generator) -> Iterator[Check]:
-    for m in (6, 16):
-        X, target = normal(generator, m, 2) @ normal(generator, 2, 2) + 1, 3 * normal(generator, m) ** 2
+    for m in (6, 9, 16):
+        X, target = normal(generator, m, 2) * torch.tensor([1.0, 2.0]) + 1, 3 * normal(generator, m) ** 2
         fit = _Fit(torch.cat([X, torch.ones(m, 1)], 1), target)
         whole = fit.minimum()
         best, y = whole[:2], fit.X @ whole
-        start = uniform(generator, 0.3, 3) * best + 0.1 * best.norm() * normal(generator, 2)
-        start = start if start @ best > 0 else -start
-        right = (start - best).square().sum() - (best @ best - start @ best) ** 2 / (best @ best)
-        size = start @ start + best @ best
         free = _circle_minima(fit.direction_loss(1.0, 0.0))
-        yield printed("constants gamma = 1, beta = 0", excess(min(_ray_distance(start, w) for w in free), right, size))
         matched = fit.direction_loss(standardize(y)[1], y.mean())
-        for w in (nearest_rescaling(start, best)[0] * best, best, 7 * best):
-            slope = gradient(matched, w) * w.norm()
-            yield corrected("k W* is stationary", gap(slope, 0.0, fit.slope_size * best.norm()), 1e-7)
         found = _circle_minima(matched)
         nearest = min(float((w - best / best.norm()).norm()) for w in found)
         yield corrected("W* is among the optima of the BN network", nearest, 1e-6)
-        yield corrected("distance to its ray", gap(nearest_rescaling(start, best)[1], right, size))
-        distance = min(_ray_distance(start, w) for w in found)
-        yield conclusion("matched, the nearest optimum is as near as printed", excess(distance, right, size), 1e-7)
+        for k in (0.5, 2.0):
+            start = k * best + 0.1 * (k - 0.5) * best.norm() * normal(generator, 2)
+            right = (start - best).square().sum() - (best @ best - start @ best) ** 2 / (best @ best)
+            size = start @ start + best @ best
+            distance = min(_ray_distance(start, w) for w in free)
+            yield printed("constants gamma = 1, beta = 0", excess(distance, right, size))
+            slope = gradient(matched, k * best) * k * best.norm()
+            yield corrected("k W* is stationary", gap(slope, 0.0, fit.slope_size * best.norm()), 1e-7)
+            yield corrected("distance to its ray", gap(nearest_rescaling(start, best)[1], right, size))
+            distance = min(_ray_distance(start, w) for w in found)
+            yield conclusion("matched, the nearest optimum is as near as printed", excess(distance, right, size), 1e-7)
 
 
 @dataclass(frozen=True)

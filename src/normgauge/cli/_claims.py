@@ -24,7 +24,7 @@ def claims(
     book = ledger(paper=paper, ids=id or None, seed=seed)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("judging", total=len(book))
-        book.judge(
+        book = book.judge(
             workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1,
             progress=lambda name, done, total: bar.update(task, completed=done, description=name),
         )
@@ -34,5 +34,5 @@ def claims(
         typer.echo("\n\n".join(book.explain(claim.id) for claim in book))
     else:
         typer.echo(str(book))
-    if any(book.verdict(claim.id).status == "error" for claim in book):
+    if any(claim.status == "error" for claim in book):
         raise typer.Exit(1)
