@@ -128,8 +128,8 @@ def _bound(weight: Tensor, groups: int, axes: list[Axis], at_least: float) -> Sy
 def _largest(kernel: _Taps, angles: Tensor, known: float) -> float:
     """Return the largest squared norm over `angles`, or `known` if all are smaller.
 
-    mu - G is positive definite exactly where all eigenvalues of G are below mu. Cholesky asks that far more cheaply than
-    eigenvalues; what it cannot decide in float32 is decided in float64.
+    mu - G is positive definite exactly where all eigenvalues of G are below mu. Cholesky asks that far more cheaply
+    than eigenvalues; what it cannot decide in float32 is decided in float64.
     """
     side = min(kernel.rows, kernel.columns)
     if side <= 8 or len(angles) <= 4:
