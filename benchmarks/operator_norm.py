@@ -21,6 +21,7 @@ RESULTS = Path(__file__).parent / "results" / "operator_norm.json"
 
 
 def seconds(function):
+    """Return how long one call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
@@ -39,6 +40,7 @@ def interleaved(ours, theirs, repeats):
 
 
 def power_iterations(operator, count):
+    """Return the norm after `count` power iterations, as spectral normalization does them."""
     vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(0))
     for _ in range(count):
         vector = operator.adjoint(operator.matvec(vector))
@@ -47,6 +49,7 @@ def power_iterations(operator, count):
 
 
 def against_power(repeats):
+    """Compare a certified bracket with 200 power iterations on the same operator."""
     layer = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     ng.nn.init.he(layer)
     operator = Convolution.of(layer, (32, 32))
@@ -87,6 +90,7 @@ def resnet18():
 
 
 def all_convolutions(repeats):
+    """Compare the brackets of all convolutions of a ResNet-18 with one of its training steps."""
     net = resnet18()
     sizes = {}
     convolutions = [part for part in net.modules() if isinstance(part, nn.Conv2d)]
@@ -113,6 +117,7 @@ def all_convolutions(repeats):
 
 
 def standardized_step(repeats):
+    """Compare a convolution step with and without weight standardization."""
     torch.set_num_threads(2)
     x = torch.randn(128, 64, 32, 32)
     plain = nn.Conv2d(64, 64, 3, padding=1)
@@ -128,6 +133,7 @@ def standardized_step(repeats):
 
 
 def main():
+    """Run all and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()

@@ -102,6 +102,8 @@ def _bidiagonalize(operator: Convolution, start: Tensor, steps: int) -> tuple[Te
     for step in range(steps):
         left = operator.matvec(rights[step])
         scale = float(torch.linalg.vector_norm(left))
+        if step:
+            left -= above[-1] * lefts[step - 1]
         left = _orthogonalize(left, lefts[:step])
         alpha = float(torch.linalg.vector_norm(left))
         if alpha <= 1e-6 * scale or scale == 0.0:  # the Krylov space is exhausted: it holds the answer already
@@ -110,6 +112,7 @@ def _bidiagonalize(operator: Convolution, start: Tensor, steps: int) -> tuple[Te
         diagonal.append(alpha)
         right = operator.adjoint(lefts[step])
         scale = float(torch.linalg.vector_norm(right))
+        right -= alpha * rights[step]
         right = _orthogonalize(right, rights[: step + 1])
         beta = float(torch.linalg.vector_norm(right))
         above.append(beta)
@@ -120,11 +123,12 @@ def _bidiagonalize(operator: Convolution, start: Tensor, steps: int) -> tuple[Te
 
 
 def _orthogonalize(vector: Tensor, basis: Tensor) -> Tensor:
+    """Remove what rounding put along a basis; again when much was removed, since the rest is then less accurate."""
     if len(basis) == 0:
         return vector
-    for _ in range(
-        2
-    ):  # once leaves a residue of size eps / cancellation, which grows from step to step; twice is enough
+    length = float(torch.linalg.vector_norm(vector))
+    vector = vector - torch.mv(basis.T, torch.mv(basis, vector))
+    if float(torch.linalg.vector_norm(vector)) < 0.7 * length:
         vector = vector - torch.mv(basis.T, torch.mv(basis, vector))
     return vector
 

@@ -109,11 +109,10 @@ def _sampled(axis: Axis) -> Axis:
 
 def half_plane(axes: list[Axis]) -> torch.Tensor:
     """Return the angles of the frequency grid `[frequencies, axes]`, one of every pair f, -f of equal norms."""
-    longest = max(range(len(axes)), key=lambda axis: axes[axis].points)
-    grids = []
-    for number, axis in enumerate(axes):
-        count = axis.points
-        if number == longest:
-            count = axis.points // 2 + 1 if axis.sign == 0.0 else (axis.points + 1) // 2
-        grids.append(2 * math.pi * (torch.arange(count, dtype=torch.float64) + axis.sign) / axis.points)
-    return torch.cartesian_prod(*grids).reshape(-1, len(axes))
+    numbers = torch.cartesian_prod(*[torch.arange(axis.points) for axis in axes]).reshape(-1, len(axes))
+    points = torch.tensor([axis.points for axis in axes])
+    signs = torch.tensor([axis.sign for axis in axes], dtype=torch.float64)
+    opposite = (-numbers - (2 * signs).long()) % points
+    weights = torch.tensor([math.prod(axis.points for axis in axes[place + 1 :]) for place in range(len(axes))])
+    first = (numbers * weights).sum(1) <= (opposite * weights).sum(1)
+    return 2 * math.pi * (numbers[first] + signs) / points

@@ -37,7 +37,9 @@ class SymbolBound:
     factor: float
 
 
-def symbol_bound(convolution: Convolution, *, avoid: Sequence[float] | None = None) -> SymbolBound:
+def symbol_bound(
+    convolution: Convolution, *, avoid: Sequence[float] | None = None, at_least: float = 0.0
+) -> SymbolBound:
     """Return a number the norm of a convolution on inputs of its size cannot exceed.
 
     With stride s, position s b + r is entry r of block b, and the map is a stride-1 convolution over blocks with
@@ -60,6 +62,7 @@ def symbol_bound(convolution: Convolution, *, avoid: Sequence[float] | None = No
     Args:
         convolution: the map.
         avoid: angles of one input frequency, per axis; every choice gives a valid bound.
+        at_least: a lower bound on the norm, if one is known: frequencies that stay below it need no eigenvalues.
 
     Deviations: sedghi2019 treats every convolution as circular with stride 1; for zero padding, the default in
     practice, that is another operator, and its norm is not a bound when padding exceeds half the kernel.
@@ -78,7 +81,7 @@ def symbol_bound(convolution: Convolution, *, avoid: Sequence[float] | None = No
         if avoid is not None:
             angles = zip(axes, avoid, convolution.stride, strict=True)
             axes = [_away_from(axis, angle * stride) for axis, angle, stride in angles]
-        bounds.append(_bound(convolution.weight, convolution.groups, axes))
+        bounds.append(_bound(convolution.weight, convolution.groups, axes, at_least))
     return min(bounds, key=lambda bound: bound.value)
 
 
@@ -108,7 +111,7 @@ def _away_from(axis: Axis, angle: float) -> Axis:
     return replace(axis, sign=0.5 if min(position, 1.0 - position) < 0.25 else 0.0)
 
 
-def _bound(weight: Tensor, groups: int, axes: list[Axis]) -> SymbolBound:
+def _bound(weight: Tensor, groups: int, axes: list[Axis], at_least: float) -> SymbolBound:
     factor = math.prod(axis.factor for axis in axes)
     exact = all(axis.exact for axis in axes)
     scale = float(weight.abs().max())
@@ -116,31 +119,45 @@ def _bound(weight: Tensor, groups: int, axes: list[Axis]) -> SymbolBound:
     if scale == 0.0:
         return SymbolBound(0.0, True, len(angles), factor)
     kernel = _Taps.of(weight.to(torch.float64) / scale, groups, axes)
-    top = 0.0
+    top = (at_least / (scale * factor)) ** 2 * (1.0 - 1e-9)
     for part in angles.split(max(1, _CHUNK // (2 * kernel.groups * kernel.rows * kernel.columns))):
         top = max(top, _largest(kernel, part, top))
     return SymbolBound(math.sqrt(top) * scale * factor * (1.0 + SLACK), exact, len(angles), factor)
 
 
 def _largest(kernel: _Taps, angles: Tensor, known: float) -> float:
-    """Return the largest squared norm over `angles`, or `known` if all are smaller."""
+    """Return the largest squared norm over `angles`, or `known` if all are smaller.
+
+    mu - G is positive definite exactly where all eigenvalues of G are below mu. Cholesky asks that far more cheaply
+    than eigenvalues; what it cannot decide in float32 is decided in float64.
+    """
     side = min(kernel.rows, kernel.columns)
     if side <= 8 or len(angles) <= 4:
-        return max(known, float(_top_values(kernel.gram(angles, torch.float64)).max()))
+        return max(known, _largest_exactly(kernel, angles))
     grams = kernel.gram(angles, torch.float32)
-    likely = _power_estimates(grams).topk(1 if side > 128 else 3).indices.cpu()
-    known = max(known, float(_top_values(kernel.gram(angles[likely], torch.float64)).max()))
-    # mu - G is positive definite exactly where all eigenvalues of G are below mu; Cholesky asks that far more cheaply
-    # than eigenvalues, and what it cannot decide in float32 is decided in float64
     window = _WINDOW + 2e-7 * max(kernel.rows, kernel.columns)
-    shifted = grams.neg_()
-    shifted.diagonal(dim1=-2, dim2=-1).add_(known * (1.0 - window))
-    undecided = torch.linalg.cholesky_ex(shifted).info.ne(0).any(1).cpu()
-    undecided[likely] = False
-    if bool(undecided.any()):
-        for part in angles[undecided].split(max(1, len(angles) // 4)):
-            known = max(known, float(_top_values(kernel.gram(part, torch.float64)).max()))
+    left = torch.arange(len(angles))
+    if known > 0.0:
+        left = left[_reaches(grams, known * (1.0 - window))]
+    if len(left) > 4:  # a better candidate first, then ask again
+        best = left[_power_estimates(grams[left]).topk(1 if side > 128 else 3).indices.cpu()]
+        known = max(known, _largest_exactly(kernel, angles[best]))
+        left = left[~torch.isin(left, best)]
+        left = left[_reaches(grams[left], known * (1.0 - window))]
+    for part in left.split(16) if len(left) else ():
+        known = max(known, _largest_exactly(kernel, angles[part]))
     return known
+
+
+def _reaches(grams: Tensor, level: float) -> Tensor:
+    """Return for which frequencies an eigenvalue of some group is not certainly below `level`."""
+    shifted = grams.neg()
+    shifted.diagonal(dim1=-2, dim2=-1).add_(level)
+    return torch.linalg.cholesky_ex(shifted).info.ne(0).any(1).cpu()
+
+
+def _largest_exactly(kernel: _Taps, angles: Tensor) -> float:
+    return float(_top_values(kernel.gram(angles, torch.float64)).max())
 
 
 def _top_values(grams: Tensor) -> Tensor:

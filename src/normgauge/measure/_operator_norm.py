@@ -31,6 +31,7 @@ _SLACK = 1e-12  # relative, of float64 values
 _SINGLE_SLACK = 1e-5  # relative, of a float32 Ritz value
 _DENSE = 256  # a map with a side this short is written out as a matrix
 _DENSE_ENTRIES = 2_000_000
+_SMALL = 20_000  # inputs this short: steps are cheap next to the symbol, and the bracket is wider, so spend more
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def operator_norm(
         input_shape: spatial size, or channels and spatial size, or those after a batch size. Not needed for Linear
             and BatchNorm.
         kind: certified, probabilistic or estimate.
-        steps: of the lower bound; 30 by default, 60 if probabilistic, 5 from a warm start.
+        steps: of the lower bound; by default 30, or 60 for a small input or a probabilistic bound, or 5 from a warm
+            start.
         delta: probability of failure a probabilistic upper bound may have.
         start: an earlier bracket of the same shapes, or a right vector, to start from.
         seed: of the random start, drawn from a generator of our own.
@@ -182,7 +184,7 @@ def operator_norm(
         )
     operator = map_.operator
     assert operator is not None  # one of the two, by construction
-    reshaped = _reshaped_norm(map_.weight)
+    reshaped = _reshaped_norm(map_.weight.to(map_.dtype))
     if float(operator.weight.abs().max()) == 0.0:
         return Bracket(0.0, 0.0, "certified", "exact: zero weight", map_.name, map_.input_shape, reshaped)
     exact = _exact(operator)
@@ -235,14 +237,15 @@ def _bracket(
                 "Leave start out, or ask for kind='certified' or 'estimate'",
             )
         )
-    count = steps or (5 if vector is not None else 60 if kind == "probabilistic" else 30)
+    small = operator.shape[1] <= _SMALL
+    count = steps or (5 if vector is not None else 60 if small or kind == "probabilistic" else 30)
     pair = top_singular_pair(operator, steps=count, start=vector, seed=seed, dtype=map_.dtype)
     if kind == "estimate":
         upper, method, factor, frequencies = pair.ritz + pair.residual, "Ritz value plus residual", 1.0, 0
         upper = max(upper, pair.rayleigh)
     else:
         side = operator @ pair.vector if operator.transposed else pair.vector
-        bound = symbol_bound(operator, avoid=peak_frequency(operator, side))
+        bound = symbol_bound(operator, avoid=peak_frequency(operator, side), at_least=pair.rayleigh * (1 - _SLACK))
         upper, method, factor, frequencies = bound.value, "symbol on a torus", bound.factor, bound.frequencies
     if kind == "probabilistic":
         slack = _SINGLE_SLACK if map_.dtype == torch.float32 else _SLACK
@@ -283,7 +286,7 @@ def _start_vector(start: Bracket | Tensor | None, operator: Convolution) -> Tens
 
 
 def _reshaped_norm(weight: Tensor) -> float:
-    matrix = weight.detach().reshape(weight.shape[0], -1).to(torch.float64)
+    matrix = weight.reshape(weight.shape[0], -1)
     if not bool(torch.isfinite(matrix).all()):
         raise NonFiniteError(
             explain("operator_norm", "weights must be finite", "inf or nan", "Look at the step that made them")
