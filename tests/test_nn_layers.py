@@ -215,6 +215,19 @@ def test_noise_is_reproducible_by_seed_and_state_and_leaves_the_global_stream_al
     assert torch.allclose(first.eval()(x), first(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_survives_a_second_backward_pass(dtype):
+    layer = ng.nn.NoisyBatchNorm(3, seed=4).to(dtype)
+    x = torch.randn(6, 3, 5, dtype=dtype, requires_grad=True)
+    y = layer(x)
+    probe = torch.randn_like(y)
+    first, again, kept = (
+        torch.autograd.grad(y, x, probe, retain_graph=True, create_graph=flag)[0] for flag in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert torch.allclose(first, kept)
+
+
 def test_objective_sees_one_noise_and_moves_nothing():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), ng.nn.NoisyBatchNorm(3, seed=2), torch.nn.Linear(3, 2))
     data = (torch.randn(10, 4), torch.randint(2, (10,)))
@@ -272,7 +285,7 @@ def test_whitening_of_single_channels_is_batch_norm():
 
 
 def test_plain_newton_schulz_diverges_where_the_coupled_form_stays():
-    from normgauge.nn.whitening import inverse_root
+    from normgauge.nn._whitening_kernel import inverse_root
 
     matrix = torch.diag(torch.tensor([1.0, 1e-2, 1e-4])) + 1e-3
     values, vectors = torch.linalg.eigh(matrix)

@@ -82,7 +82,7 @@ def lp_normalize(
 
 
 class _Fused(torch.autograd.Function):
-    """The same map in few passes: one over x for each statistic, one for the output, chunked passes back."""
+    """The same map in few passes: one over x for each statistic, one for the output, two or three back."""
 
     @staticmethod
     def forward(
@@ -90,8 +90,10 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         axes = reduced_axes(x)
         mean = x.mean(axes)
-        moment = torch.linalg.vector_norm(x, p, axes)
-        moment = moment if math.isinf(p) else moment.pow(p) / (x.numel() // x.shape[1])
+        if math.isinf(p):
+            moment = torch.maximum(*(top.amax(0) for top in _extremes(x)))
+        else:
+            moment = torch.linalg.vector_norm(x, p, axes).pow(p) / (x.numel() // x.shape[1])
         scale = lp_root(moment, p, eps)
         gain = 1 / scale if weight is None else weight / scale
         offset = -mean * gain if bias is None else bias - mean * gain
@@ -120,26 +122,37 @@ def _fast_backward(
     )
     count = x.numel() // x.shape[1]
     gain = 1 / scale if weight is None else weight / scale
-    first, second = per_channel(gain, x), per_channel(-gain * total / count, x)
-    dx = torch.empty_like(x)
+    dx = torch.addcmul(per_channel(-gain * total / count, x), grad, per_channel(gain, x))
     if math.isinf(p):
-        for part in sample_chunks(x):
-            torch.addcmul(second, grad[part], first, out=dx[part])
-        top = x.abs() == x.abs().amax(reduced_axes(x), keepdim=True)
-        slope = -gain * along / top.sum(reduced_axes(x)).to(x.dtype)
-        dx[top] += (x.sign() * per_channel(slope, x))[top]
-        return dx, along, total
-    third = per_channel(-gain * along / count * scale.pow(1 - p), x)
+        return _add_at_extremes(dx, x, -gain * along), along, total
+    slope = per_channel(-gain * along / count * scale.pow(1 - p), x)
+    if p == 2:
+        return dx.addcmul_(x, slope), along, total
     for part in sample_chunks(x):
-        torch.addcmul(second, grad[part], first, out=dx[part])
-        dx[part].addcmul_(_power_slope(x[part], p), third)
+        powers = x[part].sign() if p == 1 else x[part].abs().pow_(p - 1).mul_(x[part].sign())
+        dx[part].addcmul_(powers, slope)
     return dx, along, total
 
 
-def _power_slope(x: Tensor, p: float) -> Tensor:
-    if p == 2:
-        return x
-    return x.sign() if p == 1 else x.abs().pow_(p - 1).mul_(x.sign())
+def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest x and the largest -x of every sample and channel."""
+    if x.dim() == 2:
+        return x, -x
+    space = tuple(range(2, x.dim()))
+    return x.amax(space), -x.amin(space)
+
+
+def _add_at_extremes(dx: Tensor, x: Tensor, amount: Tensor) -> Tensor:
+    """Add `sign(x) * amount` where |x| is largest in its channel, shared among ties; only their maps are searched."""
+    high, low = _extremes(x)
+    top = torch.maximum(high.amax(0), low.amax(0))
+    samples, channels = ((high == top) | (low == top)).nonzero(as_tuple=True)
+    maps = x[samples, channels].reshape(len(samples), -1)
+    hits = maps.abs() == top[channels, None]
+    ties = torch.zeros_like(top).index_add_(0, channels, hits.sum(1).to(top.dtype))
+    added = hits * maps.sign() * (amount / ties)[channels, None]
+    dx[samples, channels] += added.view_as(x[samples, channels])
+    return dx
 
 
 def _declare(name: str, p: float, formula: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from normgauge.nn import registry
-from normgauge.nn._eager import plain_autograd, sample_chunks
+from normgauge.nn._eager import plain_autograd
 from normgauge.nn._layout import per_channel
-from normgauge.nn._noise import ActivationNoise, factor, perturb, unit_noise
+from normgauge.nn._noise import ActivationNoise, unit_noise
 from normgauge.nn._population import BatchStatisticsNorm
 
 
@@ -76,20 +76,22 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         mean, moment = torch.zeros_like(self.running_mean), torch.ones_like(self.running_moment)
         y = torch.nn.functional.batch_norm(x, mean, moment, self.weight, self.bias, True, 1.0, self.eps)
         seed, step = int(self.seed.item()), int(self.num_batches_tracked.item())
-        first, second = unit_noise(self.num_features, seed, step)
-        dtype = y.dtype if y.dtype in (torch.float32, torch.float64) else torch.float32
-        centre = (
-            per_channel((self.n_mu * first).to(dtype), x),
-            per_channel((1 + (self.n_sigma - 1) * second).to(dtype), x),
-        )
-        noise = ActivationNoise(x.shape, seed, step)
-        spread = (self.r_mu, self.r_sigma)
         self._remember(mean, moment)
-        if plain_autograd() and y.dtype == dtype and y.device.type == "cpu":
-            return _Perturb.apply(y, noise, centre, spread)
-        scale = factor(noise, None, centre[1], spread[1], dtype).to(x.device)
-        shift = noise.uniform(dtype=dtype).mul_(spread[0]).add_(centre[0]).to(x.device)
-        return (scale * y + shift).to(x.dtype)
+        dtype = y.dtype if y.dtype in (torch.float32, torch.float64) else torch.float32
+        first, second = unit_noise(self.num_features, seed, step)
+        drawn = _Drawn(
+            seed=seed,
+            step=step,
+            centre=(
+                per_channel((self.n_mu * first).to(dtype), x),
+                per_channel((1 + (self.n_sigma - 1) * second).to(dtype), x),
+            ),
+            spread=(self.r_mu, self.r_sigma),
+        )
+        if plain_autograd() and y.dtype == dtype and y.device.type == "cpu" and y.is_contiguous():
+            return _Perturb.apply(y, drawn)
+        factor, offset = (value.to(x.device) for value in drawn.noise(x.shape, dtype))
+        return (factor * y + offset).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""
@@ -97,25 +99,40 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         return f"{super().extra_repr()}, {noise}, seed={int(self.seed)}"
 
 
+class _Drawn(NamedTuple):
+    """What determines the noise of one step: the stream, and centre and spread of offsets and factors."""
+
+    seed: int
+    step: int
+    centre: tuple[Tensor, Tensor]
+    spread: tuple[float, float]
+
+    def noise(self, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return factors and offsets."""
+        draws = ActivationNoise(shape, self.seed, self.step)
+        factor = draws.normal(dtype=dtype).mul_(self.spread[1]).add_(self.centre[1])
+        return factor, self.centre[0] + self.spread[0] * draws.uniform(dtype=dtype)
+
+
 class _Perturb(torch.autograd.Function):
-    """Add the noise in place (batch normalization's backward does not need its output), keeping only the draws."""
+    """Add the noise in place: batch normalization's backward does not need its output.
+
+    The factors become the gradient at the first backward pass, in their own memory; a second pass draws them again.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, noise: ActivationNoise, centre: tuple[Tensor, Tensor], spread: tuple[float, float]
-    ) -> Tensor:
-        ctx.noise, ctx.centre, ctx.spread = noise, centre[1], spread[1]
+    def forward(ctx: Any, y: Tensor, drawn: _Drawn) -> Tensor:
+        ctx.factors = ActivationNoise(y.shape, drawn.seed, drawn.step).perturb_(y, drawn.centre, drawn.spread)
+        ctx.drawn = drawn
         ctx.mark_dirty(y)
-        return perturb(y, noise, centre, spread)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return grad * factor(ctx.noise, None, ctx.centre, ctx.spread, grad.dtype), None, None, None
-        dx = torch.empty_like(grad)
-        for part in sample_chunks(grad):
-            torch.mul(grad[part], factor(ctx.noise, part, ctx.centre, ctx.spread, grad.dtype), out=dx[part])
-        return dx, None, None, None
+        factors, ctx.factors = ctx.factors, None
+        if factors is None:
+            factors = ctx.drawn.noise(grad.shape, grad.dtype)[0]
+        return factors * grad if torch.is_grad_enabled() else factors.mul_(grad), None
 
 
 registry.register(

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.nn import registry
-from normgauge.nn._layout import check_channels, check_enough, per_channel, reduced_axes
+from normgauge.nn._layout import check_channels, check_enough, per_channel
+from normgauge.nn._whitening_kernel import Settings, apply_root, whiten
 
 
 class WhiteningNorm(torch.nn.Module):
@@ -85,30 +86,16 @@ class WhiteningNorm(torch.nn.Module):
         # Matrix products in bfloat16 would lose the covariance, and autocast must not choose them.
         with torch.autocast(x.device.type, enabled=False):
             exact = x if x.dtype in (torch.float32, torch.float64) else x.float()
+            settings = Settings(self.groups, self.iterations, self.eps)
             if self.training:
                 check_enough("WhiteningNorm", x, 2)
-                y = self._train(exact)
+                y, mean, covariance = whiten(exact, self.weight, self.bias, settings)
+                count = x.numel() // x.shape[1]
+                self._remember(mean, covariance * (count / (count - 1)))
             else:
                 centred = exact - per_channel(self.running_mean, x)
-                y = self._whiten(centred, self.running_covariance)
-            y = y if self.weight is None else y * per_channel(self.weight, x)
-            return (y if self.bias is None else y + per_channel(self.bias, x)).to(x.dtype)
-
-    def _train(self, x: Tensor) -> Tensor:
-        mean = x.mean(reduced_axes(x))
-        centred = x - per_channel(mean, x)
-        blocks = centred.reshape(x.shape[0], self.groups, -1, x[0, 0].numel())
-        count = x.shape[0] * blocks.shape[-1]
-        covariance = torch.einsum("ngdl,ngel->gde", blocks, blocks) / count
-        self._remember(mean, covariance * (count / (count - 1)))
-        return self._whiten(centred, covariance)
-
-    def _whiten(self, centred: Tensor, covariance: Tensor) -> Tensor:
-        size = covariance.shape[-1]
-        identity = torch.eye(size, dtype=covariance.dtype, device=covariance.device)
-        root = inverse_root(covariance + self.eps * identity, self.iterations).to(centred.dtype)
-        blocks = centred.reshape(centred.shape[0], self.groups, size, -1)
-        return torch.einsum("gde,ngel->ngdl", root, blocks).reshape(centred.shape)
+                y = apply_root(centred, self.running_covariance.to(exact.dtype), self.weight, self.bias, settings)
+            return y.to(x.dtype)
 
     def _remember(self, mean: Tensor, covariance: Tensor) -> None:
         with torch.no_grad():
@@ -123,22 +110,6 @@ class WhiteningNorm(torch.nn.Module):
             f"{self.num_features}, groups={self.groups}, iterations={self.iterations}, eps={self.eps}, "
             f"momentum={self.momentum}, affine={self.affine}"
         )
-
-
-def inverse_root(matrices: Tensor, iterations: int) -> Tensor:
-    """Return `S^(-1/2)` of symmetric positive matrices `(..., d, d)` after so many Newton-Schulz steps.
-
-    The coupled form, which carries `S P` along: in exact arithmetic it gives the same matrices, but the plain form
-    amplifies rounding errors that do not commute with S and diverges once it has converged.
-    """
-    trace = matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    scaled = matrices / trace
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
-    inverse, root = identity.expand_as(matrices), scaled
-    for _ in range(iterations):
-        step = 1.5 * identity - 0.5 * (inverse @ root)
-        inverse, root = step @ inverse, root @ step
-    return inverse / trace.sqrt()
 
 
 def _make(channels: int, spatial: int) -> WhiteningNorm:
