@@ -14,7 +14,7 @@ from normgauge.linalg._sequence import Progress, Sequences
 from normgauge.records import Status
 from normgauge.rng import generator
 
-DEFAULT_MEMORY = 2 << 30
+DEFAULT_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def eigenpairs(
         tol: relative residual to reach.
         seed: of the random start; the same seed gives the same numbers.
         start: a vector, or earlier eigenvectors as rows, to start from instead.
-        memory: bytes the basis may take (default 2 GiB); beyond it the basis is compressed and the run goes on.
+        memory: bytes the basis may take (default 1 GiB); beyond it the basis is compressed and the run goes on.
         products: most products before giving up (default: ten times the dimension, at most 1000).
         progress: called as `progress(products, relative residuals)` after every step.
 
