@@ -58,8 +58,7 @@ class PyHessian:
 
         self.product = original
         module.hessian_vector_product = counted
-        if not hasattr(torch, "eig"):  # removed from torch; PyHessian's release still calls it
-            torch.eig = _eig
+        torch.eig = _eig  # removed from torch; PyHessian's release still calls it
 
     def _new(self):
         model, loss, data = self.problem

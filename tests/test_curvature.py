@@ -289,3 +289,49 @@ def test_empirical_fisher_needs_samples_first():
     objective = ng.Objective(Mean(3, 2), lambda out, _: out.square().sum(), data, mode="eval")
     with pytest.raises(DataError, match="count the 4 samples"):
         objective.empirical_fisher() @ torch.ones(8)
+
+
+class Activations(nn.Module):
+    """The pre-activations of one channel as the only variables, normalized over the batch."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.y = nn.Parameter(torch.randn(count, 1))
+        self.norm = nn.BatchNorm1d(1, eps=1e-30)
+        with torch.no_grad():
+            self.norm.weight.fill_(1.7)
+            self.norm.bias.fill_(0.4)
+
+    def forward(self, _):
+        return self.norm(self.y)[:, 0]
+
+
+def test_batch_norm_hessian_by_the_activations_has_its_closed_form():
+    """Eq. (40)-(42) of santurkar2018, corrected: with yh the normalized activations, m their number, s their standard
+    deviation, gb the centred gradient and H the Hessian by the layer's output,
+
+    (gamma^2 / s^2) [P H P - (1 / (m gamma)) (gb yh^T + yh gb^T - (3 / m) <g, yh> yh yh^T + <g, yh> (I - 1 1^T / m))]
+    """
+    m = 6
+    model, mix = Activations(m), torch.randn(m, m)
+    target = torch.randn(m)
+
+    def loss(z, y):
+        return (torch.tanh(mix @ z) - y).square().sum() + 0.1 * z.pow(3).sum()
+
+    objective = ng.Objective(model, loss, (torch.zeros(m, 1), target), mode="train", parameters="y")
+    ours = dense(objective.hessian())
+    y = model.y.detach()[:, 0]
+    gamma, beta, s = model.norm.weight.item(), model.norm.bias.item(), float(y.std(correction=0))
+    yh = (y - y.mean()) / s
+    z = gamma * yh + beta
+    g = torch.autograd.functional.jacobian(lambda o: loss(o, target), z)
+    h = torch.autograd.functional.hessian(lambda o: loss(o, target), z)
+    ones, eye, along = torch.ones(m, m) / m, torch.eye(m), float(g @ yh)
+    p = eye - torch.outer(yh, yh) / m - ones
+    gb = g - g.mean()
+    cross = torch.outer(gb, yh) + torch.outer(yh, gb) - 3 / m * along * torch.outer(yh, yh) + along * (eye - ones)
+    torch.testing.assert_close(ours, gamma**2 / s**2 * (p @ h @ p - cross / (m * gamma)), rtol=1e-9, atol=1e-9)
+    zero_modes = torch.stack([torch.ones(m)], 1)  # shifts; the scale direction obeys H (y - mean) = -gradient instead
+    assert float((ours @ zero_modes).norm()) < 1e-9 * float(ours.norm())
+    torch.testing.assert_close(ours @ (y - y.mean()), -objective.gradient()["y"][:, 0], rtol=1e-8, atol=1e-10)

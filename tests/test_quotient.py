@@ -167,3 +167,30 @@ def test_block_directions_are_zero_modes():
 def test_bad_blocks_are_said(blocks, error, message):
     with pytest.raises(error, match=message):
         QuotientOperator(batch_norm_objective(), blocks)
+
+
+def test_of_quotient_uses_the_discovered_symmetries():
+    pytest.importorskip("normgauge.symmetry")
+    torch.manual_seed(2)
+    layers = [nn.Linear(5, 4), nn.BatchNorm1d(4, eps=1e-20), nn.ReLU(), nn.Linear(4, 3)]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    objective = ng.Objective(
+        model, nn.functional.cross_entropy, (torch.randn(12, 5), torch.randint(0, 3, (12,))), mode="train"
+    )
+    here = ng.spectrum(objective, of="quotient", top=3, tol=1e-8)
+    p, free, coupled = objective.parameters, torch.rand(4) * 5 + 0.2, torch.rand(4) * 5 + 0.2
+    moved = objective.at(
+        {
+            "0.weight": p["0.weight"] * free[:, None],
+            "0.bias": p["0.bias"] * free,
+            "1.weight": p["1.weight"] * coupled,
+            "1.bias": p["1.bias"] * coupled,
+            "3.weight": p["3.weight"] / coupled,
+        }
+    )
+    there = ng.spectrum(moved, of="quotient", top=3, tol=1e-8)
+    assert here.gauge == "unit-writer" and here.blocks >= 8
+    torch.testing.assert_close(torch.tensor(here.top), torch.tensor(there.top), rtol=1e-6, atol=0)

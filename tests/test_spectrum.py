@@ -136,6 +136,39 @@ def test_interruption_returns_what_converged():
     assert found.top[0] == pytest.approx(100.0, rel=1e-6)
 
 
+def test_interruption_inside_a_product_is_the_same():
+    class Stops(DenseOperator):
+        count = 0
+
+        def _matvec(self, vector):
+            self.count += 1
+            if self.count == 12:
+                raise KeyboardInterrupt
+            return super()._matvec(vector)
+
+    found = eigenpairs(Stops(with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])), top=5)
+    assert found.status == "nonconverged" and "interrupted after 11 products" in found.sentence
+    assert found.top[0] == pytest.approx(100.0, rel=1e-6)
+
+
+def test_interruption_before_anything_converged_returns_nothing():
+    def stop(products, residuals):
+        raise KeyboardInterrupt
+
+    found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 50))), top=2, progress=stop)
+    assert found.top == () and found.vectors.shape == (0, 50) and "0 of 2" in found.sentence
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_stderr_of_a_terminal_only(monkeypatch, capsys, terminal):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    ng.spectrum(objective, top=2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("spectrum of hessian" in err) is terminal
+
+
 def test_a_budget_of_products_ends_as_nonconverged():
     found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 300))), top=3, products=8, tol=1e-8)
     assert found.status == "nonconverged" and "give more products" in found.sentence

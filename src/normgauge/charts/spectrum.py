@@ -77,3 +77,24 @@ def interval(value: float, half: float, title: str) -> altair.TopLevelMixin:
     return base.mark_rule(size=3).encode(x=alt.X("low:Q", title="value"), x2="high:Q") + base.mark_point(
         filled=True, size=80
     ).encode(x="value:Q")
+
+
+def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
+    """Draw a largest eigenvalue at points that are the same function, for several notions of curvature.
+
+    Args:
+        rows: mappings with `point` (number of the rescaled copy), `curvature` (which matrix) and `eigenvalue`.
+        title: the chart's title.
+    """
+    alt = require("altair", "lab", "gauge_orbit")
+    pandas = require("pandas", "lab", "gauge_orbit")
+    return (
+        alt.Chart(pandas.DataFrame(list(rows)), title=title)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("point:O", title="the same network, its symmetric blocks multiplied by random factors"),
+            y=alt.Y("eigenvalue:Q", title="largest eigenvalue", scale=alt.Scale(type="log")),
+            color=alt.Color("curvature:N", title=None),
+            tooltip=["curvature:N", "point:O", alt.Tooltip("eigenvalue:Q", format=".6g")],
+        )
+    )

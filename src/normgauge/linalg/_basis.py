@@ -9,7 +9,7 @@ from normgauge.errors import OutOfMemoryError, explain
 
 # Plain float32 sums over ten million entries lose half their digits; sums over chunks of this length, added up
 # in float64, do not, and a chunk of a few rows stays in the cache.
-CHUNK = 1 << 14
+CHUNK = 1 << 16
 
 
 def inner(a: Tensor, b: Tensor) -> float:
@@ -61,34 +61,35 @@ class Basis:
         torch.mul(vector, 1.0 / length, out=self.rows[self.count])
         self.count += 1
 
-    def coefficients(self, vector: Tensor) -> Tensor:
-        """Return the products of all rows with a vector, in float64."""
-        filled = self.filled
+    def coefficients(self, vector: Tensor, first: int = 0) -> Tensor:
+        """Return the products of the rows from `first` on with a vector, in float64."""
+        filled = self.rows[first : self.count]
         if vector.dtype == torch.float64:
             return filled @ vector
-        total = torch.zeros(self.count, dtype=torch.float64, device=vector.device)
+        total = torch.zeros(len(filled), dtype=torch.float64, device=vector.device)
         for start in range(0, vector.numel(), CHUNK):
             total += filled[:, start : start + CHUNK] @ vector[start : start + CHUNK]
         return total
 
+    def subtract(self, vector: Tensor, shares: Tensor, first: int = 0) -> None:
+        """Take the combination of the rows from `first` on with the given coefficients off a vector, in place."""
+        vector.addmv_(self.rows[first : self.count].T, shares.to(vector.dtype), alpha=-1.0)
+
     def remove(self, vector: Tensor) -> tuple[Tensor, float]:
         """Make `vector` orthogonal to all rows, in place; return what was removed and the norm that is left.
 
-        Classical Gram-Schmidt with a second pass where the first one cancelled more than half ("twice is enough").
+        Classical Gram-Schmidt, repeated where a pass took more than three quarters of the square ("twice is enough").
         """
         removed = torch.zeros(self.count, dtype=torch.float64, device=vector.device)
-        before = norm(vector)
-        for _ in range(3):
-            if self.count == 0 or before == 0.0:
-                return removed, before
-            share = self.coefficients(vector)
-            vector.addmv_(self.filled.T, share.to(vector.dtype), alpha=-1.0)
-            removed += share
-            after = norm(vector)
-            if after > 0.5 * before:
-                return removed, after
-            before = after
-        return removed, before
+        length = norm(vector) if self.count == 0 else 0.0
+        for _ in range(3 if self.count else 0):
+            shares = self.coefficients(vector)
+            self.subtract(vector, shares)
+            removed += shares
+            length = norm(vector)
+            if 3.0 * length**2 > float(shares @ shares):
+                break
+        return removed, length
 
     def combine(self, weights: Tensor) -> Tensor:
         """Return the linear combinations `weights.T @ rows`, one per column of `weights`."""

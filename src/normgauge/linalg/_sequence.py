@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normgauge.linalg._basis import Basis, inner
+from normgauge.linalg._basis import Basis
 from normgauge.linalg._operator import Operator
 
 # Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
@@ -89,8 +89,8 @@ class Sequences:
 
     def random(self) -> Tensor:
         """Return a random vector, the same on every device."""
-        vector = torch.randn(self.operator.shape[0], generator=self.generator, dtype=torch.float64)
-        return vector.to(device=self.operator.device, dtype=self.operator.dtype)
+        size, dtype = self.operator.shape[0], self.operator.dtype
+        return torch.randn(size, generator=self.generator, dtype=dtype).to(self.operator.device)
 
     # -- one sequence -------------------------------------------------------------------------------------------
 
@@ -129,14 +129,13 @@ class Sequences:
         vector = self.operator.matvec(self.basis.rows[last])
         self.matvecs += 1
         # The two large components go first, so that one pass over the whole basis is enough.
-        shares = {row: inner(self.basis.rows[row], vector) for row in (last, last - 1) if row >= self.fixed}
-        for row, share in shares.items():
-            vector.add_(self.basis.rows[row], alpha=-share)
+        near = max(last - 1, self.fixed)
+        shares = self.basis.coefficients(vector, near)
+        self.basis.subtract(vector, shares, near)
         removed, self.gap = self.basis.remove(vector)
         self.left = vector
+        removed[near:] += shares
         column = removed[self.fixed :].cpu()
-        for row, share in shares.items():
-            column[row - self.fixed] += share
         if self._link is not None:  # <q, A p> and <p, A q> of the last two rows: equal for a self-adjoint operator
             self.asymmetry = max(self.asymmetry, abs(float(column[-2]) - self._link))
         self._link = self.gap

@@ -14,7 +14,7 @@ from normgauge.linalg._sequence import Progress, Sequences
 from normgauge.records import Status
 from normgauge.rng import generator
 
-DEFAULT_MEMORY = 2 << 30
+DEFAULT_MEMORY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def eigenpairs(
         tol: relative residual to reach.
         seed: of the random start; the same seed gives the same numbers.
         start: a vector, or earlier eigenvectors as rows, to start from instead.
-        memory: bytes the basis may take (default 2 GiB); beyond it the basis is compressed and the run goes on.
+        memory: bytes the basis may take (default 1 GiB); beyond it the basis is compressed and the run goes on.
         products: most products before giving up (default: ten times the dimension, at most 1000).
         progress: called as `progress(products, relative residuals)` after every step.
 
@@ -115,18 +115,14 @@ def eigenpairs(
 
 
 def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
-    """Apply the operator to the wanted vectors, turn them by the small eigenproblem, and measure what is left."""
+    """Apply the operator to the wanted vectors once more and measure what is left of A v - <v, A v> v."""
     operator = sequences.operator
-    vectors = sequences.vectors(sequences.wanted(sequences.values))
-    images = torch.stack([operator.matvec(vector) for vector in vectors])
-    sequences.matvecs += len(vectors)
-    small = torch.tensor([[inner(a, b) for b in images] for a in vectors], dtype=torch.float64)
-    values, turn = torch.linalg.eigh((small + small.T) / 2)
-    turn = turn.to(vectors)
-    found = [
-        (float(value), norm(image.add(vector, alpha=-float(value))), vector)
-        for value, vector, image in zip(values, turn.T @ vectors, turn.T @ images, strict=True)
-    ]
+    found = []
+    for vector in sequences.vectors(sequences.wanted(sequences.values)):
+        image = operator.matvec(vector)
+        sequences.matvecs += 1
+        value = inner(vector, image)
+        found.append((value, norm(image.add_(vector, alpha=-value)), vector))
     if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:
         share = sequences.asymmetry / sequences.scale
         why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"

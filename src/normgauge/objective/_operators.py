@@ -83,14 +83,15 @@ class ObjectiveOperator(Operator):
                 with explained_product(type(self).__name__, number):
                     product = self._flat(self._apply(built, pieces))
                 _check_finite(type(self).__name__, product, number)
+                # The running weighted mean: with one batch nothing has to be scaled.
                 weights += weight
-                total = product.mul_(weight) if total is None else total.add_(product, alpha=weight)
+                total = product if total is None else total.lerp_(product, weight / weights)
         except BaseException:
             self.close()
             raise
         if total is None:
             raise AssertionError("an Objective has at least one batch")
-        return total.div_(weights)
+        return total
 
     def _graphs(self) -> Iterator[tuple[int, Any, float]]:
         """Yield batch number, graph and weight; keep graphs while they fit, rebuild the others."""
