@@ -24,11 +24,16 @@ class Normalized(nn.Module):
 
     def __init__(self, layer: nn.Module, norm: str, spatial: int) -> None:
         super().__init__()
-        declaration = registry.get(norm)
+        self.declaration = registry.get(norm)
         channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-        self.layer = declaration.wrap(layer) if declaration.placement == "weights" else layer
-        acts = declaration.placement == "activation"
-        self.norm = declaration.layer(int(channels), spatial) if acts else nn.Identity()  # type: ignore[arg-type]
+        self.layer = layer
+        acts = self.declaration.placement == "activation"
+        self.norm = self.declaration.layer(int(channels), spatial) if acts else nn.Identity()  # type: ignore[arg-type]
+
+    def wrap_weights(self) -> None:
+        """Put a weight normalizer on the layer; done after its weights are drawn, so that all arms draw the same."""
+        if self.declaration.placement == "weights":
+            self.layer = self.declaration.wrap(self.layer)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the normalized pre-activation."""
@@ -135,6 +140,13 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
         raise unknown_name("model", model, _MODELS, "Or pass package.module:factory")
     network = _MODELS[model](norm, shape, classes)
     _draw_weights(network, seed, gain=1.0 if model == "dln" else math.sqrt(2.0))
+    for part in network.modules():
+        if isinstance(part, Normalized):
+            part.wrap_weights()
+    if registry.get(norm).placement == "weights":
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *shape))  # a spectral norm learns the size of its input at the first forward
+        network.train()
     return network
 
 
@@ -147,11 +159,7 @@ def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
         scale = (gain if layer is not layers[-1] else 1.0) / math.sqrt(fan_in)
         drawn = torch.randn(layer.weight.shape, generator=source) * scale
         with torch.no_grad():
-            # Assignment goes through a parametrization's right inverse; a plain weight is copied into.
-            if torch.nn.utils.parametrize.is_parametrized(layer, "weight"):
-                layer.weight = drawn
-            else:
-                layer.weight.copy_(drawn)
+            layer.weight.copy_(drawn)
             if layer.bias is not None:
                 layer.bias.zero_()
 

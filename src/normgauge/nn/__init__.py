@@ -5,7 +5,6 @@ from normgauge.nn import functional as functional
 from normgauge.nn import init as init
 from normgauge.nn import none as none
 from normgauge.nn import registry as registry
-from normgauge.nn import weight as weight
 from normgauge.nn._layer_geometry import LayerGeometry, layer_geometry
 from normgauge.nn._norm_propagation import norm_propagation
 from normgauge.nn._population import population_statistics

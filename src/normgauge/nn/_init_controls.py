@@ -66,7 +66,7 @@ def fixup(
         ModelError: when no block or no head is found, a branch has no weight layer, or a normalization layer is there.
 
     References:
-        zhang2019.
+        zhang2019fixup.
     """
     _refuse_normalizers(model)
     is_block = blocks or _looks_like_a_block

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain
-from normgauge.nn import _weight_functional as maps
+from normgauge.nn.functional import _weights as maps
 
 Gain = Literal["none", "row"]
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -44,7 +44,8 @@ class SpectralNorm(nn.Module):
         operator = Convolution.of(layer, wanted, raw)
         if self.right is None or self.right.shape[1:] != operator.input_shape:
             working = operator if raw.dtype in (torch.float32, torch.float64) else operator.to(torch.float32)
-            vector = top_singular_pair(working, steps=30).vector
+            with torch.autocast(raw.device.type, enabled=False):  # a norm in bfloat16 would be three digits long
+                vector = top_singular_pair(working, steps=30).vector
             self.right = vector.reshape(1, *operator.input_shape).to(raw.dtype)
         operator.weight = raw.new_zeros(()).expand(raw.shape)  # the shape is all that is needed from here on
         self.operator = operator
@@ -66,10 +67,11 @@ class SpectralNorm(nn.Module):
                 )
             )
         kernel = raw.unsqueeze(-1) if raw.ndim == 2 else raw
-        if self.training:
-            self._iterate(kernel.detach())
-        image = self.operator.apply(self.right.detach().clone(), kernel)
-        return raw / torch.linalg.vector_norm(image)
+        with torch.autocast(raw.device.type, enabled=False):
+            if self.training:
+                self._iterate(kernel.detach())
+            image = self.operator.apply(self.right.detach().clone(), kernel)
+            return raw / torch.linalg.vector_norm(image)
 
     @torch.no_grad()
     def _iterate(self, kernel: Tensor) -> None:
@@ -78,7 +80,7 @@ class SpectralNorm(nn.Module):
         for _ in range(self.steps):
             vector = self.operator.apply_adjoint(self.operator.apply(vector, kernel), kernel)
             vector = vector / torch.linalg.vector_norm(vector).clamp_min(torch.finfo(vector.dtype).tiny)
-        self.right.copy_(vector)
+        self.right = vector  # a new tensor, not a write in place: torch.func forbids those on captured buffers
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Return the weight itself: one of norm 1 comes back as it is."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import InputError, explain, unknown_name
+from normgauge.nn import registry
 from normgauge.nn._rows import (
     CenteredWeightNorm,
     Gain,
@@ -25,7 +26,7 @@ from normgauge.nn._rows import (
     WeightStandardization,
 )
 from normgauge.nn._spectral import spectral_norm
-from normgauge.nn._weight_functional import centered_weight_norm as centered_weight_norm_of_rows
+from normgauge.nn.functional._weights import centered_weight_norm as centered_weight_norm_of_rows
 
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))  # 1 / standard deviation of relu(standard normal)
 
@@ -287,6 +288,7 @@ DECLARATIONS: tuple[dict[str, Any], ...] = (
         "behaviour": "One power iteration per training forward, none in evaluation; a convolution learns its input "
         "size at the first forward.",
         "parametrize": spectral_norm,
+        "detached": True,  # the iterated vector is a constant in the gradient
     },
     {
         "name": "unit_sphere",
@@ -301,6 +303,18 @@ DECLARATIONS: tuple[dict[str, Any], ...] = (
         "parametrize": unit_sphere,
     },
 )
+
+
+for _facts in DECLARATIONS:
+    _rest = {key: value for key, value in _facts.items() if key not in ("lives", "behaviour", "invariances")}
+    registry.register(
+        registry.Declaration(
+            placement="weights",
+            behaviour=f"{_facts['behaviour']} Lives: {_facts['lives']}.",
+            invariances=tuple(registry.Invariance(**law) for law in _facts["invariances"]),
+            **_rest,
+        )
+    )
 
 
 def wrap(name: str, module: nn.Module) -> nn.Module:

@@ -72,6 +72,8 @@ def _on_weights(
     if sign < 0:
         _without_bias(module)
     x = case.inputs(3)
+    if case.dtype == torch.bfloat16:
+        _onto_grid(raw_weight(module), case)
     changed = copy.deepcopy(module)
     raw = raw_weight(changed)
     with torch.no_grad():
@@ -84,10 +86,19 @@ def _on_weights(
 
 
 def raw_weight(module: torch.nn.Module) -> torch.nn.Parameter:
-    """Return the parameter behind a parametrized weight: the one of the weight's own shape."""
-    weight = module.weight
-    owned = module.parametrizations.weight.named_parameters()  # type: ignore[union-attr]
-    return next(value for _, value in owned if value.shape == weight.shape)
+    """Return the parameter behind a parametrized weight: the largest, since gains are smaller.
+
+    The weight itself is not asked for: a spectral norm knows it only after the first forward.
+    """
+    owned = module.parametrizations.weight.parameters()  # type: ignore[union-attr]
+    return max(owned, key=lambda value: value.numel())
+
+
+def _onto_grid(raw: torch.nn.Parameter, case: Case) -> None:
+    """Draw the raw weight in sixteenths: in bfloat16 adding a whole number to it is then exact."""
+    draw = torch.randint(-32, 33, raw.shape, generator=generator(case.seed + 7))
+    with torch.no_grad():
+        raw.copy_((draw / 16).to(raw.dtype))
 
 
 def _without_bias(module: torch.nn.Module) -> None:

@@ -12,10 +12,24 @@ from normgauge.nn.functional._standard import (
     rms_norm,
     rms_norm_backward,
 )
+from normgauge.nn.functional._weights import (
+    centered_weight_norm,
+    centered_weight_norm_backward,
+    spectral_norm,
+    spectral_norm_backward,
+    unit_sphere,
+    unit_sphere_backward,
+    weight_norm,
+    weight_norm_backward,
+    weight_standardization,
+    weight_standardization_backward,
+)
 
 __all__ = [
     "batch_norm",
     "batch_norm_backward",
+    "centered_weight_norm",
+    "centered_weight_norm_backward",
     "decompose",
     "group_norm",
     "group_norm_backward",
@@ -25,4 +39,12 @@ __all__ = [
     "lp_norm_backward",
     "rms_norm",
     "rms_norm_backward",
+    "spectral_norm",
+    "spectral_norm_backward",
+    "unit_sphere",
+    "unit_sphere_backward",
+    "weight_norm",
+    "weight_norm_backward",
+    "weight_standardization",
+    "weight_standardization_backward",
 ]
