@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
 import time
@@ -75,8 +76,10 @@ def main() -> None:
                 numbers = measure(make(shape[1]), shape, arguments.rounds)
                 met = numbers["ratio"] <= target
                 rows.append({"layer": name, "shape": str(shape), "target": target, "met": met, **numbers})
-                print(rows[-1], flush=True)
-    machine = f"{platform.processor() or platform.machine()}, {arguments.threads} threads, torch {torch.__version__}"
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, {arguments.threads} threads, torch {torch.__version__}, "
+        f"load average {os.getloadavg()[0]:.1f}"
+    )
     print(format_table(rows, title="forward + backward relative to torch BatchNorm", footer=machine))
     if not arguments.only:
         path = Path(__file__).parent / "results" / "layers.json"

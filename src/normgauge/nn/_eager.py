@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 19  # entries: temporaries small enough to be reused, chunks few enough that threads rarely wait
+_CHUNK = 1 << 21  # entries: temporaries small enough to be reused, chunks few enough that threads rarely wait
 
 
 def plain_autograd() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.nn import registry
-from normgauge.nn._eager import plain_autograd, sample_chunks
+from normgauge.nn._eager import plain_autograd
 from normgauge.nn._layout import per_channel, reduced_axes
 from normgauge.nn._population import BatchStatisticsNorm
 from normgauge.nn.functional._lp import check_power, lp_moment, lp_norm, lp_norm_backward, lp_root
@@ -90,31 +90,32 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         axes = reduced_axes(x)
         mean = x.mean(axes)
-        if math.isinf(p):
-            moment = torch.maximum(*(top.amax(0) for top in _extremes(x)))
+        extremes = _extremes(x) if math.isinf(p) else (None, None)
+        if extremes[0] is not None:
+            moment = torch.maximum(extremes[0].amax(0), extremes[1].amax(0))
         else:
             moment = torch.linalg.vector_norm(x, p, axes).pow(p) / (x.numel() // x.shape[1])
         scale = lp_root(moment, p, eps)
         gain = 1 / scale if weight is None else weight / scale
         offset = -mean * gain if bias is None else bias - mean * gain
         y = torch.addcmul(per_channel(offset, x), x, per_channel(gain, x))
-        ctx.save_for_backward(x, weight, bias, mean, scale)
+        ctx.save_for_backward(x, weight, bias, mean, scale, *extremes)
         ctx.p, ctx.eps = p, eps
         ctx.mark_non_differentiable(mean, moment)
         return y, mean, moment
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, scale = ctx.saved_tensors
+        x, weight, bias, mean, scale, *extremes = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives wanted: the closed form in differentiable operators
             dx, dweight, dbias = lp_norm_backward(grad, x, ctx.p, weight, ctx.eps)
         else:
-            dx, dweight, dbias = _fast_backward(grad, x, weight, mean, scale, ctx.p)
+            dx, dweight, dbias = _fast_backward(grad, x, weight, mean, scale, ctx.p, extremes)
         return dx, None if weight is None else dweight, None if bias is None else dbias, None, None
 
 
 def _fast_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, p: float
+    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, p: float, extremes: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     # The kernel's two sums: sum(grad * (x - mean)) / scale and sum(grad), in one pass.
     _, along, total = torch.ops.aten.native_batch_norm_backward(
@@ -122,16 +123,16 @@ def _fast_backward(
     )
     count = x.numel() // x.shape[1]
     gain = 1 / scale if weight is None else weight / scale
-    dx = torch.addcmul(per_channel(-gain * total / count, x), grad, per_channel(gain, x))
+    shift, first = per_channel(-gain * total / count, x), per_channel(gain, x)
     if math.isinf(p):
-        return _add_at_extremes(dx, x, -gain * along), along, total
+        dx = torch.addcmul(shift, grad, first)
+        return _add_at_extremes(dx, x, -gain * along, *extremes), along, total
     slope = per_channel(-gain * along / count * scale.pow(1 - p), x)
     if p == 2:
-        return dx.addcmul_(x, slope), along, total
-    for part in sample_chunks(x):
-        powers = x[part].sign() if p == 1 else x[part].abs().pow_(p - 1).mul_(x[part].sign())
-        dx[part].addcmul_(powers, slope)
-    return dx, along, total
+        return torch.addcmul(shift, x, slope).addcmul_(grad, first), along, total
+    # The power goes into the memory of the result: a fresh temporary would cost more than the passes over it.
+    dx = x.sign() if p == 1 else x.abs().pow_(p - 1).copysign_(x)
+    return torch.addcmul(shift, dx, slope, out=dx).addcmul_(grad, first), along, total
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,9 +143,8 @@ def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amax(space), -x.amin(space)
 
 
-def _add_at_extremes(dx: Tensor, x: Tensor, amount: Tensor) -> Tensor:
+def _add_at_extremes(dx: Tensor, x: Tensor, amount: Tensor, high: Tensor, low: Tensor) -> Tensor:
     """Add `sign(x) * amount` where |x| is largest in its channel, shared among ties; only their maps are searched."""
-    high, low = _extremes(x)
     top = torch.maximum(high.amax(0), low.amax(0))
     samples, channels = ((high == top) | (low == top)).nonzero(as_tuple=True)
     maps = x[samples, channels].reshape(len(samples), -1)

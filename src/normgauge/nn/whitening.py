@@ -40,9 +40,10 @@ class WhiteningNorm(torch.nn.Module):
         True
 
     Deviations:
-        huang2019 iterates P alone; that form diverges from rounding after convergence (in float64 and d = 3 the error
-        falls to 1e-12 and grows again by a factor at each further step), so the coupled form is used. It stores the
-        whitening matrix; here the covariance is stored and its root taken in evaluation.
+        huang2019 iterates P alone. That form amplifies rounding: on a 3 x 3 covariance with variances 1 to 1e-4 its
+        relative error is 0.01 at the 12th step and 6 at the 13th, in float64, and infinite at the 20th; the coupled
+        form used here stays converged. It stores the whitening matrix; here the covariance is stored, and its root is
+        taken in evaluation.
 
     References:
         huang2019.

@@ -1,0 +1,22 @@
+"""The committed page of normalizers is the one the register writes."""
+
+import runpy
+from pathlib import Path
+
+from normgauge.nn import registry
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_page_is_up_to_date():
+    written = runpy.run_path(str(DOCS / "generate_normalizers.py"))["page"]()
+    committed = (DOCS / "reference" / "normalizers.md").read_text(encoding="utf-8")
+    assert committed == written, "run: python docs/generate_normalizers.py"
+
+
+def test_the_page_shows_every_law():
+    page = (DOCS / "reference" / "normalizers.md").read_text(encoding="utf-8")
+    for name in registry.names():
+        declaration = registry.get(name)
+        assert f"## {name}\n" in page
+        assert all(str(law) in page for law in declaration.invariances)
