@@ -79,20 +79,22 @@ def solver_task(entries, objective, reps, check):
     return rows
 
 
-def top_entries(tools, k, slow):
-    """Return the labelled ways to the k largest eigenpairs."""
+def top_entries(tools, k, slow, skip):
+    """Return the labelled ways to the k largest eigenpairs; rare ones run once or, with `skip`, not at all."""
     entries = {"normgauge": (lambda: tools["normgauge"].top(k, "default"), None)}
     for name in ("pyhessian", "curvlinops", "hessian-eigenthings"):
         if name in tools:
             for setting in ("default", "tuned"):
                 rare = f"{name} {setting}" in ("pyhessian tuned", "curvlinops default")
+                if rare and skip:
+                    continue
                 if slow and (rare or f"{name} {setting}" == "hessian-eigenthings default"):
                     continue  # hours, or far from converged
                 entries[f"{name} ({setting})"] = (
                     lambda name=name, setting=setting: tools[name].top(k, setting),
                     1 if rare else None,
                 )
-    if "hessian-eigenthings" in tools and not slow:
+    if "hessian-eigenthings" in tools and not (slow or skip):
         entries["hessian-eigenthings (power)"] = (lambda: tools["hessian-eigenthings"].power(k), 1)
     return entries
 
@@ -147,6 +149,7 @@ def main():
     parser.add_argument("--tasks", default="hvp,top1,top5,slq,trace,memory")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--skip-rare", action="store_true", help="leave out what takes minutes and runs once anyway")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", default="", help="tool:k:setting, for the memory task's own processes")
     options = parser.parse_args()
@@ -166,7 +169,10 @@ def main():
         elif task.startswith("top"):
             rows = summarize(
                 solver_task(
-                    top_entries(tools, int(task[3:]), options.problem == "resnet"), objective, options.reps, True
+                    top_entries(tools, int(task[3:]), options.problem == "resnet", options.skip_rare),
+                    objective,
+                    options.reps,
+                    True,
                 )
             )
         elif task == "slq":
@@ -174,7 +180,7 @@ def main():
                 solver_task({n: (t.slq, None) for n, t in solvers.items()}, objective, options.reps, False)
             )
         elif task == "trace":
-            probes = 40  # the cost is one product per probe for every tool; how many 5% takes is printed once
+            probes = 20  # the cost is one product per probe for every tool; how many 5% takes is printed once
             print(f"  5% takes {tools['normgauge'].trace(None)[2]} probes", file=sys.stderr, flush=True)
             entries = {n: (lambda t=t, probes=probes: t.trace(probes), None) for n, t in solvers.items()}
             rows = summarize(solver_task(entries, objective, options.reps, False))

@@ -186,6 +186,22 @@ def test_products_that_are_not_symmetric_are_said():
     assert found.status == "error" and "not self-adjoint" in found.sentence
 
 
+def test_an_operator_may_hand_back_its_argument():
+    class Identity(DenseOperator):
+        def _matvec(self, vector):
+            return vector
+
+    found = eigenpairs(Identity(torch.eye(12)), top=3)
+    assert found.top == pytest.approx((1.0, 1.0, 1.0)) and found.status == "ok"
+
+
+def test_a_zero_hessian_is_remarked():
+    data = (torch.randn(3, 2), torch.ones(3))
+    objective = ng.Objective(nn.Linear(2, 1), lambda out, y: (out[:, 0] - y).abs().mean(), data, mode="eval")
+    found = ng.spectrum(objective, top=2)
+    assert found.top == (0.0, 0.0) and found.status == "ok" and "piecewise linear" in str(found)
+
+
 def test_progress_hears_every_step():
     heard = []
     eigenpairs(

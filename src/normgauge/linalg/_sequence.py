@@ -128,6 +128,8 @@ class Sequences:
         last = self.basis.count - 1
         vector = self.operator.matvec(self.basis.rows[last])
         self.matvecs += 1
+        if vector.untyped_storage().data_ptr() == self.basis.rows.untyped_storage().data_ptr():
+            vector = vector.clone()  # an operator may hand its argument back; what follows works in place
         # The two large components go first, so that one pass over the whole basis is enough.
         near = max(last - 1, self.fixed)
         shares = self.basis.coefficients(vector, near)

@@ -122,7 +122,7 @@ def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
         image = operator.matvec(vector)
         sequences.matvecs += 1
         value = inner(vector, image)
-        found.append((value, norm(image.add_(vector, alpha=-value)), vector))
+        found.append((value, norm(image.add(vector, alpha=-value)), vector))
     if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:
         share = sequences.asymmetry / sequences.scale
         why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"

@@ -12,7 +12,7 @@ from torch import Tensor
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.linalg import Operator, eigenpairs, spectral_nodes
 from normgauge.measure._progress import Progress, residuals_shown
-from normgauge.measure._spectrum import Spectrum
+from normgauge.measure._spectrum import Spectrum, start_vectors
 from normgauge.objective import HessianOperator, Objective
 
 # A block family: slices number i, along the given axes, of the named parameters are together one block; axis None
@@ -207,6 +207,9 @@ def quotient_spectrum(
     bottom: int = 0,
     tol: float = 1e-3,
     seed: int = 0,
+    start: Spectrum | None = None,
+    memory: int | None = None,
+    products: int | None = None,
     progress: Progress | None = None,
 ) -> QuotientSpectrum:
     """Return the extreme eigenvalues of the curvature of `objective` on the product of spheres of `blocks`.
@@ -227,6 +230,9 @@ def quotient_spectrum(
         bottom: how many of the smallest.
         tol: relative residual to reach.
         seed: of the random start.
+        start: an earlier spectrum of the same variables.
+        memory: bytes the Lanczos basis may take.
+        products: most products before giving up.
         progress: called as `progress(products, residuals)`.
 
     Raises:
@@ -249,7 +255,17 @@ def quotient_spectrum(
     operator = QuotientOperator(objective, blocks)
     try:
         with residuals_shown("spectrum of quotient", progress) as shown:
-            found = eigenpairs(operator, top=top, bottom=bottom, tol=tol, seed=seed, progress=shown)
+            found = eigenpairs(
+                operator,
+                top=top,
+                bottom=bottom,
+                tol=tol,
+                seed=seed,
+                start=None if start is None else start_vectors(objective, start),
+                memory=memory,
+                products=products,
+                progress=shown,
+            )
         extra, more = _counts(operator, max(map(abs, found.top + found.bottom), default=0.0), seed)
     finally:
         operator.close()

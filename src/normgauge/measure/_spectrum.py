@@ -158,10 +158,23 @@ def spectrum(
     if of == "quotient":
         from normgauge.measure._quotient import quotient_spectrum
 
+        if group is not None:
+            raise InputError(
+                explain("spectrum", "the quotient is measured in one process", "group=", "Leave group= out")
+            )
         return quotient_spectrum(
-            objective, symmetries=symmetries, top=top, bottom=bottom, tol=tol, seed=seed, progress=progress
+            objective,
+            symmetries=symmetries,
+            top=top,
+            bottom=bottom,
+            tol=tol,
+            seed=seed,
+            start=start,
+            memory=memory,
+            products=products,
+            progress=progress,
         )
-    first = None if start is None else _start_vectors(objective, start)
+    first = None if start is None else start_vectors(objective, start)
     with (
         curvature_of(objective, of, group) as operator,
         residuals_shown(f"spectrum of {of}", progress) as shown,
@@ -188,12 +201,18 @@ def spectrum(
         tol=tol,
         seed=seed,
         status=found.status,
-        sentence=found.sentence,
+        sentence=found.sentence or _remark(found.top + found.bottom),
         vectors=found.vectors,
     )
 
 
-def _start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
+def _remark(values: tuple[float, ...]) -> str:
+    zero = values and not any(values)
+    return "every product was zero: the loss is piecewise linear in these variables" if zero else ""
+
+
+def start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
+    """Return the vectors of an earlier spectrum, which must be of the same variables."""
     if start.dimension != objective.dimension:
         raise InputError(
             explain(
