@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
+    from normgauge.symmetry import Symmetries as Symmetries
+    from normgauge.symmetry import Symmetry as Symmetry
+    from normgauge.symmetry import param_groups as param_groups
+    from normgauge.symmetry import symmetries as symmetries
 
 _ROOMS = ("errors",)
 _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
+    "Symmetries": "symmetry",
+    "Symmetry": "symmetry",
     "cite": "references",
+    "param_groups": "symmetry",
+    "symmetries": "symmetry",
     "take": "objective",
 }
 

@@ -319,7 +319,11 @@ class Objective:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
     def _evaluate(
-        self, variables: dict[str, Tensor], number: int, body: Callable[[nn.Module], T], dtype: torch.dtype | None = None
+        self,
+        variables: dict[str, Tensor],
+        number: int,
+        body: Callable[[nn.Module], T],
+        dtype: torch.dtype | None = None,
     ) -> T:
         """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
         state: dict[str, Tensor] = {
@@ -328,7 +332,7 @@ class Objective:
         state.update(variables)
         state.update({name: value.clone() for name, value in self.model.named_buffers()})
         if dtype is not None:
-            state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+            state = {name: v.to(dtype) if v.is_floating_point() else v for name, v in state.items()}
         prefixed = {f"model.{name}": value for name, value in state.items()}
         with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
             return functional_call(_Bound(self.model), prefixed, (body,))

@@ -184,5 +184,3 @@ def leaf_module(name: str) -> str:
     if "parametrizations" in parts:
         return ".".join(parts[: parts.index("parametrizations")])
     return ".".join(parts[:-1])
-
-

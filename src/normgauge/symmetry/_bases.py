@@ -14,7 +14,7 @@ from normgauge.symmetry._matrix import MatrixFamily, MatrixTerm, matrix_family, 
 from normgauge.symmetry._terms import Scale, Term
 from normgauge.symmetry._trace import Hints
 
-Gradients = list[Mapping[str, Tensor]]
+Gradients = Sequence[Mapping[str, Tensor]]
 
 
 def change_of_basis(
@@ -65,7 +65,9 @@ def _blocked(term: Term, blocks: int, block: int) -> MatrixTerm | None:
     if len(slot.keep) == 1:
         axis = slot.keep[0]
         view = (*slot.view[:axis], blocks, block, *slot.view[axis + 1 :])
-        return MatrixTerm(Slot(slot.name, view, (axis, axis + 1), slot.narrow, slot.first), term.coefficient, (axis,), (axis + 1,))
+        return MatrixTerm(
+            Slot(slot.name, view, (axis, axis + 1), slot.narrow, slot.first), term.coefficient, (axis,), (axis + 1,)
+        )
     return None
 
 
@@ -101,7 +103,7 @@ def _streams(
             continue
         for transposed in (False, True):  # square writers: rows first, as in nn.Linear
             terms = [_writer(name, point, size, transposed) for name in writers]
-            chosen = tuple([*terms, *readers])
+            chosen = (*terms, *readers)
             for group in ("O", "O1"):
                 residual = residual_of(chosen, group, point, gradients)
                 if residual < max(1e-3, 10 * precision) and size > (1 if group == "O" else 2):
@@ -116,15 +118,18 @@ def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool)
     return MatrixTerm(Slot(name, shape, (axis,)), 1.0, (), (axis,))
 
 
-def _readers(
-    families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]
-) -> list[MatrixTerm]:
+def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]) -> list[MatrixTerm]:
     """Return every reader behind a gain of this size, with the bias that follows its beta."""
     found: list[MatrixTerm] = []
     for family in families:
         vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
         wide = [t for t in family.terms if t.coefficient < 0]
-        if family.kind != "rescale" or family.size != size or not vectors or len(vectors) + len(wide) < len(family.terms):
+        if (
+            family.kind != "rescale"
+            or family.size != size
+            or not vectors
+            or len(vectors) + len(wide) < len(family.terms)
+        ):
             continue
         for term in wide:
             if term.slot.narrow is not None or len(term.slot.keep) != 1:

@@ -51,7 +51,5 @@ def _of(
     for bias in biases:
         for beta in vectors:
             if beta.parameter not in (gamma.parameter, name):
-                offset = Offset(
-                    element_slot(bias, tuple(point[bias].shape)), -1.0, gamma.parameter, beta.parameter
-                )
+                offset = Offset(element_slot(bias, tuple(point[bias].shape)), -1.0, gamma.parameter, beta.parameter)
                 yield (centred, offset)

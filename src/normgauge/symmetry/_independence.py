@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normgauge.rng import generator
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._probe import Point
 from normgauge.symmetry._terms import Scale, Shift, Term
+from normgauge.symmetry._values import Point
 
 _DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
 _SAME = 1e-7
@@ -66,7 +66,10 @@ def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def _residual(target: dict[str, Tensor], others: list[dict[str, Tensor]]) -> float:
     norms = [dot(o, o) ** 0.5 or 1.0 for o in others]
     gram = torch.tensor(
-        [[dot(a, b) / (na * nb) for b, nb in zip(others, norms, strict=True)] for a, na in zip(others, norms, strict=True)],
+        [
+            [dot(a, b) / (na * nb) for b, nb in zip(others, norms, strict=True)]
+            for a, na in zip(others, norms, strict=True)
+        ],
         dtype=torch.float64,
     )
     right = torch.tensor([dot(target, o) / n for o, n in zip(others, norms, strict=True)], dtype=torch.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,9 +110,11 @@ class MatrixFamily(Family):
         result = dict(point)
         for term in sorted(self.terms, key=lambda t: not getattr(t, "bias", "")):  # biases read weights as they were
             assert isinstance(term, MatrixTerm)
-            result[term.parameter] = term.transform({**result, term.slot.name: point[term.slot.name]}, matrices) if (
-                term.bias
-            ) else term.transform(result, matrices)
+            result[term.parameter] = (
+                term.transform({**result, term.slot.name: point[term.slot.name]}, matrices)
+                if (term.bias)
+                else term.transform(result, matrices)
+            )
         return result
 
 
@@ -130,13 +132,11 @@ def random_matrices(group: str, count: int, size: int, source: torch.Generator) 
 
 def matrix_family(group: str, terms: tuple[MatrixTerm, ...], blocks: int, block: int, residual: float) -> MatrixFamily:
     """Build a family of changes of basis."""
-    return MatrixFamily(
-        "matrix", terms, blocks * block, group=group, block=block, residuals=(residual,) * blocks
-    )
+    return MatrixFamily("matrix", terms, blocks * block, group=group, block=block, residuals=(residual,) * blocks)
 
 
 def residual_of(
-    terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: list[Mapping[str, Tensor]]
+    terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: Sequence[Mapping[str, Tensor]]
 ) -> float:
     """Return the norm of the moment map off the diagonal (its relevant part for the group), relative."""
     worst = 0.0

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.rng import generator
-from normgauge.symmetry._axes import Slot, element_slot, leaf_module, parameter_slots, refinements, shift_slots, whole_slot
+from normgauge.symmetry._axes import (
+    Slot,
+    leaf_module,
+    parameter_slots,
+    refinements,
+    shift_slots,
+    whole_slot,
+)
 from normgauge.symmetry._terms import Gain, Pull, Scale, Shift, Term
 from normgauge.symmetry._trace import Hints
 from normgauge.symmetry._values import Function, Point
@@ -77,7 +84,7 @@ def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
             found.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
             found.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
             found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
-        if 1 < value.numel() and sum(s > 1 for s in shape) == 1:
+        if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
             found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
             found.averages.append(Shift(whole_slot(name, shape)))
     found.shifts.extend(pulls(point, hints))
@@ -125,9 +132,9 @@ def _pulls_of(weight: str, bias: str, shape: tuple[int, ...], count: int, hints:
     groups = hints.conv_groups(shape)
     if groups > 1:
         view = (groups, shape[0] // groups, *shape[1:])
-        for keep, out in (((0, 2), (0, 1)), ((0, 1), (0, 2))):
-            if view[out[0]] * view[out[1]] == count:
-                yield Pull(Slot(weight, view, keep), 1.0, bias, out)
+        for inputs, outputs in (((0, 2), (0, 1)), ((0, 1), (0, 2))):
+            if view[outputs[0]] * view[outputs[1]] == count:
+                yield Pull(Slot(weight, view, inputs), 1.0, bias, outputs)
         return
     channel = [axis for axis in range(len(shape)) if axis not in hints.kernel_axes(shape)]
     for out in channel:

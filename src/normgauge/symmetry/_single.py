@@ -57,9 +57,7 @@ def dead_entries(signatures: Signatures, precision: float) -> list[Family]:
             chosen = tuple(int(i) for i in quiet.nonzero().flatten())
             whole = len(chosen) == slot.size
             residual = tuple(float(x) / reference for x in largest.reshape(-1)[quiet])
-            families.append(
-                Family("dead", (Shift(slot),), slot.size, None if whole else chosen, residuals=residual)
-            )
+            families.append(Family("dead", (Shift(slot),), slot.size, None if whole else chosen, residuals=residual))
     return families
 
 
@@ -97,8 +95,6 @@ def null_everywhere(signatures: Signatures, term: Term, precision: float) -> boo
     ratio = signatures.ratio(term)
     seen = ratio[~ratio.isnan()]
     return seen.numel() == 0 or bool((seen < CANDIDATE).all())
-
-
 
 
 def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:

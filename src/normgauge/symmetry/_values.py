@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -142,7 +143,7 @@ class Function:
         else:
             found = []
             for piece in self._pieces(index, part):
-                terms = self._evaluate(point, index, mode, lambda model, piece=piece: recipe.terms(model, piece))
+                terms = self._evaluate(point, index, mode, partial(recipe.terms, batch=piece))
                 found.append(self.objective._total(terms, index).reshape(1))
         if not found:
             raise NotDifferentiableError(
@@ -167,7 +168,6 @@ class Function:
         objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
         values = {name: value.to(self.dtype) for name, value in point.items()}
         return objective._evaluate(values, index, body, dtype=self.dtype)
-
 
 
 def _count(batch: Any) -> int:
