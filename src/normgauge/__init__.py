@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
+    from normgauge.symmetry import Symmetries as Symmetries
+    from normgauge.symmetry import Symmetry as Symmetry
+    from normgauge.symmetry import param_groups as param_groups
+    from normgauge.symmetry import symmetries as symmetries
 
 _ROOMS = (
     "claims",
@@ -51,11 +55,15 @@ _NAMES = {
     "NormgaugeError": "errors",
     "Objective": "objective",
     "operator_norm": "measure",
+    "param_groups": "symmetry",
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
     "Spectrum": "measure",
     "spectrum": "measure",
     "Study": "lab",
+    "Symmetries": "symmetry",
+    "symmetries": "symmetry",
+    "Symmetry": "symmetry",
     "take": "objective",
     "Trace": "measure",
     "trace": "measure",

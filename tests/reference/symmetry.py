@@ -38,3 +38,18 @@ def unmoved(model, inputs, change, *, mode):
     with torch.no_grad():
         change(dict(after.named_parameters()))
         return max(float((before(x) - after(x)).abs().max()) for x in inputs)
+
+
+def generator_rank(found):
+    """The rank of all generator vectors (matrix ones excluded), written out one by one at the given parameters."""
+    point = {name: value + 0.1 * torch.randn_like(value) for name, value in found.parameters.items()}
+    rows = []
+    for family in found.families:
+        if family.kind == "matrix" or not family.counted:
+            continue
+        for position in range(len(family)):
+            unit = torch.zeros(len(family))
+            unit[position] = 1.0
+            field = family.field(point, unit)
+            rows.append(torch.cat([field.get(name, torch.zeros_like(point[name])).reshape(-1) for name in point]))
+    return int(torch.linalg.matrix_rank(torch.stack(rows), rtol=1e-9))

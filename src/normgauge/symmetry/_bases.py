@@ -14,7 +14,7 @@ from normgauge.symmetry._matrix import MatrixFamily, MatrixTerm, matrix_family, 
 from normgauge.symmetry._terms import Scale, Term
 from normgauge.symmetry._trace import Hints
 
-Gradients = list[Mapping[str, Tensor]]
+Gradients = Sequence[Mapping[str, Tensor]]
 
 
 def change_of_basis(
@@ -103,7 +103,7 @@ def _streams(
             continue
         for transposed in (False, True):  # square writers: rows first, as in nn.Linear
             terms = [_writer(name, point, size, transposed) for name in writers]
-            chosen = tuple([*terms, *readers])
+            chosen = (*terms, *readers)
             for group in ("O", "O1"):
                 residual = residual_of(chosen, group, point, gradients)
                 if residual < max(1e-3, 10 * precision) and size > (1 if group == "O" else 2):

@@ -15,7 +15,8 @@ from normgauge.symmetry._probe import Signatures
 from normgauge.symmetry._terms import Term
 
 Bundle = tuple[Term, ...]
-EQUATIONS = 2.5  # rows per column before a null space is believed
+EQUATIONS = 1.3  # rows per column before a null space is believed
+SPARE = 6  # and rows beyond
 LARGEST_NULL = 1e-2  # relative singular value; eps > 0 alone gives up to 1e-3
 GAP = 30.0
 MOST_COLUMNS = 40  # of a window; more needs more probes than it finds
@@ -26,7 +27,7 @@ def probes_wanted(terms: Sequence[Term]) -> dict[Term, int]:
     counts: dict[int, int] = {}
     for term in terms:
         counts[term.size] = counts.get(term.size, 0) + 1
-    return {term: int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) / term.size) + 3 for term in terms}
+    return {term: -(-int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) + SPARE) // term.size) + 1 for term in terms}
 
 
 def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
@@ -40,6 +41,8 @@ def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term],
         sizes.setdefault(term.size, []).append(term)
     found: list[Family] = []
     for size in sorted(sizes, reverse=True):
+        if size == 1:
+            sizes[1] = _without_known(sizes[1], found)
         here = [
             _family(signatures, bundles, coefficients, size)
             for bundles in _arrangements(sizes[size], size * len(signatures.values[sizes[size][0]]))
@@ -49,21 +52,37 @@ def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term],
     return found
 
 
+def _without_known(terms: list[Term], known: Sequence[Family]) -> list[Term]:
+    """Drop one writer per family already found: whole-tensor scales then come out modulo the finer ones.
+
+    A stream's free scale is thus written with the tensors that write into the stream, not with those before them.
+    """
+    dropped: set[str] = set()
+    for family in known:
+        slots = [term.slot for term in family.terms]
+        if family.kind != "rescale" or any(slot.narrow is not None for slot in slots):
+            continue
+        pivot = next((t.parameter for t in family.terms if t.coefficient > 0 and t.parameter not in dropped), None)
+        if pivot is not None and all(term.role == "scale" for term in family.terms):
+            dropped.add(pivot)
+    return [term for term in terms if not (term.finite_scale and term.parameter in dropped)]
+
+
 def _arrangements(terms: list[Term], rows: int) -> list[list[Bundle]]:
     """Return the sets of columns to look at together: all of them, or windows and repeated blocks if too many."""
-    if rows >= EQUATIONS * len(terms):
+    if rows >= EQUATIONS * len(terms) + SPARE:
         return [[(term,) for term in terms]]
     plain = [term for term in terms if term.slot.narrow is None and len(term.slot.keep) <= 1]
-    result = []
-    if rows >= EQUATIONS * len(plain):
+    result: list[list[Bundle]] = []
+    if rows >= EQUATIONS * len(plain) + SPARE:
         result.append([(term,) for term in plain])
     patterns: dict[tuple[object, ...], list[Term]] = {}
     for term in plain:
         key = (re.sub(r"\d+", "#", term.parameter), term.role, term.slot.view, term.slot.keep)
         patterns.setdefault(key, []).append(term)
-    if len(patterns) < len(plain) and rows >= EQUATIONS * len(patterns):
+    if len(patterns) < len(plain) and rows >= EQUATIONS * len(patterns) + SPARE:
         result.append([tuple(group) for group in patterns.values()])
-    return result + [[(term,) for term in window] for window in _windows(terms, int(rows / EQUATIONS))]
+    return result + [[(term,) for term in window] for window in _windows(terms, int((rows - SPARE) / EQUATIONS))]
 
 
 def _windows(terms: list[Term], most: int) -> list[list[Term]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -78,7 +78,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     hints = trace(lambda: function.run(lambda model, batch: objective._recipe.outputs(model, batch)))
     check_enough_samples(hints, objective.mode)
     point = jittered_point(function, seed)
-    certifier = Certifier(function, point, seed)
+    certifier = Certifier(function, point, seed, narrow=hints.narrow)
     found = columns(point, hints)
     signatures = _probe(function, found, point, seed)
     draw, source = function.probe(point, 0), generator(seed + 20)
@@ -115,7 +115,7 @@ def _probe(function: Function, found: Columns, point: Point, seed: int) -> Signa
 
 
 def _candidates(
-    signatures: Signatures, found: Columns, gradients: list[Mapping[str, Tensor]], hints: Hints, precision: float
+    signatures: Signatures, found: Columns, gradients: Sequence[Mapping[str, Tensor]], hints: Hints, precision: float
 ) -> list[Family]:
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
@@ -135,7 +135,9 @@ def _candidates(
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 
 
-def _centred(families: list[Family], point: Point, gradients: list[Mapping[str, Tensor]], limit: float) -> list[Family]:
+def _centred(
+    families: list[Family], point: Point, gradients: Sequence[Mapping[str, Tensor]], limit: float
+) -> list[Family]:
     result = []
     for terms in centred_candidates(list(families), point):
         family = Family("shift", terms, terms[0].size)

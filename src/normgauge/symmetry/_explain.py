@@ -52,7 +52,10 @@ def _sentence(family: Family) -> str:
                 f"the joint scale of {_names(family)} is free; "
                 "weight decay on it sets the learning rate, not the capacity"
             )
-        return f"{count} free scale{_s(count)} in {_names(family)}; weight decay here sets the learning rate, not the capacity"
+        return (
+            f"{count} free scale{_s(count)} in {_names(family)}; "
+            "weight decay here sets the learning rate, not the capacity"
+        )
     if family.kind == "shift":
         if len(family.terms) == 1 or family.terms[0].role == "centred":
             return f"{count} free shift{_s(count)} of {family.describe()}: a constant added there is centred away"
@@ -68,7 +71,7 @@ def _sentence(family: Family) -> str:
             )
         return (
             f"{count} scale{_s(count)} can move between {', '.join(dict.fromkeys(up))} and "
-            f"{', '.join(dict.fromkeys(down))}; their product counts, not their split, so a norm of one alone means nothing"
+            f"{', '.join(dict.fromkeys(down))}; only their product counts, so the norm of one alone means nothing"
         )
     group = {"GL": "any invertible change of basis", "O": "any rotation", "O1": "any rotation that fixes the mean"}
     return f"{group[family.group]} of {count} block{_s(count)} of {family.block} between {_names(family)}"

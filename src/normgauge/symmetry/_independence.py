@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normgauge.rng import generator
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._probe import Point
 from normgauge.symmetry._terms import Scale, Shift, Term
+from normgauge.symmetry._values import Point
 
 _DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
 _SAME = 1e-7

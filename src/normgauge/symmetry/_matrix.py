@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +136,7 @@ def matrix_family(group: str, terms: tuple[MatrixTerm, ...], blocks: int, block:
 
 
 def residual_of(
-    terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: list[Mapping[str, Tensor]]
+    terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: Sequence[Mapping[str, Tensor]]
 ) -> float:
     """Return the norm of the moment map off the diagonal (its relevant part for the group), relative."""
     worst = 0.0

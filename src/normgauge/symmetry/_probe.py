@@ -132,9 +132,9 @@ def _pulls_of(weight: str, bias: str, shape: tuple[int, ...], count: int, hints:
     groups = hints.conv_groups(shape)
     if groups > 1:
         view = (groups, shape[0] // groups, *shape[1:])
-        for keep, out in (((0, 2), (0, 1)), ((0, 1), (0, 2))):
-            if view[out[0]] * view[out[1]] == count:
-                yield Pull(Slot(weight, view, keep), 1.0, bias, out)
+        for inputs, outputs in (((0, 2), (0, 1)), ((0, 1), (0, 2))):
+            if view[outputs[0]] * view[outputs[1]] == count:
+                yield Pull(Slot(weight, view, inputs), 1.0, bias, outputs)
         return
     channel = [axis for axis in range(len(shape)) if axis not in hints.kernel_axes(shape)]
     for out in channel:

@@ -86,7 +86,7 @@ class Symmetries(Result):
         return self._like(result, vector)
 
     def canonical(self, parameters: Vector | None = None) -> Any:
-        """Return the canonical point with the same function: gauge "unit-writer" (see `docs/instruments/symmetries.md`).
+        """Return the canonical point with the same function: gauge "unit-writer".
 
         Families that hold only without eps or only with batch statistics are divided out too: the function is
         then the same up to the effect of eps, and in train mode only.
@@ -215,8 +215,8 @@ class Symmetries(Result):
         undecided = sum(len(f) for f in self.families if f.status == "undecided")
         doubt = f" {undecided} generators undecided." if undecided else ""
         return (
-            f"kind: certified by finite changes; mode={self.mode}; seed {self.seed}; cost {self.gradients:.1f} gradient "
-            f"and {self.forwards:.1f} forward passes over the batch.{unseen}{doubt}"
+            f"kind: certified by finite changes; mode={self.mode}; seed {self.seed}; "
+            f"cost {self.gradients:.1f} gradient and {self.forwards:.1f} forward passes over the batch.{unseen}{doubt}"
         )
 
     def chart(self) -> altair.TopLevelMixin:

@@ -26,12 +26,15 @@ class Hints:
         factors: size -> factorizations by views, e.g. 768 -> {(12, 64)}.
         pieces: size -> `(start, length)` of slices and parts of concatenations.
         convolutions: shape of a kernel -> groups.
+        few: the batch normalization with too few values per channel, and their number.
+        narrow: whether the model computes something in a type narrower than float64.
     """
 
     factors: dict[int, set[Shape]] = field(default_factory=dict)
     pieces: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     convolutions: dict[Shape, int] = field(default_factory=dict)
     few: tuple[str, int] | None = None
+    narrow: bool = False
 
     def kernel_axes(self, shape: Shape) -> range:
         """Return the spatial axes of a convolution's kernel: they carry no channel."""
@@ -90,6 +93,8 @@ def note(hints: Hints, name: str, args: Sequence[Any], result: Any) -> None:
         _note_pieces(hints, result.shape[axis], parts)
     elif name == "slice" and isinstance(args[0], Tensor):
         _note_slice(hints, args)
+    elif name == "_to_copy":
+        hints.narrow |= result.is_floating_point() and args[0].dtype == torch.float64 != result.dtype
     elif name == "convolution":
         hints.convolutions[tuple(args[1].shape)] = int(args[8])
     elif name == "native_group_norm":
@@ -138,7 +143,8 @@ def aligned(first: Shape, second: Shape) -> list[tuple[Shape, Shape]]:
     """
     a = [s for s in first if s != 1]
     b = [s for s in second if s != 1]
-    groups, i, j = [], 0, 0
+    groups: list[tuple[Shape, Shape]] = []
+    i = j = 0
     while i < len(a) and j < len(b):
         left, right = [a[i]], [b[j]]
         i, j = i + 1, j + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -142,7 +143,7 @@ class Function:
         else:
             found = []
             for piece in self._pieces(index, part):
-                terms = self._evaluate(point, index, mode, lambda model, piece=piece: recipe.terms(model, piece))
+                terms = self._evaluate(point, index, mode, partial(recipe.terms, batch=piece))
                 found.append(self.objective._total(terms, index).reshape(1))
         if not found:
             raise NotDifferentiableError(

@@ -1,0 +1,205 @@
+"""`param_groups`: parameter groups by symmetry and role, with the table that says where decay belongs and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.objective import Objective
+from normgauge.records import Result
+from normgauge.symmetry._discover import symmetries as find_symmetries
+from normgauge.symmetry._result import Symmetries
+
+ROLES = ("scale_invariant", "affine", "dead", "rest")
+_ADVICE = {
+    "scale_invariant": "decay sets the effective learning rate, not the capacity; keep it, or put it on the sphere",
+    "affine": "gains and shifts of a normalization: decay shrinks what the normalization restored; off",
+    "dead": "no effect on the function: decay only drains it; off (or remove it)",
+    "rest": "decay limits the function; keep it",
+}
+_VECTOR_ADVICE = "a bias or gain outside a normalization: decay is rarely wanted; off"
+
+
+@dataclass(frozen=True)
+class ParamGroups(Result, Sequence[dict[str, Any]]):
+    """Groups ready for a torch optimizer: `torch.optim.AdamW(ng.param_groups(objective, optimizer_defaults=...))`.
+
+    Attributes:
+        groups: dicts with `params`, `name` and `weight_decay`, and what the overrides added.
+        reasons: parameter name -> (role, group's name, weight decay, why).
+        mode: the mode the symmetries hold in.
+    """
+
+    groups: tuple[dict[str, Any], ...]
+    reasons: dict[str, tuple[str, str, float, str]]
+    mode: str
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.groups[position]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield a copy of each group: an optimizer writes its defaults into what it is given."""
+        return iter([dict(group) for group in self.groups])
+
+    def _title(self) -> str:
+        return f"{len(self.groups)} parameter groups"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"parameter": name, "group": group, "weight_decay": decay, "why": why}
+            for name, (_, group, decay, why) in self.reasons.items()
+        ]
+
+    def _footer(self) -> str:
+        return f"kind: by certified symmetries; mode={self.mode}. Override with overrides={{'pattern': {{...}}}}."
+
+
+def param_groups(
+    objective: Objective,
+    optimizer_defaults: Mapping[str, Any] | None = None,
+    *,
+    symmetries: Symmetries | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    geometry: bool = False,
+    seed: int = 0,
+) -> ParamGroups:
+    """Sort the parameters into groups by what their symmetries say about weight decay.
+
+    A tensor every slice of which can be scaled freely goes to `scale_invariant`; vectors that scale or shift
+    against the next layer (gains and shifts of normalizations) to `affine`; entries without effect to `dead`;
+    the rest to `rest`, its vectors without decay. A tensor whose free scale is only joint with others (a
+    residual stream) stays in `rest`.
+
+    Args:
+        objective: the model whose trainable parameters are grouped.
+        optimizer_defaults: the options every group starts with, such as `{"lr": 0.1, "weight_decay": 5e-4}`.
+        symmetries: found before; found now when `None`.
+        overrides: glob of parameter names -> options; each pattern makes a group of its own.
+        geometry: whether to add `geometry="sphere"` and the axes that are scaled freely to `scale_invariant`
+            groups, for optimizers that know it.
+        seed: of the search when `symmetries` is `None`.
+
+    Returns:
+        `ParamGroups`: a sequence of dicts for any torch optimizer; printed, the table of reasons.
+
+    Raises:
+        UnknownNameError: an override that matches no parameter.
+        InputError: an override that names `params`.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+        >>> data = (torch.randn(16, 3), torch.randn(16, 2))
+        >>> groups = param_groups(Objective(model, nn.functional.mse_loss, data, mode="train"), {"weight_decay": 0.1})
+        >>> {group["name"]: group["weight_decay"] for group in groups}
+        {'scale_invariant': 0.1, 'affine': 0.0, 'dead': 0.0, 'rest': 0.1, 'rest_vectors': 0.0}
+        >>> optimizer = torch.optim.SGD(groups, lr=0.1)
+
+    References: sun2020.
+    """
+    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    defaults = dict(optimizer_defaults or {})
+    decay = float(defaults.get("weight_decay", 0.0))
+    tensors = dict(objective.model.named_parameters())
+    chosen = _overridden(objective.names, overrides or {})
+    roles = _roles(objective, found)
+    groups: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, tuple[str, str, float, str]] = {}
+    for name in objective.names:
+        role, why = roles[name]
+        vector = sum(size > 1 for size in tensors[name].shape) <= 1
+        label = "rest_vectors" if role == "rest" and vector else role
+        options = {**defaults, "weight_decay": decay if label in ("scale_invariant", "rest") else 0.0}
+        why = _VECTOR_ADVICE if label == "rest_vectors" else why
+        if name in chosen:
+            pattern, extra = chosen[name]
+            label, options, why = f"override {pattern}", {**options, **extra}, f"override {pattern!r}"
+        if geometry and label == "scale_invariant":
+            axes = _free_axes(found, name)
+            label = f"scale_invariant {axes}" if axes else label
+            options.update(geometry="sphere", axes=axes)
+        group = groups.setdefault(label, {"params": [], "name": label, **options})
+        group["params"].append(tensors[name])
+        reasons[name] = (role, label, float(group["weight_decay"]), why)
+    order = sorted(groups.values(), key=lambda g: _place(g["name"]))
+    return ParamGroups(tuple(order), reasons, objective.mode)
+
+
+def _place(label: str) -> int:
+    return next((k for k, role in enumerate(ROLES) if label.startswith(role)), len(ROLES))
+
+
+def _overridden(
+    names: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    chosen: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for pattern, extra in overrides.items():
+        if "params" in extra:
+            raise InputError(
+                explain(
+                    "param_groups", "an override gives options, not params", repr(pattern), "Name lr, weight_decay, ..."
+                )
+            )
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise unknown_name("parameter pattern", pattern, names)
+        chosen.update(dict.fromkeys(matching, (pattern, extra)))
+    return chosen
+
+
+def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]]:
+    """Return role and reason per parameter."""
+    roles = dict.fromkeys(objective.names, ("rest", _ADVICE["rest"]))
+    sizes = {name: value.numel() for name, value in objective.parameters.items()}
+    free = {f.terms[0].parameter for f in found.families if f.kind == "scale" and len(f.terms) == 1 and _covers(f)}
+    for family in found.families:
+        if family.status == "undecided" or not family.counted:
+            continue
+        if family.kind == "dead" and len(family) == sizes[family.parameters[0]]:
+            roles[family.parameters[0]] = ("dead", _ADVICE["dead"])
+        elif family.kind == "scale" and len(family.terms) == 1 and _covers(family):
+            roles[family.parameters[0]] = ("scale_invariant", _ADVICE["scale_invariant"])
+    affine = _norm_affine(objective, found, free)
+    for name in affine:
+        if roles[name][0] == "rest":
+            roles[name] = ("affine", _ADVICE["affine"])
+    return roles
+
+
+def _covers(family: Any) -> bool:
+    return family.terms[0].slot.narrow is None and family.indices is None
+
+
+def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set[str]:
+    """Return gains and shifts of normalizations: two vectors of one module, or a gain, that rescale together.
+
+    A gain is a vector that scales against a reader while no matrix of its own module scales with it; a bias
+    scales together with its weight.
+    """
+    shapes = {name: tuple(value.shape) for name, value in objective.parameters.items()}
+    vectors = {name for name, shape in shapes.items() if sum(size > 1 for size in shape) <= 1}
+    result: set[str] = set()
+    for family in found.families:
+        if family.kind not in ("rescale", "shift"):
+            continue
+        up = [term.parameter for term in family.terms if term.coefficient > 0]
+        for name in up:
+            module = name.rpartition(".")[0]
+            own = [other for other in shapes if other.rpartition(".")[0] == module and other not in vectors]
+            if name in vectors and not own and name not in free:
+                result.add(name)
+    return result
+
+
+def _free_axes(found: Symmetries, name: str) -> tuple[int, ...]:
+    for family in found.families:
+        if family.kind == "scale" and family.parameters == (name,) and _covers(family):
+            return tuple(family.terms[0].slot.keep)
+    return ()
