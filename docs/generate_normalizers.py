@@ -16,7 +16,7 @@ HEAD = """# Normalizers
 Every normalizer is declared as data: what it averages, where its statistics come from, what it is invariant to. The
 table and the sections below are that data; `normgauge.testing.check_normalizer` tries every law of it.
 
-```python
+```py
 import normgauge as ng
 
 ng.nn.registry.names()  # all names

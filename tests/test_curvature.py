@@ -203,7 +203,7 @@ def test_a_loss_without_second_derivative_is_said():
         nn.Linear(2, 1), lambda out, _: Once.apply(out).mean(), (torch.ones(3, 2), torch.ones(3)), mode="eval"
     )
     assert float(objective.gradient()["bias"]) != 0.0
-    with pytest.raises(NotDifferentiableError, match=r"twice differentiable.*without a graph"):
+    with pytest.raises(NotDifferentiableError, match=r"twice differentiable"):
         objective.hessian() @ torch.ones(3)
     deeper = ng.Objective(
         nn.Linear(2, 1), lambda out, _: Once.apply(out).square().mean(), (torch.ones(3, 2), torch.ones(3)), mode="eval"

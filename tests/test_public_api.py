@@ -9,16 +9,37 @@ import normgauge as ng
 
 PUBLIC = {
     "__version__",
+    "charts",
+    "claims",
+    "errors",
+    "lab",
+    "nn",
+    "report",
+    "testing",
+    "theory",
+    "Bracket",
+    "Density",
+    "LayerSpectra",
     "NormgaugeError",
     "Objective",
+    "QuotientSpectrum",
+    "Spectrum",
     "Study",
+    "Symmetries",
+    "Symmetry",
+    "Trace",
     "cite",
     "compare",
-    "errors",
+    "density",
     "landscape",
-    "nn",
+    "layer_spectra",
+    "operator_norm",
+    "param_groups",
+    "quotient_spectrum",
     "spectrum",
+    "symmetries",
     "take",
+    "trace",
 }
 
 
@@ -38,12 +59,12 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_import_pulls_neither_torch_nor_the_extras():
+def test_import_pulls_no_extras():
     heavy = "pandas", "altair", "dask", "sklearn", "matplotlib", "transformers", "hypothesis"
     loaded = run(f"import normgauge, sys; print([m for m in {heavy!r} if m in sys.modules])")
     assert loaded.strip() == "[]"
     measured = run(
-        "import normgauge as ng, sys; ng.Objective, ng.spectrum, ng.landscape, ng.nn, ng.Study, ng.compare;"
+        "import normgauge as ng, sys; ng.Objective, ng.spectrum, ng.symmetries, ng.claims, ng.nn, ng.Study, ng.compare;"
         f"print([m for m in {heavy!r} if m in sys.modules])"
     )
     assert measured.strip() == "[]"

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from normgauge import charts as charts
     from normgauge import claims as claims
     from normgauge import errors as errors
+    from normgauge import lab as lab
     from normgauge import nn as nn
+    from normgauge import report as report
+    from normgauge import testing as testing
+    from normgauge import theory as theory
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
@@ -39,9 +44,14 @@ if TYPE_CHECKING:
     from normgauge.symmetry import symmetries as symmetries
 
 _ROOMS = (
+    "charts",
     "claims",
     "errors",
+    "lab",
     "nn",
+    "report",
+    "testing",
+    "theory",
 )
 _NAMES = {
     "Bracket": "measure",
