@@ -446,24 +446,9 @@ def test_models_without_variables_or_on_two_devices():
         objective_of(model=F.relu)
 
 
-def test_a_loss_without_graph_and_a_missing_second_derivative():
+def test_a_loss_without_graph():
     with pytest.raises(NotDifferentiableError, match="a loss without graph. Remove .detach"):
         objective_of(loss=lambda o, t: F.cross_entropy(o.detach(), t)).gradient()
-
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.square()
-
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx, g):
-            return 2 * ctx.saved_tensors[0] * g
-
-    objective = objective_of(loss=lambda o, t: Once.apply(o).mean())
-    with pytest.raises(NotDifferentiableError, match="twice differentiable. Got OnceBackward"):
-        objective.hessian() @ torch.ones(objective.dimension)
 
 
 def test_errors_inside_the_model_say_where():

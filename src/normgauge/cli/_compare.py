@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, explain, require
 
 
 class Size(StrEnum):
@@ -42,6 +42,8 @@ def compare(
     from normgauge.lab import compare as run_comparison
     from normgauge.report import page_of_store
 
+    for package in ("altair", "vl_convert"):
+        require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         result = run_comparison(
