@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from normgauge.nn._eager import sample_chunks
 from normgauge.rng import generator
 
 _LEVELS = 1 << 16
+_STREAMS = 4  # parts of the activations with a stream each, whatever the number of threads
+_BLOCK = 1 << 15  # entries that stay in a core's cache through all passes
 
 
 def unit_noise(channels: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -31,58 +35,88 @@ class ActivationNoise:
     Args:
         shape: of the activations.
         seed: of the layer.
-        step: of training; every step has its own stream.
+        step: of training; every step has its own streams.
     """
 
     def __init__(self, shape: torch.Size, seed: int, step: int) -> None:
-        count = math.prod(shape)
-        raw = np.random.SFC64(_mix(seed, step) + 1).random_raw(-(-count // 2))
-        self._words = torch.from_numpy(raw.view(np.int32)[:count]).view(shape)
+        self.shape, self._key = shape, _mix(seed, step)
+        self._rows = (shape[0] * shape[1], math.prod(shape[2:]))
 
     def uniform(self, *, dtype: torch.dtype) -> Tensor:
         """Return the draws of U(-1, 1)."""
-        return _low(self._words).to(dtype).add_(0.5 - _LEVELS // 2).mul_(2 / _LEVELS)
+        low = torch.from_numpy(self._all_words(0).astype(_numpy_dtype(dtype)))
+        return low.add_(0.5 - _LEVELS // 2).mul_(2 / _LEVELS).view(self.shape)
 
     def normal(self, *, dtype: torch.dtype) -> Tensor:
         """Return the draws of N(0, 1)."""
-        return _bell(self._words, dtype)
+        return torch.from_numpy(_quantiles(_numpy_dtype(dtype))[self._all_words(1)]).view(self.shape)
 
     def perturb_(self, x: Tensor, centre: tuple[Tensor, Tensor], spread: tuple[float, float]) -> Tensor:
-        """Overwrite x by `s * x + m` in chunks and return the factors s; the draws are used up.
+        """Overwrite a contiguous x by `s * x + m` and return the factors s.
 
-        `s = centre[1] + spread[1] * normal` and `m = centre[0] + spread[0] * uniform`; the two centres are per channel
-        and broadcast against x. In float32 the factors take the memory of the draws: fresh memory costs as much time
-        as drawing does.
+        `s = centre[1] + spread[1] * normal` and `m = centre[0] + spread[0] * uniform`, the two centres per channel.
+        Each stream's part is worked off block by block in one thread, so that no draw leaves the cache.
         """
-        factors = self._words.view(torch.float32) if x.dtype == torch.float32 else torch.empty_like(x)
-        table = _quantiles(x.dtype) * spread[1]
+        factors = torch.empty_like(x)
         unit = 2 * spread[0] / _LEVELS
-        offset = centre[0] + (0.5 - _LEVELS // 2) * unit
-        pieces = [self._words[part] for part in sample_chunks(x)]
-        index, low = torch.empty_like(pieces[0]), torch.empty(pieces[0].shape, dtype=x.dtype)
-        for part, words in zip(sample_chunks(x), pieces, strict=True):
-            picked, lower, s = index[: len(words)], low[: len(words)], factors[part]
-            lower.copy_(torch.bitwise_and(words, _LEVELS - 1, out=picked))
-            torch.bitwise_right_shift(words, 16, out=picked).add_(_LEVELS // 2)
-            torch.index_select(table, 0, picked.view(-1), out=s.view(-1))
-            s.add_(centre[1])
-            torch.addcmul(offset, s, x[part], out=x[part]).add_(lower, alpha=unit)
+        offset = (centre[0] + (0.5 - _LEVELS // 2) * unit).reshape(-1, 1).repeat(self.shape[0], 1)
+        arrays = (
+            x.detach().view(self._rows).numpy(),
+            factors.view(self._rows).numpy(),
+            torch.from_numpy(_quantiles(_numpy_dtype(x.dtype))) * spread[1],
+            offset.numpy(),
+            centre[1].reshape(-1, 1).repeat(self.shape[0], 1).numpy(),
+            x.new_tensor(unit).numpy(),
+        )
+        with ThreadPoolExecutor(min(_STREAMS, torch.get_num_threads())) as pool:
+            list(pool.map(lambda stream: self._perturb_part(stream, *arrays), range(_STREAMS)))
         return factors
 
+    def _perturb_part(self, stream: int, x: Any, factors: Any, table: Any, offset: Any, centre: Any, unit: Any) -> None:
+        low: Any = np.empty((0, 0))
+        index: Any = low
+        for part, (flat, bell) in self._words(stream):
+            s, y = factors[part], x[part]
+            if low.shape != flat.shape:
+                low, index = np.empty(flat.shape, x.dtype), np.empty(flat.shape, np.int32)
+            np.copyto(index, bell)
+            # torch's lookup takes half the time of numpy's, and does not start threads of its own.
+            torch.index_select(table, 0, torch.from_numpy(index).view(-1), out=torch.from_numpy(s).view(-1))
+            s += centre[part]
+            y *= s
+            np.multiply(flat, unit, out=low)
+            low += offset[part]
+            y += low
 
-def _low(words: Tensor) -> Tensor:
-    return words.bitwise_and(_LEVELS - 1)
+    def _words(self, stream: int) -> Iterator[tuple[slice, tuple[Any, Any]]]:
+        """Yield slices of the rows (sample and channel) with two words of every entry, for one part of the rows."""
+        rows, space = self._rows
+        bits = np.random.SFC64(self._key + 1 + stream)
+        step = max(1, _BLOCK // space)
+        end = rows * (stream + 1) // _STREAMS
+        for start in range(rows * stream // _STREAMS, end, step):
+            stop = min(start + step, end)
+            count = (stop - start) * space
+            words = bits.random_raw(-(-count // 2)).view(np.uint16)
+            shape = (stop - start, space)
+            yield slice(start, stop), (words[:count].reshape(shape), words[count : 2 * count].reshape(shape))
+
+    def _all_words(self, which: int) -> Any:
+        words = np.empty(self._rows, np.uint16)
+        for stream in range(_STREAMS):
+            for part, drawn in self._words(stream):
+                words[part] = drawn[which]
+        return words
 
 
-def _bell(words: Tensor, dtype: torch.dtype) -> Tensor:
-    index = words.reshape(-1).bitwise_right_shift(16).add_(_LEVELS // 2)
-    return _quantiles(dtype).index_select(0, index).view(words.shape)
+def _numpy_dtype(dtype: torch.dtype) -> str:
+    return "float64" if dtype == torch.float64 else "float32"
 
 
 @cache
-def _quantiles(dtype: torch.dtype) -> Tensor:
+def _quantiles(dtype: str) -> Any:
     middles = (torch.arange(_LEVELS, dtype=torch.float64) + 0.5) / _LEVELS
-    return torch.special.ndtri(middles).to(dtype)
+    return torch.special.ndtri(middles).numpy().astype(dtype)
 
 
 def _mix(seed: int, step: int) -> int:

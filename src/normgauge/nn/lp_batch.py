@@ -139,8 +139,8 @@ def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest x and the largest -x of every sample and channel."""
     if x.dim() == 2:
         return x, -x
-    space = tuple(range(2, x.dim()))
-    return x.amax(space), -x.amin(space)
+    low, high = x.flatten(2).aminmax(dim=2)
+    return high, -low
 
 
 def _add_at_extremes(dx: Tensor, x: Tensor, amount: Tensor, high: Tensor, low: Tensor) -> Tensor:

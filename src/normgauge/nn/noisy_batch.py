@@ -12,6 +12,7 @@ from normgauge.nn._eager import plain_autograd
 from normgauge.nn._layout import per_channel
 from normgauge.nn._noise import ActivationNoise, unit_noise
 from normgauge.nn._population import BatchStatisticsNorm
+from normgauge.nn.functional import batch_norm_backward
 
 
 class NoisyBatchNorm(BatchStatisticsNorm):
@@ -74,10 +75,8 @@ class NoisyBatchNorm(BatchStatisticsNorm):
 
     def _train(self, x: Tensor) -> Tensor:
         mean, moment = torch.zeros_like(self.running_mean), torch.ones_like(self.running_moment)
-        y = torch.nn.functional.batch_norm(x, mean, moment, self.weight, self.bias, True, 1.0, self.eps)
         seed, step = int(self.seed.item()), int(self.num_batches_tracked.item())
-        self._remember(mean, moment)
-        dtype = y.dtype if y.dtype in (torch.float32, torch.float64) else torch.float32
+        dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         first, second = unit_noise(self.num_features, seed, step)
         drawn = _Drawn(
             seed=seed,
@@ -88,10 +87,15 @@ class NoisyBatchNorm(BatchStatisticsNorm):
             ),
             spread=(self.r_mu, self.r_sigma),
         )
-        if plain_autograd() and y.dtype == dtype and y.device.type == "cpu" and y.is_contiguous():
-            return _Perturb.apply(y, drawn)
-        factor, offset = (value.to(x.device) for value in drawn.noise(x.shape, dtype))
-        return (factor * y + offset).to(x.dtype)
+        fused = x.device.type == "cpu" and x.is_contiguous() and x.dtype == dtype == self.running_mean.dtype
+        if fused and plain_autograd():
+            y = _Fused.apply(x, self.weight, self.bias, mean, moment, self.eps, drawn)
+        else:
+            y = torch.nn.functional.batch_norm(x, mean, moment, self.weight, self.bias, True, 1.0, self.eps)
+            factor, offset = (value.to(x.device) for value in drawn.noise(x.shape, dtype))
+            y = (factor * y + offset).to(x.dtype)
+        self._remember(mean, moment)
+        return y
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""
@@ -114,25 +118,56 @@ class _Drawn(NamedTuple):
         return factor, self.centre[0] + self.spread[0] * draws.uniform(dtype=dtype)
 
 
-class _Perturb(torch.autograd.Function):
-    """Add the noise in place: batch normalization's backward does not need its output.
+class _Fused(torch.autograd.Function):
+    """torch's batch normalization, and the noise written over its output, which its backward does not need.
 
     The factors become the gradient at the first backward pass, in their own memory; a second pass draws them again.
+    Memory is what counts here: a fresh tensor costs more time than three passes over an old one.
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, drawn: _Drawn) -> Tensor:
-        ctx.factors = ActivationNoise(y.shape, drawn.seed, drawn.step).perturb_(y, drawn.centre, drawn.spread)
-        ctx.drawn = drawn
-        ctx.mark_dirty(y)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        moment: Tensor,
+        eps: float,
+        drawn: _Drawn,
+    ) -> Tensor:
+        y, center, inverse = torch.native_batch_norm(x, weight, bias, mean, moment, True, 1.0, eps)
+        ctx.factors = ActivationNoise(x.shape, drawn.seed, drawn.step).perturb_(y, drawn.centre, drawn.spread)
+        ctx.save_for_backward(x, weight, bias, center, inverse)
+        ctx.drawn, ctx.eps = drawn, eps
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, center, inverse = ctx.saved_tensors
         factors, ctx.factors = ctx.factors, None
         if factors is None:
             factors = ctx.drawn.noise(grad.shape, grad.dtype)[0]
-        return factors * grad if torch.is_grad_enabled() else factors.mul_(grad), None
+        if torch.is_grad_enabled():  # second derivatives wanted: the closed form in differentiable operators
+            dx, dweight, dbias = batch_norm_backward(factors * grad, x, weight, ctx.eps)
+        else:
+            dx, dweight, dbias = _fast_backward(factors.mul_(grad), x, weight, center, inverse)
+        return dx, None if weight is None else dweight, None if bias is None else dbias, None, None, None, None
+
+
+def _fast_backward(
+    h: Tensor, x: Tensor, weight: Tensor | None, center: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of batch normalization, the first in the memory of h."""
+    _, along, total = torch.ops.aten.native_batch_norm_backward(
+        h, x, torch.ones_like(center), None, None, center, inverse, True, 0.0, [False, True, True]
+    )
+    gain = inverse if weight is None else weight * inverse
+    count = x.numel() // x.shape[1]
+    slope = -gain * inverse * along / count
+    shift = -gain * total / count - slope * center
+    torch.addcmul(per_channel(shift, x), h, per_channel(gain, x), out=h)
+    return h.addcmul_(x, per_channel(slope, x)), along, total
 
 
 registry.register(
