@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normgauge.linalg._basis import Basis
+from normgauge.linalg._basis import Basis, norm
+from normgauge.linalg._drift import Drift
 from normgauge.linalg._operator import Operator
 
 # Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
@@ -30,6 +31,7 @@ class Sequences:
         budget: most products.
         generator: of random starts.
         progress: called with the number of products and the relative residuals of the wanted pairs.
+        partial: whether the first sequence is reorthogonalized only when its drift says so, instead of always.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Sequences:
         budget: int,
         generator: torch.Generator,
         progress: Progress | None,
+        partial: bool = False,
     ) -> None:
         self.operator, self.top, self.bottom = operator, top, bottom
         self.tol, self.budget = tol, budget
@@ -50,6 +53,7 @@ class Sequences:
         self.basis = Basis(capacity, operator.shape[0], operator.dtype, operator.device)
         self.matvecs = self.restarts = self.fixed = 0
         self.scale = self.asymmetry = 0.0
+        self._drift = Drift(operator.dtype) if partial else None
         self._clear()
         self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
         self.residuals: list[float] = []
@@ -65,6 +69,8 @@ class Sequences:
     def _clear(self) -> None:
         self.projected = torch.zeros(0, 0, dtype=torch.float64)  # the operator on the running sequence
         self.left, self.gap = torch.empty(0), 0.0  # what the last product left outside the basis, and its norm
+        if self._drift is not None:
+            self._drift.reset()
         self._link: float | None = None  # the last gap, unless a restart came in between
 
     @property
@@ -134,10 +140,8 @@ class Sequences:
         near = max(last - 1, self.fixed)
         shares = self.basis.coefficients(vector, near)
         self.basis.subtract(vector, shares, near)
-        removed, self.gap = self.basis.remove(vector)
+        column = self._orthogonalized(vector, shares, near)
         self.left = vector
-        removed[near:] += shares
-        column = removed[self.fixed :].cpu()
         if self._link is not None:  # <q, A p> and <p, A q> of the last two rows: equal for a self-adjoint operator
             self.asymmetry = max(self.asymmetry, abs(float(column[-2]) - self._link))
         self._link = self.gap
@@ -145,6 +149,20 @@ class Sequences:
         self.projected = torch.zeros(size, size, dtype=torch.float64)
         self.projected[:-1, :-1] = old
         self.projected[-1, :] = self.projected[:, -1] = column
+
+    def _orthogonalized(self, vector: Tensor, shares: Tensor, near: int) -> Tensor:
+        """Make the new vector orthogonal to all rows where that is needed; return its column of the projection."""
+        if self._drift is not None and self.fixed == 0 and self.restarts == 0:
+            self.gap = norm(vector)
+            column = torch.zeros(self.basis.count, dtype=torch.float64)
+            column[near:] = shares.cpu()
+            diagonal = torch.cat([self.projected.diagonal(), column[-1:]])
+            if self._drift.needs_pass(diagonal, torch.cat([self.projected.diagonal(1), column[-2:-1]]), self.gap):
+                _, self.gap = self.basis.remove(vector)  # what goes is drift, not part of the projection
+            return column
+        removed, self.gap = self.basis.remove(vector)
+        removed[near:] += shares
+        return removed[self.fixed :].cpu()
 
     def _closed(self) -> bool:
         """Tell whether the sequence spans an invariant subspace, to the precision of the numbers."""

@@ -42,8 +42,8 @@ def spectral_nodes(
 ) -> list[Nodes]:
     """Return the quadrature of `probes` random spectral measures, by `steps` Lanczos steps each.
 
-    Every basis is reorthogonalized in full: without it converged eigenvalues return as copies ("ghosts") and take
-    weight from their neighbours' places.
+    Every basis is kept orthogonal to the square root of the precision: without that, converged eigenvalues return as
+    copies ("ghosts") and take weight from their neighbours' places.
 
     Kind: unbiased: E sum_i weights_i p(values_i) = tr p(A) / n for polynomials p of degree below 2 steps.
     Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors.
@@ -51,7 +51,7 @@ def spectral_nodes(
     Raises:
         InputError: for an operator that is not self-adjoint, or counts below one.
 
-    References: ubaru2017, parlett1998.
+    References: ubaru2017, simon1984.
     """
     _check(operator, probes=probes, steps=steps)
     size = operator.shape[0]
@@ -61,11 +61,12 @@ def spectral_nodes(
         operator,
         top=1,
         bottom=0,
-        tol=0.0,  # never converged: every probe takes all its steps
+        tol=-1.0,  # never converged: every probe takes all its steps
         capacity=min(steps, size),
         budget=0,
         generator=draw,
         progress=heard,
+        partial=True,
     )
     result = []
     for _ in range(probes):

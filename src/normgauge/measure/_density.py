@@ -118,7 +118,7 @@ def density(
     """Return the spectral density of the curvature of `objective` by stochastic Lanczos quadrature.
 
     phi(x) = mean over probes of sum_i weights_i N(x; values_i, width^2), where values and weights are the Gauss
-    quadrature of a random vector's spectral measure after `steps` Lanczos steps with full reorthogonalization.
+    quadrature of a random vector's spectral measure after `steps` Lanczos steps with reorthogonalization.
 
     Kind: unbiased moments; the density itself is smoothed. Cost: probes * steps products and a basis of `steps`
     vectors.

@@ -111,7 +111,7 @@ def spectrum(
 ) -> Spectrum:
     """Return the `top` largest and `bottom` smallest eigenvalues of the curvature of `objective`.
 
-    Of A = d^2 L / d theta^2 (`of="hessian"`) or of a matrix that approximates it, by Lanczos with full
+    Of A = d^2 L / d theta^2 (`of="hessian"`) or of a matrix that approximates it, by Lanczos with
     reorthogonalization, until |A v - lambda v| <= tol |lambda| for every pair. Copies of multiple eigenvalues are
     searched for. At last A is applied to every eigenvector: the residuals are measured, not estimated.
 
