@@ -18,7 +18,8 @@ class Standardized(nn.Module):
 
 
 def plain():
-    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    leaky = nn.LeakyReLU(0.2)  # no unit dies: every parameter is observed
+    return nn.Sequential(nn.Linear(5, 6), leaky, nn.Linear(6, 4), leaky, nn.Linear(4, 3))
 
 
 def smooth():
@@ -212,7 +213,7 @@ def images(count=80, channels=3, size=6):
 
 
 def vectors(count=80, width=5):
-    return [torch.randn(count, width) for _ in range(2)]
+    return [3 * torch.randn(count, width) for _ in range(2)]
 
 
 def tokens(count=40, vocabulary=7, length=4):

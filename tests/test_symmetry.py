@@ -111,7 +111,7 @@ def test_frozen_parameters_take_part_in_nothing():
     net = NETS["plain"][0]()
     net[2].weight.requires_grad_(False)
     found = ng.symmetries(objective_of(net, torch.randn(64, 5)))
-    assert found.dimension == 0  # rescalings of both hidden layers pass through the frozen weight
+    assert found.dimension == 1  # unit by unit the frozen weight forbids it; all units at once pass through it
     assert all("2.weight" not in g.parameters for g in found.generators)
 
 

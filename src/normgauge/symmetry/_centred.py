@@ -50,6 +50,7 @@ def _of(
     ]
     for bias in biases:
         for beta in vectors:
-            if beta.parameter not in (gamma.parameter, name):
+            same = point[beta.parameter].numel() == point[gamma.parameter].numel()
+            if same and beta.parameter not in (gamma.parameter, name):
                 offset = Offset(element_slot(bias, tuple(point[bias].shape)), -1.0, gamma.parameter, beta.parameter)
                 yield (centred, offset)

@@ -26,15 +26,17 @@ JITTER = 0.1
 
 
 def jittered(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Point:
-    """Move every parameter by `size` of its root mean square; zero tensors get that noise in absolute terms.
+    """Move every parameter by `size` of its root mean square; small vectors and zero tensors by `size` itself.
 
-    Without it zero-initialized gammas and biases make most signatures vanish for the wrong reason.
+    Without it zero-initialized gammas and biases make most signatures vanish for the wrong reason; biases that
+    have only begun to grow would still make a gain look free.
     """
     source, result = generator(seed), {}
     for name, value in point.items():
         noise = torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
         rms = float(value.square().mean().sqrt()) if value.numel() else 0.0
-        result[name] = value + size * (rms or 1.0) * noise
+        vector = sum(s > 1 for s in value.shape) <= 1
+        result[name] = value + size * (max(rms, 1.0) if vector or rms == 0.0 else max(rms, 0.02)) * noise
     return result
 
 
