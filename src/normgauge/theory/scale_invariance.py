@@ -80,6 +80,30 @@ def fit_hessian(w: Tensor, X: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
     return gamma**2 / squared * (covariance - torch.outer(image, image) / squared)
 
 
+def excess_loss(w: Tensor, X: Tensor, gamma: float | Tensor, slope: Tensor) -> Tensor:
+    """Return how far `mean (gamma yh + beta - t)^2 / 2`, `y = X w`, is above its least value, from its gradient in `w`.
+
+    `s^2 / (2 gamma^2) slope^T Sigma^-1 slope` at the best gamma and beta for `w`: so with `gamma != 0` every stationary
+    point is a global minimum, and what stays are the points with `gamma = 0`, `cov(X w, t) = 0`.
+
+    Args:
+        w: the weights of the unit, length n.
+        X: the inputs, `[m, n]`, of regular covariance.
+        gamma: the best scale for `w`, `cov(yh, t)`.
+        slope: the gradient in `w`.
+
+    Example:
+        >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> excess_loss(torch.tensor([1.0, 0.0]), X, 2.0, torch.zeros(2)).item()
+        0.0
+
+    References: akbar2025
+    """
+    centred = X - X.mean(0)
+    covariance = centred.T @ centred / X.shape[0]
+    return (w @ covariance @ w) / (2 * gamma**2) * (slope @ torch.linalg.solve(covariance, slope))
+
+
 def batch_norm_redundancy(units: int, bias: bool = True) -> int:
     """Return how many directions of (W, b) a batch-normalized layer does not see: a scale and a shift per unit.
 
