@@ -202,10 +202,11 @@ def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
 )
 def _weight_space(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 2), (3, 3), (4, 6), (6, 2), (9, 4), (20, 5)):
-        X, w, gamma = normal(generator, m, n) + 1, normal(generator, n), uniform(generator, 0.5, 2) * sign(generator)
+        X, gamma = normal(generator, m, n) + 1, uniform(generator, 0.5, 2) * sign(generator)
         centred = X - X.mean(0)
+        w = centred.T @ normal(generator, m) + 0.3 * normal(generator, n)  # else sigma may be small, and rounding not
         zh, s = standardize(X @ w)
-        rank = int(torch.linalg.matrix_rank(centred))
+        rank = int(torch.linalg.matrix_rank(centred, rtol=ZERO))
         basis = torch.linalg.qr(torch.cat([torch.ones(m, 1), centred], 1)).Q
         noise = normal(generator, m)
         residual = noise - basis @ (basis.T @ noise) if m > n + 1 else torch.zeros(m)
