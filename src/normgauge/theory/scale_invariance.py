@@ -32,8 +32,8 @@ def polar_hessian(slope: float | Tensor, bend: float | Tensor, radius: float | T
     `(f'' +- sqrt(f''^2 + 4 f'^2)) / (2 r^2)`: 0 and `f'' / r^2` only where `f' = 0`.
 
     Example:
-        >>> polar_hessian(0.0, 2.0, radius=2.0).tolist()
-        [[0.0, 0.0], [0.0, 0.5]]
+        >>> polar_hessian(1.0, 2.0, radius=2.0).tolist()
+        [[0.0, -0.25], [-0.25, 0.5]]
 
     References: akbar2025
     """
