@@ -26,7 +26,7 @@ BATCH = "batch statistics, sigma > 0, eps = 0"
     printed="with BN, in linear networks, critical points other than global minima disappear: saddles are eliminated",
     corrected="one BN unit, least squares: saddles stay, at gamma = 0 and cov(w.x, t) = 0, all strict; every critical "
     "point with gamma != 0 is a global minimum. With gamma fixed (the sphere) -w* is critical too, a maximum",
-    hypotheses=BATCH + "; z = w.x, a = gamma zh + beta, mean squared loss, Sigma regular, t not constant",
+    hypotheses=BATCH + "; z = w.x, a = gamma zh + beta, mean squared loss, Sigma regular, cov(x, t) != 0",
     cite=CITE,
     note="The paper says 'one might prove'. The second half rests on the identity loss - min = s^2/(2 gamma^2) grad^T "
     "Sigma^-1 grad at the best gamma, beta for w.",
