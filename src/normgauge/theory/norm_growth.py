@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 
@@ -17,3 +19,33 @@ def after_sgd_step(squared_norm: float | Tensor, squared_gradient: float | Tenso
     References: sun2020
     """
     return squared_norm + rate**2 * squared_gradient
+
+
+def under_decay_flow(squared_norm: float | Tensor, decay: float, time: float | Tensor) -> float | Tensor:
+    """Return `|w|^2 exp(-2 decay time)`: the squared norm under gradient flow of loss plus `decay |w|^2 / 2`.
+
+    Exact for a scale-invariant loss, whatever it is.
+
+    Deviations: S0 sec 5.1 prints the rate `decay`, which is that of the norm, not of its square.
+
+    Example:
+        >>> round(under_decay_flow(1.0, decay=0.5, time=1.0), 6)  # exp(-1)
+        0.367879
+
+    References: akbar2025
+    """
+    return squared_norm * math.e ** (-2 * decay * time)
+
+
+def equivalent_rate(rate: float, factor: float) -> float:
+    """Return `factor^2 rate`: from `factor w` it turns scale-invariant weights exactly as `rate` does from `w`.
+
+    For SGD without momentum or decay; the norm then stays `factor` times the other one.
+
+    Example:
+        >>> equivalent_rate(0.1, factor=10.0)
+        10.0
+
+    References: akbar2025
+    """
+    return factor**2 * rate
