@@ -15,7 +15,10 @@ TASKS = {
     "hvp": "One Hessian product, everything prepared (ratio: to one gradient)",
     "top1": "Largest eigenvalue",
     "top5": "Five largest eigenvalues",
+    "top1_once": "Largest eigenvalue, settings that ran once (an earlier state of normgauge)",
+    "top5_once": "Five largest eigenvalues, settings that ran once (an earlier state of normgauge)",
     "slq": "Lanczos quadrature, 50 steps, one probe",
+    "slq_before": "The same, all tools, before normgauge's partial reorthogonalization",
     "trace": "Trace, 20 probes",
     "memory": "Peak resident memory of the five largest eigenvalues",
 }
