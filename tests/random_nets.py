@@ -5,7 +5,18 @@ import random
 import torch
 from torch import nn
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Hardtanh, nn.ReLU6, nn.SiLU, nn.Softsign)
+ACTIVATIONS = (
+    nn.ReLU,
+    nn.Tanh,
+    nn.GELU,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Identity,
+    nn.Hardtanh,
+    nn.ReLU6,
+    nn.SiLU,
+    nn.Softsign,
+)
 
 
 class Clip(nn.Module):

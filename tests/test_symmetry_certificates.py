@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from random_nets import random_net
 
 import normgauge as ng
+from random_nets import random_net
 
 
 def outputs(net, point, batch, mode):
@@ -18,12 +18,12 @@ def movement(net, family, batch, mode, seed):
     """How far the outputs move under changes the search did not try: odd factors, fresh data, another point."""
     source = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(p.shape, generator=source) for n, p in net.named_parameters()}
-    point = {n: p.detach() + 0.2 * (p.detach().square().mean().sqrt() + 0.1) * noise[n] for n, p in net.named_parameters()}
+    point = {
+        n: p.detach() + 0.2 * (p.detach().square().mean().sqrt() + 0.1) * noise[n] for n, p in net.named_parameters()
+    }
     amounts = 1.7 * torch.randn(len(family), generator=source)
-    if family.kind == "matrix":
-        after = family.act_randomly(dict(point), source)
-    else:
-        after = family.act(dict(point), amounts)
+    matrix = family.kind == "matrix"
+    after = family.act_randomly(dict(point), source) if matrix else family.act(dict(point), amounts)
     fresh = batch.std() * torch.randn(batch.shape, generator=source)
     before = outputs(net, point, fresh, mode)
     return float((outputs(net, after, fresh, mode) - before).abs().max() / before.abs().max())
