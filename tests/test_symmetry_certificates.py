@@ -22,7 +22,8 @@ def movement(net, family, batch, mode, seed):
         n: p.detach() + 0.2 * (p.detach().square().mean().sqrt() + 0.1) * noise[n] for n, p in net.named_parameters()
     }
     amounts = 1.7 * torch.randn(len(family), generator=source)
-    after = family.act_randomly(dict(point), source) if family.kind == "matrix" else family.act(dict(point), amounts)
+    matrix = family.kind == "matrix"
+    after = family.act_randomly(dict(point), source) if matrix else family.act(dict(point), amounts)
     fresh = batch.std() * torch.randn(batch.shape, generator=source)
     before = outputs(net, point, fresh, mode)
     return float((outputs(net, after, fresh, mode) - before).abs().max() / before.abs().max())
