@@ -1,5 +1,8 @@
 """Named quantities of an Objective, each with its kind, cost and status."""
 
+from normgauge.measure._covariate_shift import CovariateShift as CovariateShift
+from normgauge.measure._covariate_shift import LayerShift as LayerShift
+from normgauge.measure._covariate_shift import covariate_shift as covariate_shift
 from normgauge.measure._density import Density as Density
 from normgauge.measure._density import density as density
 from normgauge.measure._landscape import Landscape as Landscape
@@ -18,13 +21,16 @@ from normgauge.measure._trace import trace as trace
 
 __all__ = [
     "Bracket",
+    "CovariateShift",
     "Density",
     "Landscape",
+    "LayerShift",
     "LayerSpectra",
     "QuotientOperator",
     "QuotientSpectrum",
     "Spectrum",
     "Trace",
+    "covariate_shift",
     "density",
     "landscape",
     "layer_spectra",
