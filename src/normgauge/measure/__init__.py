@@ -14,6 +14,9 @@ from normgauge.measure._operator_norm import operator_norm as operator_norm
 from normgauge.measure._quotient import QuotientOperator as QuotientOperator
 from normgauge.measure._quotient import QuotientSpectrum as QuotientSpectrum
 from normgauge.measure._quotient import quotient_spectrum as quotient_spectrum
+from normgauge.measure._signal_propagation import LayerSignal as LayerSignal
+from normgauge.measure._signal_propagation import SignalPropagation as SignalPropagation
+from normgauge.measure._signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure._spectrum import Spectrum as Spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
 from normgauge.measure._trace import Trace as Trace
@@ -25,9 +28,11 @@ __all__ = [
     "Density",
     "Landscape",
     "LayerShift",
+    "LayerSignal",
     "LayerSpectra",
     "QuotientOperator",
     "QuotientSpectrum",
+    "SignalPropagation",
     "Spectrum",
     "Trace",
     "covariate_shift",
@@ -36,6 +41,7 @@ __all__ = [
     "layer_spectra",
     "operator_norm",
     "quotient_spectrum",
+    "signal_propagation",
     "spectrum",
     "trace",
 ]

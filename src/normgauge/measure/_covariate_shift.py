@@ -215,27 +215,30 @@ def _moment_changes(
     changes = {}
     for layer, owner in owners.items():
         if owner in before and owner in after and before[owner][0].shape == after[owner][0].shape:
-            mean, variance = (
-                float((now - was).square().mean().sqrt()) for was, now in zip(before[owner], after[owner], strict=True)
-            )
-            changes[layer] = mean, variance
+            was, now = before[owner], after[owner]
+            changes[layer] = _root_mean_square(now[0] - was[0]), _root_mean_square(now[1] - was[1])
     return changes
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return module -> mean and biased variance per unit of its outputs over the data."""
-    sums: dict[str, list[Any]] = {}
+    sums: dict[str, tuple[int, Tensor, Tensor]] = {}
 
     def called(name: str, module: nn.Module, _: Any, output: Any, leaf: bool) -> None:
         tensor = first_tensor(output)
         if name not in wanted or tensor is None or not tensor.is_floating_point():
             return
         values = per_unit(tensor, unit_axis(module, tensor))
-        part = [values.shape[0], values.sum(0), values.square().sum(0)]
+        part = (values.shape[0], values.sum(0), values.square().sum(0))
         if name not in sums:
             sums[name] = part
         elif sums[name][1].shape == part[1].shape:
-            sums[name] = [a + b for a, b in zip(sums[name], part, strict=True)]
+            old = sums[name]
+            sums[name] = (old[0] + part[0], old[1] + part[1], old[2] + part[2])
 
     with torch.no_grad():
         for number, batch in objective.batches():

@@ -159,19 +159,26 @@ def per_unit(tensor: Tensor, axis: int) -> Tensor:
 
 
 @contextmanager
-def watched(model: nn.Module, called: Called) -> Iterator[None]:
+def watched(
+    model: nn.Module, called: Called, entering: Callable[[str, nn.Module], None] | None = None
+) -> Iterator[None]:
     """Report every call of a submodule as `called(name, module, inputs, output, leaf)`, in order of completion.
 
-    `leaf` tells that no other submodule was called inside. Hooks are removed on exit; use it inside an evaluation
+    `leaf` tells that no other submodule was called inside; `entering(name, module)` is told before a call. Hooks are removed on exit; use it inside an evaluation
     that leaves no trace.
     """
     stack: list[bool] = []  # per open call: is it still a leaf?
     handles = []
 
-    def enter(*_: Any) -> None:
-        if stack:
-            stack[-1] = False
-        stack.append(True)
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, _: Any) -> None:
+            if stack:
+                stack[-1] = False
+            stack.append(True)
+            if entering is not None:
+                entering(name, module)
+
+        return hook
 
     def leave(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -180,8 +187,9 @@ def watched(model: nn.Module, called: Called) -> Iterator[None]:
         return hook
 
     for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(leave(name or "(model)"), with_kwargs=True))
+        label = name or "(model)"
+        handles.append(module.register_forward_pre_hook(enter(label)))
+        handles.append(module.register_forward_hook(leave(label), with_kwargs=True))
     try:
         yield
     finally:
