@@ -164,8 +164,8 @@ def watched(
 ) -> Iterator[None]:
     """Report every call of a submodule as `called(name, module, inputs, output, leaf)`, in order of completion.
 
-    `leaf` tells that no other submodule was called inside; `entering(name, module)` is told before a call. Hooks are removed on exit; use it inside an evaluation
-    that leaves no trace.
+    `leaf` tells that no other submodule was called inside; `entering(name, module)` is told before a call. Hooks are
+    removed on exit; use it inside an evaluation that leaves no trace.
     """
     stack: list[bool] = []  # per open call: is it still a leaf?
     handles = []
