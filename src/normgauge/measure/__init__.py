@@ -11,8 +11,12 @@ from normgauge.measure._flatness import Flatness as Flatness
 from normgauge.measure._flatness import flatness as flatness
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
+from normgauge.measure._landscape_bands import LandscapeBands as LandscapeBands
+from normgauge.measure._landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure._layer_spectra import LayerSpectra as LayerSpectra
 from normgauge.measure._layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure._loss_surface import LossSurface as LossSurface
+from normgauge.measure._loss_surface import loss_surface as loss_surface
 from normgauge.measure._margins import Margins as Margins
 from normgauge.measure._margins import margins as margins
 from normgauge.measure._operator_norm import Bracket as Bracket
@@ -39,9 +43,11 @@ __all__ = [
     "Drift",
     "Flatness",
     "Landscape",
+    "LandscapeBands",
     "LayerShift",
     "LayerSignal",
     "LayerSpectra",
+    "LossSurface",
     "Margins",
     "QuotientOperator",
     "QuotientSpectrum",
@@ -55,7 +61,9 @@ __all__ = [
     "drift",
     "flatness",
     "landscape",
+    "landscape_bands",
     "layer_spectra",
+    "loss_surface",
     "margins",
     "operator_norm",
     "quotient_spectrum",
