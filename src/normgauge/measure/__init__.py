@@ -1,5 +1,9 @@
 """Named quantities of an Objective, each with its kind, cost and status."""
 
+from normgauge.measure._activations import ActivationHistory as ActivationHistory
+from normgauge.measure._activations import Activations as Activations
+from normgauge.measure._activations import activation_history as activation_history
+from normgauge.measure._activations import activations as activations
 from normgauge.measure._covariate_shift import CovariateShift as CovariateShift
 from normgauge.measure._covariate_shift import LayerShift as LayerShift
 from normgauge.measure._covariate_shift import covariate_shift as covariate_shift
@@ -37,6 +41,8 @@ from normgauge.measure._trace import Trace as Trace
 from normgauge.measure._trace import trace as trace
 
 __all__ = [
+    "ActivationHistory",
+    "Activations",
     "Bracket",
     "CovariateShift",
     "Density",
@@ -56,6 +62,8 @@ __all__ = [
     "Spectrum",
     "StableRate",
     "Trace",
+    "activation_history",
+    "activations",
     "covariate_shift",
     "density",
     "drift",
