@@ -185,7 +185,8 @@ def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, flo
     values = {"raw": raw, "last_layer": empty, "norm_product": empty, "input_gradient": empty}
     statuses: dict[str, Status] = {"raw": "ok", "last_layer": "skipped", "norm_product": "skipped"}
     statuses["input_gradient"] = "skipped" if why else "ok"
-    sentences = {"raw": "", "last_layer": "no affine layer was called", "norm_product": "no affine layer was called"}
+    missing = "an affine layer has zero weights" if norms else "no affine layer was called"
+    sentences = {"raw": "", "last_layer": missing, "norm_product": missing}
     sentences["input_gradient"] = why
     logs = {"raw": 0.0}
     if norms and min(norms.values()) > 0:

@@ -154,9 +154,16 @@ def role_of(module: nn.Module) -> str:
         return "normalizer"
     if activation_name(module):
         return "activation"
+    return "affine" if _maps_linearly(module) else ""
+
+
+def _maps_linearly(module: nn.Module) -> bool:
+    """Tell whether a module has a weight that mixes units: a gain stored as (1, 1, 1, n) does not."""
     weight = getattr(module, "weight", None)
-    embeds = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    return "affine" if isinstance(weight, Tensor) and weight.ndim >= 2 and not embeds else ""
+    if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
+    known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+    return known or weight.ndim == 2 or weight.numel() > max(weight.shape)
 
 
 def activation_name(module: nn.Module) -> str:
