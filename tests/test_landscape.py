@@ -77,3 +77,48 @@ def test_errors():
     )
     with pytest.raises(NonFiniteError, match="finite and not zero"):
         ng.landscape(flat, steps=[1.0])
+
+
+def test_random_directions_have_the_gradients_length_and_see_the_spectrum():
+    model, data = (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        (torch.randn(9, 3), torch.randint(2, (9,))),
+    )
+    objective = ng.Objective(model, F.cross_entropy, data, mode="eval")
+    plain = ng.landscape(objective, steps=STEPS)
+    found = ng.landscape(objective, steps=STEPS, random=3, seed=5)
+    assert found.losses == plain.losses and [view.direction for view in found.random] == [
+        "random 1",
+        "random 2",
+        "random 3",
+    ]
+    source = torch.Generator().manual_seed(5001)
+    draw = torch.cat([torch.randn(p.shape, generator=source).reshape(-1) for p in model.parameters()])
+    theta, gradient = objective.flatten(objective.parameters), objective.flatten(objective.gradient())
+    step = draw / draw.norm() * gradient.norm()
+    there = objective.at(theta - 0.1 * step)
+    view = found.random[0]
+    assert view.losses[1] == pytest.approx(float(there.loss()))
+    change = objective.flatten(there.gradient()) - gradient
+    assert view.gradient_distances[1] == pytest.approx(float(change.norm()))
+    assert view.effective_beta[1] == pytest.approx(float(change.norm() / (0.1 * step.norm())))
+    assert len(found.frame()) == 12 and str(found).endswith("cost 13 gradients")
+    assert found.chart().to_dict()
+    with pytest.raises(InputError, match="random counts directions"):
+        ng.landscape(objective, steps=STEPS, random=-1)
+
+
+def test_bands_over_training():
+    from normgauge.measure import landscape_bands
+
+    model, data = nn.Linear(2, 2), (torch.randn(5, 2), torch.randint(2, (5,)))
+    objective = ng.Objective(model, F.cross_entropy, data, mode="eval")
+    views = {step: ng.landscape(objective.at({"weight": (1 + step) * torch.eye(2)}), steps=STEPS) for step in (3, 0)}
+    bands = landscape_bands(views)
+    assert bands.steps == (0, 3)
+    assert list(bands.frame()["max_loss"]) == [max(views[0].losses), max(views[3].losses)]
+    assert list(bands.frame()["min_loss"]) == [min(views[0].losses), min(views[3].losses)]
+    assert str(bands).endswith("cost 4 gradients per row")
+    assert "variation" in bands.chart().to_dict()["title"]
+    with pytest.raises(InputError, match="at least one landscape"):
+        landscape_bands({})

@@ -22,18 +22,40 @@ if TYPE_CHECKING:
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
+    from normgauge.measure import ActivationHistory as ActivationHistory
+    from normgauge.measure import Activations as Activations
     from normgauge.measure import Bracket as Bracket
+    from normgauge.measure import CovariateShift as CovariateShift
     from normgauge.measure import Density as Density
+    from normgauge.measure import Drift as Drift
+    from normgauge.measure import Flatness as Flatness
+    from normgauge.measure import LandscapeBands as LandscapeBands
     from normgauge.measure import LayerSpectra as LayerSpectra
+    from normgauge.measure import LossSurface as LossSurface
+    from normgauge.measure import Margins as Margins
     from normgauge.measure import QuotientSpectrum as QuotientSpectrum
+    from normgauge.measure import Robustness as Robustness
+    from normgauge.measure import SignalPropagation as SignalPropagation
     from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import StableRate as StableRate
     from normgauge.measure import Trace as Trace
+    from normgauge.measure import activation_history as activation_history
+    from normgauge.measure import activations as activations
+    from normgauge.measure import covariate_shift as covariate_shift
     from normgauge.measure import density as density
+    from normgauge.measure import drift as drift
+    from normgauge.measure import flatness as flatness
     from normgauge.measure import landscape as landscape
+    from normgauge.measure import landscape_bands as landscape_bands
     from normgauge.measure import layer_spectra as layer_spectra
+    from normgauge.measure import loss_surface as loss_surface
+    from normgauge.measure import margins as margins
     from normgauge.measure import operator_norm as operator_norm
     from normgauge.measure import quotient_spectrum as quotient_spectrum
+    from normgauge.measure import robustness as robustness
+    from normgauge.measure import signal_propagation as signal_propagation
     from normgauge.measure import spectrum as spectrum
+    from normgauge.measure import stable_rate as stable_rate
     from normgauge.measure import trace as trace
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
@@ -54,22 +76,44 @@ _ROOMS = (
     "theory",
 )
 _NAMES = {
+    "activation_history": "measure",
+    "ActivationHistory": "measure",
+    "Activations": "measure",
+    "activations": "measure",
     "Bracket": "measure",
     "cite": "references",
     "compare": "lab",
+    "covariate_shift": "measure",
+    "CovariateShift": "measure",
     "Density": "measure",
     "density": "measure",
+    "Drift": "measure",
+    "drift": "measure",
+    "Flatness": "measure",
+    "flatness": "measure",
     "landscape": "measure",
+    "landscape_bands": "measure",
+    "LandscapeBands": "measure",
     "layer_spectra": "measure",
     "LayerSpectra": "measure",
+    "loss_surface": "measure",
+    "LossSurface": "measure",
+    "Margins": "measure",
+    "margins": "measure",
     "NormgaugeError": "errors",
     "Objective": "objective",
     "operator_norm": "measure",
     "param_groups": "symmetry",
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
+    "Robustness": "measure",
+    "robustness": "measure",
+    "signal_propagation": "measure",
+    "SignalPropagation": "measure",
     "Spectrum": "measure",
     "spectrum": "measure",
+    "stable_rate": "measure",
+    "StableRate": "measure",
     "Study": "lab",
     "Symmetries": "symmetry",
     "symmetries": "symmetry",

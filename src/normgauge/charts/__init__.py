@@ -12,6 +12,7 @@ from normgauge.charts._save import POLICY as POLICY
 from normgauge.charts._save import javascript as javascript
 from normgauge.charts._save import save as save
 from normgauge.charts._save import script_json as script_json
+from normgauge.charts._surface import surface as surface
 from normgauge.charts._theme import PALETTES as PALETTES
 from normgauge.charts._theme import SHAPES as SHAPES
 from normgauge.charts._theme import config as config
@@ -24,6 +25,7 @@ __all__ = [
     "bars",
     "histogram",
     "heatmap",
+    "surface",
     "panels",
     "contour_segments",
     "save",

@@ -1,35 +1,83 @@
 """Named quantities of an Objective, each with its kind, cost and status."""
 
+from normgauge.measure._activations import ActivationHistory as ActivationHistory
+from normgauge.measure._activations import Activations as Activations
+from normgauge.measure._activations import activation_history as activation_history
+from normgauge.measure._activations import activations as activations
+from normgauge.measure._covariate_shift import CovariateShift as CovariateShift
+from normgauge.measure._covariate_shift import LayerShift as LayerShift
+from normgauge.measure._covariate_shift import covariate_shift as covariate_shift
 from normgauge.measure._density import Density as Density
 from normgauge.measure._density import density as density
+from normgauge.measure._drift import Drift as Drift
+from normgauge.measure._drift import drift as drift
+from normgauge.measure._flatness import Flatness as Flatness
+from normgauge.measure._flatness import flatness as flatness
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
+from normgauge.measure._landscape_bands import LandscapeBands as LandscapeBands
+from normgauge.measure._landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure._layer_spectra import LayerSpectra as LayerSpectra
 from normgauge.measure._layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure._loss_surface import LossSurface as LossSurface
+from normgauge.measure._loss_surface import loss_surface as loss_surface
+from normgauge.measure._margins import Margins as Margins
+from normgauge.measure._margins import margins as margins
 from normgauge.measure._operator_norm import Bracket as Bracket
 from normgauge.measure._operator_norm import operator_norm as operator_norm
 from normgauge.measure._quotient import QuotientOperator as QuotientOperator
 from normgauge.measure._quotient import QuotientSpectrum as QuotientSpectrum
 from normgauge.measure._quotient import quotient_spectrum as quotient_spectrum
+from normgauge.measure._robustness import Robustness as Robustness
+from normgauge.measure._robustness import robustness as robustness
+from normgauge.measure._signal_propagation import LayerSignal as LayerSignal
+from normgauge.measure._signal_propagation import SignalPropagation as SignalPropagation
+from normgauge.measure._signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure._spectrum import Spectrum as Spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
+from normgauge.measure._stable_rate import StableRate as StableRate
+from normgauge.measure._stable_rate import stable_rate as stable_rate
 from normgauge.measure._trace import Trace as Trace
 from normgauge.measure._trace import trace as trace
 
 __all__ = [
+    "ActivationHistory",
+    "Activations",
     "Bracket",
+    "CovariateShift",
     "Density",
+    "Drift",
+    "Flatness",
     "Landscape",
+    "LandscapeBands",
+    "LayerShift",
+    "LayerSignal",
     "LayerSpectra",
+    "LossSurface",
+    "Margins",
     "QuotientOperator",
     "QuotientSpectrum",
+    "Robustness",
+    "SignalPropagation",
     "Spectrum",
+    "StableRate",
     "Trace",
+    "activation_history",
+    "activations",
+    "covariate_shift",
     "density",
+    "drift",
+    "flatness",
     "landscape",
+    "landscape_bands",
     "layer_spectra",
+    "loss_surface",
+    "margins",
     "operator_norm",
     "quotient_spectrum",
+    "robustness",
+    "signal_propagation",
     "spectrum",
+    "stable_rate",
     "trace",
 ]

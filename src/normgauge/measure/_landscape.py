@@ -1,4 +1,4 @@
-"""How loss and gradient change along the gradient: loss variation, predictiveness, effective beta."""
+"""How loss and gradient change along the gradient and random directions: variation, predictiveness, beta."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, NonFiniteError, explain
+from normgauge.measure._directions import random_direction
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
 
@@ -20,17 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Landscape(Result):
-    """Loss and gradient at theta - s g for each step s, g the gradient at theta.
+    """Loss and gradient at theta - s d for each step s, along one direction d: the gradient unless said otherwise.
 
     Attributes:
         steps: the step sizes s.
-        losses: L(theta - s g).
-        gradient_distances: |grad L(theta - s g) - g|, S1's gradient predictiveness (smaller predicts better).
-        effective_beta: gradient_distances / (s |g|), the Lipschitz constant of the gradient seen on that step.
+        losses: L(theta - s d).
+        gradient_distances: |grad L(theta - s d) - g|, S1's gradient predictiveness (smaller predicts better).
+        effective_beta: gradient_distances / (s |d|), the Lipschitz constant of the gradient seen on that step.
         loss: L(theta).
         gradient_norm: |g|.
         mode: "train" or "eval".
         statuses: per step, "ok" or "diverged" (loss or gradient not finite there; its values are nan).
+        direction: "gradient", or "random 1" and so on.
+        random: the same along random directions of the gradient's length, as many as asked for.
     """
 
     steps: tuple[float, ...]
@@ -41,6 +44,8 @@ class Landscape(Result):
     gradient_norm: float
     mode: str
     statuses: tuple[Status, ...]
+    direction: str = "gradient"
+    random: tuple[Landscape, ...] = ()
 
     @property
     def max_loss(self) -> float:
@@ -73,22 +78,32 @@ class Landscape(Result):
     def _rows(self) -> list[dict[str, Any]]:
         columns = (self.steps, self.losses, self.gradient_distances, self.effective_beta, self.statuses)
         names = ("step", "loss", "gradient_distance", "effective_beta", "status")
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        if not self.random and self.direction == "gradient":
+            return rows
+        own = [{"direction": self.direction, **row} for row in rows]
+        return own + [row for other in self.random for row in other._rows()]
 
     def _footer(self) -> str:
         return (
             f"max effective beta {self.max_effective_beta:.4g}, max gradient distance "
             f"{self.max_gradient_distance:.4g}, loss variation {self.loss_variation:.4g}; "
             f"kind exact (a lower bound on the smoothness constant), mode {self.mode}, "
-            f"cost {len(self.steps) + 1} gradients"
+            f"{self._draws()}cost {len(self.steps) * (1 + len(self.random)) + 1} gradients"
         )
+
+    def _draws(self) -> str:
+        if not self.random:
+            return ""
+        beta = _largest([other.max_effective_beta for other in self.random])
+        return f"max effective beta {beta:.4g} along {len(self.random)} random directions, "
 
     def chart(self) -> altair.TopLevelMixin:
         """Return loss, gradient distance and effective beta against the step, side by side."""
         from normgauge.charts import panels
 
         return panels(
-            self._rows(),
+            [row for row in self._rows() if row.get("direction", "gradient") == self.direction],
             x="step",
             ys={"loss": "loss", "gradient_distance": "change of the gradient", "effective_beta": "effective beta"},
             x_title="step s along -gradient",
@@ -96,21 +111,24 @@ class Landscape(Result):
         )
 
 
-def landscape(objective: Objective, *, steps: Sequence[float]) -> Landscape:
-    """Measure loss and gradient at theta - s g for each s in `steps`.
+def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, seed: int = 0) -> Landscape:
+    """Measure loss and gradient at theta - s g for each s in `steps`, and along random directions.
 
     With g = grad L(theta): losses[i] = L(theta - s_i g), gradient_distances[i] = |grad L(theta - s_i g) - g|,
     effective_beta[i] = gradient_distances[i] / (s_i |g|). The maximum of the last is a lower bound on any
-    Lipschitz constant of the gradient on the segment.
+    Lipschitz constant of the gradient on the segment. A random direction has independent normal entries and is scaled
+    to |g|, so that equal steps are equal distances.
 
-    Kind: exact at the steps given. Cost: len(steps) + 1 gradients.
+    Kind: exact at the steps given. Cost: len(steps) * (1 + random) + 1 gradients.
 
     Args:
         objective: what to measure; the model is left as it was.
         steps: the step sizes, non-zero and finite; S1 uses [1/2, 4] times the learning rate.
+        random: how many random directions to look along as well.
+        seed: of the random directions.
 
     Raises:
-        InputError: when steps are empty, zero or not finite.
+        InputError: when steps are empty, zero or not finite, or `random` is negative.
         NonFiniteError: when the loss or gradient is not finite at theta itself, or the gradient is zero.
 
     Deviations: S1 App. A.2.2 does not say over which distances its "effective beta" takes the maximum; here
@@ -128,6 +146,8 @@ def landscape(objective: Objective, *, steps: Sequence[float]) -> Landscape:
     References: santurkar2018.
     """
     chosen = _checked_steps(steps)
+    if random < 0:
+        raise InputError(explain("landscape", "random counts directions", str(random), "Pass random=0 or more"))
     base_loss, base = objective.loss_and_gradient()
     scale = _norm(base)
     if not (math.isfinite(scale) and scale > 0):
@@ -139,24 +159,46 @@ def landscape(objective: Objective, *, steps: Sequence[float]) -> Landscape:
                 "Measure at a point that is not critical, or look for the layer that produces it",
             )
         )
+    others = []
+    for number in range(1, random + 1):
+        draw = random_direction(base, seed * 1000 + number)
+        size = scale / _norm(draw)
+        direction = {name: size * value for name, value in draw.items()}
+        others.append(_along(objective, base_loss, base, direction, chosen, f"random {number}", ()))
+    return _along(objective, base_loss, base, base, chosen, "gradient", tuple(others))
+
+
+def _along(
+    objective: Objective,
+    base_loss: Tensor,
+    base: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    steps: tuple[float, ...],
+    name: str,
+    others: tuple[Landscape, ...],
+) -> Landscape:
+    """Return the landscape at theta - s direction; `base` is the gradient at theta."""
     origin = objective.parameters
-    losses, distances, statuses = [], [], []
-    for step in chosen:
-        moved = {name: value - step * base[name] for name, value in origin.items()}
+    losses, distances = [], []
+    statuses: list[Status] = []
+    for step in steps:
+        moved = {key: value - step * direction[key] for key, value in origin.items()}
         loss, distance = _look(objective.at(moved), base)
         losses.append(loss)
         distances.append(distance)
-        finite = math.isfinite(loss) and math.isfinite(distance)
-        statuses.append("ok" if finite else "diverged")
+        statuses.append("ok" if math.isfinite(loss) and math.isfinite(distance) else "diverged")
+    scale = _norm(direction)
     return Landscape(
-        steps=chosen,
+        steps=steps,
         losses=tuple(losses),
         gradient_distances=tuple(distances),
-        effective_beta=tuple(d / (abs(s) * scale) for s, d in zip(chosen, distances, strict=True)),
+        effective_beta=tuple(d / (abs(s) * scale) for s, d in zip(steps, distances, strict=True)),
         loss=float(base_loss),
-        gradient_norm=scale,
+        gradient_norm=_norm(base),
         mode=objective.mode,
-        statuses=tuple(statuses),  # type: ignore[arg-type]
+        statuses=tuple(statuses),
+        direction=name,
+        random=others,
     )
 
 

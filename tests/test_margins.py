@@ -1,0 +1,101 @@
+"""Margins against one sample at a time, their laws under rescaling, and inputs that are no classification."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cases import CASES
+from normgauge.measure import margins
+from normgauge.objective import Objective
+from reference.margins import margins_one_by_one
+from reference.tracks import same, tracks
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def test_equals_one_sample_at_a_time():
+    model, x, y = net(), torch.randn(8, 4), torch.randint(3, (8,))
+    found = margins(Objective(model, F.cross_entropy, [(x[:5], y[:5]), (x[5:], y[5:])], mode="eval"))
+    raw, slopes = margins_one_by_one(copy.deepcopy(model), x, y)
+    torch.testing.assert_close(found.raw, raw)
+    torch.testing.assert_close(found.values["input_gradient"], raw / slopes)
+    last, first = (float(layer.weight.detach().norm()) for layer in (model[3], model[0]))
+    torch.testing.assert_close(found.values["last_layer"], raw / last)
+    torch.testing.assert_close(found.values["norm_product"], raw / (last * first))
+    assert found.accuracy == pytest.approx(float((model(x).argmax(1) == y).double().mean()))
+    assert found.quantile(0.5) == pytest.approx(float(raw.quantile(0.5)))
+
+
+def test_scaling_the_last_layer_changes_raw_margins_only():
+    model, batch = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3, bias=False)), None
+    batch = (torch.randn(6, 4), torch.randint(3, (6,)))
+    objective = Objective(model, F.cross_entropy, batch, mode="eval")
+    before = margins(objective)
+    after = margins(objective.at({"2.weight": 7 * model[2].weight.detach()}))
+    torch.testing.assert_close(after.raw, 7 * before.raw)
+    for by in ("last_layer", "norm_product", "input_gradient"):
+        torch.testing.assert_close(after.values[by], before.values[by])
+    assert "raw margins change when the last layer is scaled" in str(before)
+
+
+def test_train_mode_with_batch_statistics_has_no_gradient_per_sample():
+    batch = (torch.randn(8, 4), torch.randint(3, (8,)))
+    found = margins(Objective(net(), F.cross_entropy, batch, mode="train"))
+    assert (
+        found.statuses["input_gradient"] == "skipped" and "share batch statistics" in found.sentences["input_gradient"]
+    )
+    assert found.statuses["raw"] == "ok" and found.raw.shape == (8,)
+
+
+def test_targets_of_the_wrong_kind_are_statuses():
+    x = torch.randn(5, 4)
+    for loss, target, words in (
+        (lambda out, y: (out - y).square().mean(), torch.randn(5, 3), "a class is a whole number"),
+        (lambda out, y: out.mean(), torch.tensor([0, 1, 2, 3, 9]), "lie between 0 and 2"),
+        (lambda out, y: out.mean(), torch.zeros(5, 2, 2).long(), "one axis more"),
+    ):
+        found = margins(Objective(net(), loss, (x, target), mode="eval"))
+        assert set(found.statuses.values()) == {"skipped"} and words in found.sentences["raw"]
+        assert math.isnan(found.accuracy) and "skipped" in str(found)
+
+
+def test_shapes_of_sequences_images_and_single_logits():
+    tokens, labels = torch.randn(3, 5, 4), torch.randint(3, (3, 5))
+    labels[0, 0] = -100
+    head = nn.Linear(4, 3)
+    found = margins(Objective(head, lambda out, y: out.mean(), (tokens, labels), mode="eval"))
+    assert found.raw.shape == (14,) and "one decision per sample" in found.sentences["input_gradient"]
+    channels = Objective(head, lambda out, y: out.mean(), (tokens, labels), mode="eval", forward=_channels_first)
+    torch.testing.assert_close(margins(channels).raw, found.raw)
+    single, signs = nn.Linear(4, 1), torch.tensor([0, 1, 1])
+    one = margins(Objective(single, lambda out, y: out.mean(), (torch.randn(3, 4), signs), mode="eval"))
+    assert one.raw.shape == (3,) and one.statuses["input_gradient"] == "ok"
+    words = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 3))
+    ids = Objective(words, F.cross_entropy, (torch.randint(7, (3, 2)), torch.tensor([0, 1, 2])), mode="eval")
+    assert "whole numbers" in margins(ids).sentences["input_gradient"]
+
+
+def _channels_first(model, x):
+    return model(x).movedim(-1, 1)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_runs_on_every_kind_of_model_without_a_trace(case):
+    objective = case.make("eval")
+    before = tracks(objective.model)
+    found = margins(objective)
+    assert same(before, tracks(objective.model))
+    assert found.statuses["raw"] in ("ok", "skipped")
+
+
+def test_three_ways_out():
+    found = margins(Objective(net(), F.cross_entropy, (torch.randn(8, 4), torch.randint(3, (8,))), mode="eval"))
+    assert str(found).endswith("cost 1 forward and 1 backward to the input")
+    assert list(found.frame()["by"]) == ["raw", "last_layer", "norm_product", "input_gradient"]
+    assert found.chart().to_dict()["title"] == "margins (input gradient)"

@@ -1,0 +1,173 @@
+"""Signal propagation against layers run by hand, and against the theory at infinite width."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from cases import CASES
+from normgauge.errors import InputError, UnknownNameError
+from normgauge.measure import signal_propagation
+from normgauge.objective import Objective
+from normgauge.theory import mean_field
+from reference.signal import deep_batchnorm, layer_by_layer, monte_carlo_layer
+from reference.tracks import same, tracks
+
+
+class Erf(nn.Module):
+    def forward(self, x):
+        return torch.erf(x)
+
+
+PHI = {
+    "identity": lambda x: x,
+    "relu": torch.relu,
+    "leaky_relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "gelu": F.gelu,
+}
+
+
+def test_equals_the_layers_run_by_hand():
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 6), nn.Tanh(), nn.Linear(6, 3)
+    )
+    with torch.no_grad():
+        model[1].bias[2] = -100.0  # one dead unit
+    batch = (torch.randn(7, 1, 5, 5), torch.randint(3, (7,)))
+    found = signal_propagation(Objective(model, F.cross_entropy, batch, mode="train"))
+    by_name = {entry.layer: entry for entry in found.layers}
+    by_hand = layer_by_layer(model.train(), F.cross_entropy, batch)
+    for i in (0, 1, 2, 4, 5, 6):
+        out, gradient = by_hand[i]
+        entry = by_name[str(i)]
+        assert entry.mean == pytest.approx(float(out.mean()), abs=1e-12)
+        assert entry.variance == pytest.approx(float(out.var(unbiased=False)))
+        assert entry.gradient == pytest.approx(float(gradient.square().sum()))
+    assert by_name["1"].pre_variance == pytest.approx(float(by_hand[0][0].var(dim=(0, 2, 3), unbiased=False).mean()))
+    assert by_name["2"].dead == 0.25
+    assert by_name["5"].saturated == pytest.approx(float((by_hand[5][0].abs() > 0.98).double().mean()))
+    assert by_name["4"].weight_gradient == pytest.approx(float(model[4].weight.grad.square().sum()))
+    assert [entry.role for entry in found.layers] == [
+        *("affine", "normalizer", "activation", "affine", "activation", "affine")
+    ]
+
+
+def test_what_each_normalizer_divides_by():
+    x = torch.randn(6, 4, 3)
+    expected = {
+        nn.LayerNorm(3): x.var(-1, unbiased=False),
+        nn.RMSNorm(3): x.square().mean(-1),
+        nn.GroupNorm(2, 4): x.reshape(6, 2, 6).var(-1, unbiased=False),
+        nn.InstanceNorm1d(4): x.var(-1, unbiased=False),
+        nn.BatchNorm1d(4): x.var((0, 2), unbiased=False),
+    }
+    for norm, variance in expected.items():
+        model = nn.Sequential(norm, nn.Flatten(), nn.Linear(12, 1))
+        objective = Objective(model, F.mse_loss, (x, torch.randn(6, 1)), mode="train")
+        assert signal_propagation(objective).layers[0].pre_variance == pytest.approx(float(variance.mean()))
+
+
+def test_in_place_activations_do_not_change_the_gradients():
+    batch = (torch.randn(7, 4), torch.randint(3, (7,)))
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    plain = signal_propagation(Objective(model, F.cross_entropy, batch, mode="eval"))
+    model[1] = nn.ReLU(inplace=True)
+    again = signal_propagation(Objective(model, F.cross_entropy, batch, mode="eval"))
+    assert [e.gradient for e in plain.layers] == pytest.approx([e.gradient for e in again.layers])
+    assert plain.layers[0].mean == pytest.approx(again.layers[0].mean)
+
+
+def test_several_batches_are_one_mean_loss():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(9, 4), torch.randint(3, (9,))
+    whole = signal_propagation(Objective(model, F.cross_entropy, (x, y), mode="eval"))
+    parts = signal_propagation(Objective(model, F.cross_entropy, [(x[:6], y[:6]), (x[6:], y[6:])], mode="eval"))
+    for a, b in zip(whole.layers, parts.layers, strict=True):
+        assert (a.mean, a.variance, a.gradient) == pytest.approx((b.mean, b.variance, b.gradient))
+        assert a.weight_gradient == pytest.approx(b.weight_gradient, nan_ok=True)
+
+
+def test_functions_shared_and_idle_layers():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.idle, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            x = F.relu(self.shared(x))
+            return self.last(torch.tanh(self.shared(x)))
+
+    objective = Objective(Odd(), F.cross_entropy, (torch.randn(5, 3), torch.randint(2, (5,))), mode="eval")
+    found = {entry.layer: entry for entry in signal_propagation(objective).layers}
+    assert list(found) == ["shared", "(model).relu()", "shared#2", "(model).tanh()", "last", "idle"]
+    assert math.isfinite(found["(model).relu()"].dead) and math.isfinite(found["(model).tanh()"].saturated)
+    assert found["shared"].gradient != found["shared#2"].gradient
+    assert found["idle"].status == "skipped" and "not called" in found["idle"].sentence
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_runs_on_every_kind_of_model_without_a_trace(case):
+    objective = case.make("train")
+    before = tracks(objective.model)
+    found = signal_propagation(objective)
+    assert same(before, tracks(objective.model))
+    assert any(entry.status == "ok" for entry in found.layers)
+
+
+@pytest.mark.parametrize("batch", [5, 12])
+@pytest.mark.parametrize("name", PHI)
+def test_theory_against_monte_carlo(name, batch):
+    exact = mean_field.batchnorm_layer(name, batch)
+    growth, q, c = monte_carlo_layer(PHI[name], batch, 60_000)
+    assert exact.second_moment == pytest.approx(q, rel=0.01)
+    assert exact.overlap == pytest.approx(c, abs=0.01)
+    # at batch 5 the inverse variance has heavy tails
+    assert exact.square_growth == pytest.approx(growth, rel=0.1 if batch == 5 else 0.02)
+
+
+@pytest.mark.parametrize(("name", "activation"), [("relu", nn.ReLU), ("identity", nn.Identity), ("erf", Erf)])
+def test_theory_against_wide_networks(name, activation):
+    batch, growths, variances = 12, [], []
+    for seed in range(3):
+        model = deep_batchnorm(activation, 160, 10, seed)
+        inputs = torch.randn(batch, 160, generator=torch.Generator().manual_seed(seed))
+        objective = Objective(
+            model, lambda out, y: (out[:, 0] * y).mean(), (inputs, torch.arange(batch) * 1.0), mode="train"
+        )
+        found = signal_propagation(objective, theory=name)
+        growths.append(math.log(found.growth))
+        variances += [entry.pre_variance for entry in found.layers if entry.role == "normalizer"][3:]
+    assert math.exp(sum(growths) / 3) == pytest.approx(found.theory.square_growth, rel=0.06)
+    assert sum(variances) / len(variances) == pytest.approx(found.theory.pre_variance, rel=0.05)
+    assert found.norm_growth == pytest.approx(math.sqrt(found.growth))
+
+
+def test_theory_laws():
+    for name in PHI:
+        growths = [mean_field.batchnorm_layer(name, size).square_growth for size in (4, 8, 64, 1024, math.inf)]
+        assert growths == sorted(growths, reverse=True), "larger batches explode less"
+        assert growths[-1] == pytest.approx(growths[-2], rel=0.01)
+        # Cauchy-Schwarz in Hermite space: only the identity does not explode
+        assert growths[-1] == pytest.approx(1.0) if name == "identity" else growths[-1] > 1.05
+    leaky = mean_field.batchnorm_layer("leaky_relu", 16, slope=1.0)
+    assert leaky.square_growth == pytest.approx(mean_field.batchnorm_layer("identity", 16).square_growth)
+    with pytest.raises(InputError, match="at least 4"):
+        mean_field.batchnorm_layer("relu", 3)
+    with pytest.raises(UnknownNameError, match="unknown activation 'swish'"):
+        mean_field.batchnorm_layer("swish", 8)
+
+
+def test_three_ways_out():
+    objective = Objective(
+        deep_batchnorm(nn.ReLU, 20, 4, 0), F.mse_loss, (torch.randn(8, 20), torch.randn(8, 1)), mode="train"
+    )
+    found = signal_propagation(objective, theory="relu")
+    assert "towards the input (the norm by" in str(found) and str(found).endswith("cost 1 forward and backward")
+    assert len(found.frame()) == len(found.layers)
+    drawn = found.chart().to_dict()
+    assert {row["series"] for rows in drawn["datasets"].values() for row in rows} == {"measured", "infinite width"}
+    assert found.growth_low < found.growth < found.growth_high
