@@ -27,7 +27,8 @@ class Column:
     unit: str
     better: str | None
     help: str
-    when: str = "last"  # "last": value at the end; "mean": over the measured steps of a run
+    brief: bool = True  # shown in the terminal; the page and the frame have all of them
+    when: str = "last"  # "first" or "last" measured step of a run, or the "mean" over them
 
     @property
     def factor(self) -> float:
@@ -40,9 +41,36 @@ COLUMNS = (
     Column("test_loss", "test loss", "", "lower", "Loss on the test split, stored statistics."),
     Column("train_loss", "training loss", "", "lower", "Loss of the measuring batch at the end, batch statistics."),
     Column("steps_to_target", "steps to target", "", "lower", "Steps until the training loss fell below the target."),
-    Column("effective_beta", "effective beta", "", "lower", "Largest |change of gradient| / |step|, mean.", "mean"),
-    Column("gradient_distance", "gradient change", "", "lower", "Change of the gradient along itself, mean.", "mean"),
-    Column("top_eigenvalue", "top eigenvalue", "", None, "Largest Hessian eigenvalue, mean over training.", "mean"),
+    Column(
+        "effective_beta", "effective beta", "", "lower", "Largest |change of gradient| / |step|, mean.", when="mean"
+    ),
+    Column(
+        "gradient_distance", "gradient change", "", "lower", "Change of the gradient along itself, mean.", when="mean"
+    ),
+    Column(
+        "top_eigenvalue", "top eigenvalue", "", None, "Largest Hessian eigenvalue, mean over training.", when="mean"
+    ),
+    Column(
+        "shift_cosine",
+        "shift cosine",
+        "",
+        "higher",
+        "Cosine of gradients before and after lower layers move.",
+        False,
+        "mean",
+    ),
+    Column(
+        "gradient_growth",
+        "gradient growth",
+        "",
+        None,
+        "Factor per layer of the squared gradient at the start.",
+        False,
+        "first",
+    ),
+    Column("margin", "margin", "", "higher", "Median test margin over the norm of the last layer.", False),
+    Column("fgsm_accuracy", "accuracy under FGSM", "%", "higher", "Test accuracy under FGSM of radius 0.2.", False),
+    Column("noise_accuracy", "under weight noise", "%", "higher", "Test accuracy with 20 % noise on filters.", False),
     Column("weight_norm", "weight norm", "", None, "Norm of all weight tensors at the end."),
 )
 
@@ -81,7 +109,7 @@ class Comparison(Result):
 
     def readable_rows(self) -> list[dict[str, str]]:
         """Return the rows as text, each metric as `mean (low..high)`."""
-        shown = [column for column in COLUMNS if any(row.get(column.name) is not None for row in self.rows)]
+        shown = [c for c in COLUMNS if c.brief and any(row.get(c.name) is not None for row in self.rows)]
         if any(row.get("test_accuracy") is not None for row in self.rows):
             shown = [column for column in shown if column.name != "test_loss"]
         table = []
@@ -202,7 +230,7 @@ def _metric(column: Column, runs: Sequence[Run], curves: Mapping[str, Any]) -> d
     for run in runs:
         series = curves[run["id"]].get(column.name, [])
         if series:
-            values.append(series[-1] if column.when == "last" else sum(series) / len(series))
+            values.append({"first": series[0], "last": series[-1], "mean": sum(series) / len(series)}[column.when])
     if not values:
         return {column.name: None, f"{column.name}_low": None, f"{column.name}_high": None}
     found = interval(values)

@@ -11,13 +11,26 @@ from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
-from normgauge.measure import landscape, spectrum
+from normgauge.measure import (
+    covariate_shift,
+    flatness,
+    landscape,
+    margins,
+    robustness,
+    signal_propagation,
+    spectrum,
+)
 from normgauge.objective import Objective
 
 Record = Callable[..., None]
 
 # S1 App. A.2.2 looks along the gradient at [1/2, 4] times the learning rate.
 LANDSCAPE_MULTIPLES = (0.5, 1.0, 2.0, 4.0)
+# How the finished network is tried: test samples looked at, FGSM radius (in standard deviations of the pixels), and
+# noise on every filter relative to its norm.
+DECISIONS = 128
+FGSM_RADIUS = 0.2
+WEIGHT_NOISE = 0.2
 
 
 def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: Mapping[str, Any], step: int) -> None:
@@ -43,9 +56,12 @@ def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: 
     try:
         _measure_landscape(record, objective, float(spec["lr"]), step)
         _measure_curvature(record, objective, step)
+        _measure_propagation(record, objective, float(spec["lr"]), step)
     except NonFiniteError:
         for name in ("train_loss", "effective_beta", "gradient_distance", "loss_variation", "top_eigenvalue"):
             record(step, name, math.nan, status="diverged")
+    if step == int(spec["steps"]) and dataset.task == "classification":
+        _measure_decisions(record, network, dataset, step)
 
 
 def _measure_landscape(record: Record, objective: Objective, lr: float, step: int) -> None:
@@ -59,6 +75,25 @@ def _measure_landscape(record: Record, objective: Objective, lr: float, step: in
 def _measure_curvature(record: Record, objective: Objective, step: int) -> None:
     top = spectrum(objective, top=1, tol=3e-2)
     record(step, "top_eigenvalue", float(top.top[0]), kind="estimate")
+
+
+def _measure_propagation(record: Record, objective: Objective, lr: float, step: int) -> None:
+    """Record how far a layer's gradient turns when the layers before it move, and how gradients grow with depth."""
+    turned = [layer.cosine for layer in covariate_shift(objective, lr).layers if math.isfinite(layer.cosine)]
+    record(step, "shift_cosine", sum(turned) / len(turned) if turned else math.nan, status="skipped")
+    record(step, "gradient_growth", signal_propagation(objective).growth, kind="estimate", status="skipped")
+
+
+def _measure_decisions(record: Record, network: nn.Module, dataset: Dataset, step: int) -> None:
+    """Record margins and accuracy under attack and under weight noise, with stored statistics on test data."""
+    rows = slice(0, DECISIONS)
+    batch = (dataset.test[0][rows], dataset.test[1][rows])
+    objective = Objective(network, dataset.loss, batch, mode="eval")
+    record(step, "margin", margins(objective).quantile(0.5, by="last_layer"), status="skipped")
+    attacked = robustness(network, batch, attack="fgsm", radius=FGSM_RADIUS)
+    record(step, "fgsm_accuracy", attacked.accuracy, status="skipped")
+    shaken = flatness(objective, sigmas=(WEIGHT_NOISE,), samples=3, noises=("filter",), sharpness=())
+    record(step, "noise_accuracy", shaken.entries[0].accuracy, kind="unbiased", status="skipped")
 
 
 def _evaluate(network: nn.Module, dataset: Dataset, inputs: Tensor, targets: Tensor) -> tuple[float, float]:

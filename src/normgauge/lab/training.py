@@ -36,15 +36,16 @@ class Outcome:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def record(self, step: int, name: str, value: float, *, kind: str = "exact", status: Status = "ok") -> None:
-        """Add one reading; a value that is not finite is kept as a hole with its status."""
+        """Add one reading; a value that is not finite is kept as a hole with `status` (diverged if it says ok)."""
         finite = math.isfinite(value)
+        hole = "diverged" if status == "ok" else status
         self.readings.append(
             {
                 "step": step,
                 "name": name,
                 "value": value if finite else None,
                 "kind": kind,
-                "status": status if finite or status != "ok" else "diverged",
+                "status": "ok" if finite else hole,
             }
         )
 
