@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, NonFiniteError, explain
 from normgauge.measure._directions import random_direction
+from normgauge.measure._norms import joint_norm
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
 
@@ -137,6 +137,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     Example:
         For L = c w^2 the gradient is 2 c w, so the effective beta is 2 c everywhere:
 
+        >>> import torch
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> data = (torch.full((4, 1), 2.0), torch.zeros(4, 1))
         >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval")
@@ -149,7 +150,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     if random < 0:
         raise InputError(explain("landscape", "random counts directions", str(random), "Pass random=0 or more"))
     base_loss, base = objective.loss_and_gradient()
-    scale = _norm(base)
+    scale = joint_norm(base)
     if not (math.isfinite(scale) and scale > 0):
         raise NonFiniteError(
             explain(
@@ -162,7 +163,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     others = []
     for number in range(1, random + 1):
         draw = random_direction(base, seed * 1000 + number)
-        size = scale / _norm(draw)
+        size = scale / joint_norm(draw)
         direction = {name: size * value for name, value in draw.items()}
         others.append(_along(objective, base_loss, base, direction, chosen, f"random {number}", ()))
     return _along(objective, base_loss, base, base, chosen, "gradient", tuple(others))
@@ -187,14 +188,14 @@ def _along(
         losses.append(loss)
         distances.append(distance)
         statuses.append("ok" if math.isfinite(loss) and math.isfinite(distance) else "diverged")
-    scale = _norm(direction)
+    scale = joint_norm(direction)
     return Landscape(
         steps=steps,
         losses=tuple(losses),
         gradient_distances=tuple(distances),
         effective_beta=tuple(d / (abs(s) * scale) for s, d in zip(steps, distances, strict=True)),
         loss=float(base_loss),
-        gradient_norm=_norm(base),
+        gradient_norm=joint_norm(base),
         mode=objective.mode,
         statuses=tuple(statuses),
         direction=name,
@@ -208,12 +209,7 @@ def _look(there: Objective, base: Mapping[str, Tensor]) -> tuple[float, float]:
         loss, slope = there.loss_and_gradient()
     except NonFiniteError:
         return math.nan, math.nan
-    return float(loss), _norm({name: slope[name] - base[name] for name in base})
-
-
-def _norm(values: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean norm over all entries, summed in float64: float32 sums lose digits on large nets."""
-    return math.sqrt(sum(float(torch.linalg.vector_norm(v, dtype=torch.float64)) ** 2 for v in values.values()))
+    return float(loss), joint_norm({name: slope[name] - base[name] for name in base})
 
 
 def _largest(values: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normgauge.measure._classes import NotClasses, decisions, raw_margins, targets_of
 from normgauge.measure._execution import watched
+from normgauge.measure._norms import norm
 from normgauge.measure._signal_calls import role_of
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
@@ -154,7 +155,7 @@ def _one_batch(
         weight = getattr(module, "weight", None)
         if role_of(module) == "affine" and isinstance(weight, Tensor):
             norms.pop(name, None)  # the last to be called is the last in the dict
-            norms[name] = float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64))
+            norms[name] = norm(weight)
 
     targets = targets_of(batch)
     free = list(_inputs(batch))

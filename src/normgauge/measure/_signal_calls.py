@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from normgauge.measure._execution import first_tensor
+from normgauge.measure._norms import norm
 
 Bounds = tuple[float, float]
 
@@ -46,8 +47,8 @@ class Call:
     role: str
     activation: str = ""
     count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+    mean: float = 0.0
+    scatter: float = 0.0
     variances: list[tuple[int, float]] = field(default_factory=list)
     zero_units: Tensor | None = None
     saturated: int = 0
@@ -62,26 +63,28 @@ class Call:
     def see(self, output: Tensor, axis: int) -> None:
         """Add one batch of outputs."""
         value = output.detach()
-        self.count += value.numel()
-        total, squares = float(value.sum(dtype=torch.float64)), float(_square_sum(value))
-        self.total += total
-        self.squares += squares
-        self.finite = self.finite and math.isfinite(squares)
+        count, mean = value.numel(), float(value.mean())
+        scatter = norm(value - mean) ** 2  # centred first: squares of a large mean would drown the variance
+        joint = self.count + count
+        self.scatter += scatter + (mean - self.mean) ** 2 * self.count * count / joint
+        self.mean += (mean - self.mean) * count / joint
+        self.count = joint
+        self.finite = self.finite and math.isfinite(scatter)
         if self.activation in _WITH_ZERO:
             others = [i for i in range(value.ndim) if i != axis % value.ndim]
-            silent = (value == 0).all(dim=others) if others else value == 0
+            silent = (value.abs().amax(dim=others) if others else value) == 0
             known = self.zero_units
             self.zero_units = silent if known is None or known.shape != silent.shape else known & silent
         if self.activation in _BOUNDS:
             low, high = _BOUNDS[self.activation]
             edge = 0.01 * (high - low)
-            self.saturated += int(((value < low + edge) | (value > high - edge)).sum())
+            self.saturated += int(((value < low + edge) | (value > high - edge)).count_nonzero())
 
     def see_gradient(self, share: float) -> Callable[[Tensor], None]:
         """Return a tensor hook that adds the squared norm of `share` times the gradient."""
 
         def hook(gradient: Tensor) -> None:
-            squares = share**2 * float(_square_sum(gradient.detach()))
+            squares = (share * norm(gradient)) ** 2
             self.gradient = squares if math.isnan(self.gradient) else self.gradient + squares
 
         return hook
@@ -182,7 +185,7 @@ def divided_variance(module: nn.Module, given: Tensor) -> float:
     Batch norms take them per channel over the batch, layer and RMS norms per sample over the features, group and
     instance norms per sample and group.
     """
-    value = given.detach().double()
+    value = given.detach()
     kind = type(module).__name__.lower()
     if isinstance(module, nn.GroupNorm) and value.ndim > 1:
         return _mean_variance(value.reshape(value.shape[0], module.num_groups, -1), (2,))
@@ -191,21 +194,19 @@ def divided_variance(module: nn.Module, given: Tensor) -> float:
     if isinstance(module, nn.modules.batchnorm._NormBase) or "batchnorm" in kind:
         return _mean_variance(value, tuple(i for i in range(value.ndim) if i != 1)) if value.ndim > 1 else math.nan
     if "rms" in kind or kind == "t5layernorm":
-        return float(value.square().mean())
+        return norm(value) ** 2 / max(value.numel(), 1)
     shape = getattr(module, "normalized_shape", None)
     axes = len(shape) if isinstance(shape, tuple) else 1
     return _mean_variance(value, tuple(range(value.ndim - axes, value.ndim)))
 
 
 def _mean_variance(value: Tensor, axes: tuple[int, ...]) -> float:
-    return float(value.var(dim=axes, unbiased=False).mean()) if value.numel() else math.nan
+    """Return the mean of the biased variances over `axes`, which is the mean square of the centred tensor."""
+    if not value.numel():
+        return math.nan
+    return norm(value - value.mean(dim=axes, keepdim=True)) ** 2 / value.numel()
 
 
 def _convolves(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim >= 3
-
-
-def _square_sum(value: Tensor) -> Tensor:
-    """Return the sum of squares in float64; the norm is torch's fused reduction, without a copy of the tensor."""
-    return torch.linalg.vector_norm(value, dtype=torch.float64).square()

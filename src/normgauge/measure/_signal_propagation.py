@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.measure._execution import watched
+from normgauge.measure._norms import norm
 from normgauge.measure._signal_calls import Call, Recorder, role_of
 from normgauge.objective import Objective
 from normgauge.objective._diagnose import check_depends
@@ -205,13 +206,8 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
 
 
 def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> LayerSignal:
-    mean = call.total / max(call.count, 1)
     weights = call.name.partition("#")[0]
-    own = [
-        float(torch.linalg.vector_norm(slope, dtype=torch.float64)) ** 2
-        for name, slope in gradients.items()
-        if _owner(name) == weights and slope.ndim >= 2
-    ]
+    own = [norm(slope) ** 2 for name, slope in gradients.items() if _owner(name) == weights and slope.ndim >= 2]
     status: Status = "ok"
     sentence = ""
     if not call.finite or math.isinf(call.gradient):
@@ -222,8 +218,8 @@ def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> Lay
     return LayerSignal(
         layer=call.name,
         role=call.role,
-        mean=mean,
-        variance=max(0.0, call.squares / max(call.count, 1) - mean**2),
+        mean=call.mean,
+        variance=call.scatter / max(call.count, 1),
         pre_variance=sum(n * v for n, v in call.variances) / samples if samples else math.nan,
         dead=math.nan if call.zero_units is None else float(call.zero_units.double().mean()),
         saturated=call.saturated / call.count if call.saturates else math.nan,
