@@ -141,8 +141,8 @@ def _lipschitz(generator: torch.Generator) -> Iterator[Check]:
     "S3-T44",
     place="Smoothness, weights",
     printed="ghat_j <= (gamma^2/s^2) (g_j^2 - m mu_g^2 - lambda^2 <g,yh>^2), g_j = max_{|X|<=lambda} |grad_W L|^2",
-    corrected="with the activations' gradients held fixed, ghat_j = (gamma^2/s^2) (g_j - lambda^2 m mu_g^2 - "
-    "lambda^2 <g,yh>^2/m)",
+    corrected="with the activations' gradients held fixed, ghat_j = (gamma^2/s^2) (g_j - lambda^2 m mu_g^2 - lambda^2 "
+    "<g,yh>^2/m)",
     hypotheses="as S1-T4.4: spectral norm of X; g, yh and s held fixed while X ranges over the ball",
     cite=(*CITE, "santurkar2018"),
     note="The sentence of S1-T4.4, judged by its judge.",

@@ -79,8 +79,8 @@ def _regressions(generator: torch.Generator) -> Iterator[_Regression]:
     corrected="E(y - x^Twt)^2 - E y^2 = 2u^Twt + wt^TSwt; in w, gamma it is 2 gamma u^Tw/|w|_S + gamma^2",
     hypotheses="wt = gamma w/|w|_S; finite populations",
     cite=CITE,
-    note="gamma^2 slipped into the denominator; the constant E y^2 does not move the minimizer, but the article prints "
-    "an equality of minima. The printed f_OLS is not even a function of w's direction, and not convex in gamma.",
+    note="gamma^2 slipped into the denominator; the constant E y^2 does not move the minimizer, but the article "
+    "prints an equality of minima. The printed f_OLS is not even a function of w's direction, and not convex in gamma.",
 )
 def _objective(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
@@ -128,8 +128,8 @@ def _over_length(generator: torch.Generator) -> Iterator[Check]:
 @theorem(
     "S3-OLS3",
     place="Least-square problem",
-    printed="w+ = w - eta grad rho, eta = w^TSw/(2L|rho|), rho(w_0) != 0: rho(w_t) - rho* <= (1-mu/L)^{2t} "
-    "(rho(w_0) - rho*)",
+    printed="w+ = w - eta grad rho, eta = w^TSw/(2L|rho|), rho(w_0) != 0: rho(w_t) - rho* <= (1-mu/L)^{2t} (rho(w_0) "
+    "- rho*)",
     hypotheses="S positive definite, 0 < mu, u != 0; gradients of rho by autograd",
     cite=CITE,
     note="The step is a plain gradient step towards k S^-1 u, and w - k S^-1 u is S-orthogonal to w: the sine of the "
@@ -156,8 +156,8 @@ def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
     place="Least-square problem",
     printed="BN gives a linear rate, faster than regular gradient descent with only sub-linear convergence",
     corrected="both are linear: gradient descent with step 1/(2L) on the risk satisfies the same bound (1-mu/L)^{2t}, "
-    "and with step 1/(mu+L) the better ((L-mu)/(L+mu))^{2t}; where S is singular the smallest nonzero eigenvalue takes "
-    "mu's place",
+    "and with step 1/(mu+L) the better ((L-mu)/(L+mu))^{2t}; where S is singular the smallest nonzero eigenvalue "
+    "takes mu's place",
     hypotheses="the article's least squares, exact gradients; sub-linear means that no q < 1 has error_t <= q^t "
     "error_0",
     cite=CITE,
@@ -189,11 +189,11 @@ def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
 @theorem(
     "S3-Ray",
     place="Rayleigh quotient",
-    printed="(lam1 - rho(w_{t+1}))/rho(w_{t+1} - lam2) <= (1 - (lam1-lam2)/(lam1-lam_min))^{2t} "
-    "(lam1 - rho(w_t))/(rho(w_t) - lam2), lam_i eigenvalues of B",
-    corrected="(lam1 - rho(w_t))/(rho(w_t) - lam2) <= q^{2t} (lam1 - rho(w_0))/(rho(w_0) - lam2), one step giving q^2, "
-    "q = 1 - (mu/L)(lam1-lam2)/(lam1-lam_min), lam_i eigenvalues of the pencil (B, A), mu and L those of A; in the "
-    "A-metric mu/L drops out",
+    printed="(lam1 - rho(w_{t+1}))/rho(w_{t+1} - lam2) <= (1 - (lam1-lam2)/(lam1-lam_min))^{2t} (lam1 - "
+    "rho(w_t))/(rho(w_t) - lam2), lam_i eigenvalues of B",
+    corrected="(lam1 - rho(w_t))/(rho(w_t) - lam2) <= q^{2t} (lam1 - rho(w_0))/(rho(w_0) - lam2), one step giving "
+    "q^2, q = 1 - (mu/L)(lam1-lam2)/(lam1-lam_min), lam_i eigenvalues of the pencil (B, A), mu and L those of A; in "
+    "the A-metric mu/L drops out",
     hypotheses="rho(w_0) > lam2; w+ = w + (w^TAw/(2(rho - lam_min))) M grad rho with M = I/L or A^-1; the denominator "
     "read as rho(w_{t+1}) - lam2",
     cite=(*CITE, "knyazev2009"),

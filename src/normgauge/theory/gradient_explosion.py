@@ -62,7 +62,7 @@ def large_batch_rate(values: Tensor, slopes: Tensor, weights: Tensor) -> float:
 
     Example:
         >>> import torch
-        >>> x = torch.linspace(-9, 9, 4001, dtype=torch.float64)
+        >>> x = torch.linspace(-9, 9, 4000, dtype=torch.float64)
         >>> weights = torch.softmax(-x.square() / 2, 0)
         >>> round(large_batch_rate(x.relu(), (x > 0).double(), weights) / RELU_LIMIT, 3)
         1.0
