@@ -95,7 +95,7 @@ def distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def transport(x: Tensor, v: Tensor, z: Tensor) -> Tensor:
-    """Carry the tangent `z` along the geodesic from `x` with velocity `v`: an isometry onto the tangents at `exp(x, v)`.
+    """Carry the tangent `z` along the geodesic from `x` with velocity `v`, an isometry to the tangents at `exp(x, v)`.
 
     `z - <u, z> (x sin(a) / |x| + u (1 - cos(a)))` with `u = v / |v|` and `a = |v| / |x|`.
 
