@@ -145,10 +145,14 @@ class GeometricOptimizer(Optimizer):
     def _check(self, group: dict[str, Any]) -> None:
         name, lr = type(self).__name__, group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise InputError(explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number"))
+            raise InputError(
+                explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
+            )
         for key in ("lr", "momentum", "weight_decay", "eps", "damping"):
             if key in group and not 0 <= float(group[key]) < math.inf:
-                raise InputError(explain(f"{name}({key})", "must be finite and not negative", str(group[key]), "Correct it"))
+                raise InputError(
+                    explain(f"{name}({key})", "must be finite and not negative", str(group[key]), "Correct it")
+                )
         for beta in group.get("betas", ()):
             if not 0 <= float(beta) < 1:
                 raise InputError(explain(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it"))
@@ -175,7 +179,9 @@ class GeometricOptimizer(Optimizer):
             raise InputError(explain(f"{name}(radius)", "a radius is positive", str(radius), "Pass None to keep norms"))
         if group["fused"] and group["foreach"]:
             raise InputError(
-                explain(name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them")
+                explain(
+                    name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them"
+                )
             )
         for param in group["params"]:
             if self.is_curved(param, group):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd as torch_sgd
@@ -68,6 +67,7 @@ class SphereSGD(GeometricOptimizer):
     Example:
         The norm stays, while torch's SGD lets it grow:
 
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
         >>> optimizer = SphereSGD([weight], lr=1.0)
         >>> weight.grad = torch.tensor([[-4.0, 3.0]])
@@ -148,6 +148,7 @@ class GeodesicSGD(SphereSGD):
     Example:
         A quarter turn lands on the other axis exactly:
 
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.tensor([[2.0, 0.0]]))
         >>> optimizer = GeodesicSGD([weight], lr=torch.pi / 2)
         >>> weight.grad = torch.tensor([[0.0, -2.0]])
