@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from normgauge import claims as claims
     from normgauge import errors as errors
     from normgauge import nn as nn
+    from normgauge import optim as optim
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from normgauge.measure import Spectrum as Spectrum
     from normgauge.measure import Trace as Trace
     from normgauge.measure import density as density
+    from normgauge.measure import gradient_flow as gradient_flow
     from normgauge.measure import landscape as landscape
     from normgauge.measure import layer_spectra as layer_spectra
     from normgauge.measure import operator_norm as operator_norm
     from normgauge.measure import quotient_spectrum as quotient_spectrum
     from normgauge.measure import spectrum as spectrum
     from normgauge.measure import trace as trace
+    from normgauge.measure import weight_dynamics as weight_dynamics
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -38,6 +41,7 @@ _ROOMS = (
     "claims",
     "errors",
     "nn",
+    "optim",
 )
 _NAMES = {
     "Bracket": "measure",
@@ -45,6 +49,7 @@ _NAMES = {
     "compare": "lab",
     "Density": "measure",
     "density": "measure",
+    "gradient_flow": "measure",
     "landscape": "measure",
     "layer_spectra": "measure",
     "LayerSpectra": "measure",
@@ -59,6 +64,7 @@ _NAMES = {
     "take": "objective",
     "Trace": "measure",
     "trace": "measure",
+    "weight_dynamics": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

@@ -2,6 +2,8 @@
 
 from normgauge.measure._density import Density as Density
 from normgauge.measure._density import density as density
+from normgauge.measure._gradient_flow import GradientFlow as GradientFlow
+from normgauge.measure._gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
 from normgauge.measure._layer_spectra import LayerSpectra as LayerSpectra
@@ -15,21 +17,29 @@ from normgauge.measure._spectrum import Spectrum as Spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
 from normgauge.measure._trace import Trace as Trace
 from normgauge.measure._trace import trace as trace
+from normgauge.measure._weight_dynamics import WeightBlock as WeightBlock
+from normgauge.measure._weight_dynamics import WeightDynamics as WeightDynamics
+from normgauge.measure._weight_dynamics import weight_dynamics as weight_dynamics
 
 __all__ = [
     "Bracket",
     "Density",
+    "GradientFlow",
     "Landscape",
     "LayerSpectra",
     "QuotientOperator",
     "QuotientSpectrum",
     "Spectrum",
     "Trace",
+    "WeightBlock",
+    "WeightDynamics",
     "density",
+    "gradient_flow",
     "landscape",
     "layer_spectra",
     "operator_norm",
     "quotient_spectrum",
     "spectrum",
     "trace",
+    "weight_dynamics",
 ]

@@ -146,8 +146,8 @@ def gdnp(
     Deviations: from S3 as printed. The least-squares objective is `2 gamma u^T w / |w|_S + gamma^2`, not a quotient
         with `+ gamma^2` below the line. The stopping function has `u^T wt` in its second term, not `u^T w` (else the
         step is not the one of the Rayleigh quotient). Bisection gives `|slope| <= (zeta / mu) 2^-T |b - a|`, so its
-        square falls as `4^-T`, not `2^-T`. The final bound holds in the norm of `S^-1`. The printed Rayleigh rate has the exponent
-        2t for a single step and eigenvalues of B alone (it would be zero for `B = u u^T`); proved here is
+        square falls as `4^-T`, not `2^-T`. The final bound holds in the norm of `S^-1`. The printed Rayleigh rate has
+        the exponent 2t for a single step and eigenvalues of B alone (it would be zero for `B = u u^T`); proved here is
         `sin(a') <= (1 - mu / L) sin(a)` for the angle a to the solution in the S metric. Gradient descent on least
         squares has the same rate, not a sublinear one. On samples a step that does not descend is halved.
 
@@ -225,7 +225,7 @@ def _length(problem: Problem, w: Tensor, S: Tensor, bisections: int) -> tuple[fl
 
     side = -math.copysign(1.0, slope(0.0))
     inner, outer = 0.0, side
-    while slope(outer) * side < 0:
+    while slope(outer) * side <= 0:  # zero by underflow is no root
         inner, outer = outer, 2 * outer
         if abs(outer) > 1e6:
             return inner, abs(outer - inner), False

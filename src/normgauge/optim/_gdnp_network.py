@@ -24,7 +24,7 @@ class GDNPNetworkRun(Result):
         output: the output weights, as given.
         losses: after each sweep over the units, the first before any.
         gradient_norms: `|gradient by a unit's weights|` in the norm of `S^-1`, the largest over units, per sweep.
-        alignments: per sweep, the smallest `|cos|` in the S metric of a unit with `S^-1 u`, S3's line of critical points.
+        alignments: per sweep, the smallest `|cos|` (S metric) of a unit with `S^-1 u`, S3's line of critical points.
     """
 
     weights: Tensor
@@ -76,7 +76,8 @@ def gdnp_network(
 
     Deviations: S3 takes the stopping criterion and step size of the halfspace; with other units present the gradient
         of a unit is not `c1 u + c2 S w` for one common u on samples, so the step is chosen by descent. That all
-        critical units lie on the line of `S^-1 u` is a statement about Gaussian data; `alignments` shows how far it holds.
+        critical units lie on the line of `S^-1 u` is a statement about Gaussian data; `alignments` shows how far it
+        holds.
 
     References: kohler2019, batchnorm_article
     """
