@@ -65,14 +65,14 @@ def test_relaxation_follows_the_exponential():
     law = theory.sgd_equilibrium(0.1, 0.05, 1.0)
     source = torch.Generator().manual_seed(0)
     w = torch.zeros(100, dtype=torch.float64)
-    w[0] = 0.3
+    w[0] = 0.7
     for step in range(1, 81):
         unit = w / w.norm()
         noise = torch.randn(100, generator=source, dtype=torch.float64)
         noise -= unit * (unit @ noise)
         w = w - 0.1 * (noise / noise.norm() / w.norm() + 0.05 * w)
         if step in (10, 40, 80):
-            assert float(w.norm()) == pytest.approx(theory.relaxed_norm(0.3, law.norm, law.relaxation, step), rel=0.02)
+            assert float(w.norm()) == pytest.approx(theory.relaxed_norm(0.7, law.norm, law.relaxation, step), rel=0.02)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -110,14 +110,14 @@ def test_weight_decay_is_an_exponential_rate():
 
 def net(seed=0, bias=False):
     torch.manual_seed(seed)
-    layers = [nn.Linear(6, 5, bias=bias), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2)]
+    layers = [nn.Linear(20, 5, bias=bias), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2)]
     return nn.Sequential(*layers)
 
 
 def objective_of(model, batches=1, size=32, seed=0):
     source = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=source)  # noqa: E731
-    data = [(draw(size, 6), draw(size, 2)) for _ in range(batches)]
+    data = [(draw(size, 20), draw(size, 2)) for _ in range(batches)]
     return Objective(model, nn.functional.mse_loss, data if batches > 1 else data[0], mode="train")
 
 
@@ -146,7 +146,7 @@ def train_on_noise(model, optimizer, steps, size=32):
     source = torch.Generator().manual_seed(7)
     norms = []
     for step in range(steps):
-        x, y = torch.randn(size, 6, generator=source), torch.randn(size, 2, generator=source)
+        x, y = torch.randn(size, 20, generator=source), torch.randn(size, 2, generator=source)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
@@ -166,13 +166,11 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equilibria_are_where_real_training_settles(name):
     model = net()
-    optimizer = RUNS[name](model.parameters())
+    optimizer = RUNS[name]([model[0].weight])  # the rest stays, so that the gradients keep their size
     settled = train_on_noise(model, optimizer, 1500)
     told = weight_dynamics(objective_of(model, batches=40), optimizer)["0.weight"]
-    # rows of five entries turn a lot per step and gradients are not isotropic: laws for many dimensions hold roughly
-    assert settled == pytest.approx(told.equilibrium_norm, rel=0.25)
-    if name == "SGD":
-        assert settled == pytest.approx(told.equilibrium_norm, rel=0.12)
+    # gradients of a net are not isotropic and its rows turn while they are measured, so the laws hold roughly
+    assert settled == pytest.approx(told.equilibrium_norm, rel=0.15)
 
 
 def test_heading_and_steps_follow_the_start():

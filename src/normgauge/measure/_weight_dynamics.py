@@ -117,7 +117,7 @@ class WeightDynamics(Result):
             for series, value in (("now", block.norm), ("equilibrium", block.equilibrium_norm))
             if math.isfinite(value)
         ]
-        return bars(rows, title="norm of scale-invariant blocks")
+        return bars(rows, x="label", series="series", title="norm of scale-invariant blocks", x_title="")
 
 
 def weight_dynamics(
@@ -130,8 +130,8 @@ def weight_dynamics(
     """Tell for every block whether its scale is free, and where the optimizer is taking its norm and direction.
 
     For scale-invariant w the gradient is orthogonal to w and falls as 1 / |w|, so steps make the norm grow and weight
-    decay makes it shrink until both balance; `normgauge.theory.weight_dynamics` has the laws for SGD, momentum,
-    AdamW and Adam with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass
+    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD,
+    momentum, AdamW and Adam with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass
     batches of the size you train with, since their noise is part of it.
 
     Kind: norms, the next norm and its angle are exact; equilibria are estimates: they assume gradients that are

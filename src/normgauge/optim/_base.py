@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
-from normgauge.optim._rows import Block, Item, as_rows, blocks, count_rows, working_dtype
+from normgauge.optim._rows import Block, Item, Pool, as_rows, blocks, count_rows, working_dtype
 
 GEOMETRIES = ("sphere", "euclidean")
 
@@ -30,12 +30,14 @@ class GeometricOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._warned = False
+        self._pool = Pool()
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore, filling in what an older state does not know."""
         super().__setstate__(state)
         self._warned = getattr(self, "_warned", True)
+        self._pool = Pool()
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -103,7 +105,7 @@ class GeometricOptimizer(Optimizer):
             grad = -param.grad if group["maximize"] else param.grad  # type: ignore[operator]
             chosen = {key: state[key] for key in tensors}
             items.append(Item(param, grad, rows, chosen, {key: state[key] for key in numbers}))  # type: ignore[arg-type]
-        yield from blocks(items, pack=group["foreach"] is not False)
+        yield from blocks(items, self._pool, pack=group["foreach"] is not False)
 
     def _start(self, param: Tensor, rows: int, radius: float | None) -> Tensor:
         """Return the radii of a parameter seen for the first time, and bring it onto its spheres."""

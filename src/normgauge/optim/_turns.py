@@ -7,6 +7,8 @@ A plain step leaves `wt = w - lr bt` and `bt = mu b + g`. With `r = |w|` and `c 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,15 +27,15 @@ class Moments:
         b: the momentum (the gradient where there is none).
         radius: of each row before the step.
         lr: of the step.
-        summed: sum `<wt, bt>` instead of taking it from the norms.
+        dot: sums `<wt, bt>`; `None` to take it from the norms.
     """
 
-    def __init__(self, w: Tensor, b: Tensor, radius: Tensor, lr: float, *, summed: bool) -> None:
+    def __init__(self, w: Tensor, b: Tensor, radius: Tensor, lr: float, dot: Callable[[], Tensor] | None) -> None:
         self.r2 = radius.square()
         self.m = sphere.norm(w).square_()
         self.q = sphere.norm(b).square_()
-        if summed:
-            self.p = sphere.inner(w, b)
+        if dot is not None:
+            self.p = dot()
             self.w2 = self.m + 2 * lr * self.p + lr**2 * self.q  # |w|^2 as it really was
             self.c = (self.p + lr * self.q) / self.w2
             self.turn = lr * self.c
@@ -72,12 +74,14 @@ def rotation(moments: Moments, radius: Tensor, lr: float) -> tuple[Tensor, Tenso
     )
 
 
-def apply_(w: Tensor, b: Tensor, coefficients: tuple[Tensor, Tensor, Tensor, Tensor], *, momentum: bool) -> None:
+def apply_(
+    w: Tensor, b: Tensor, coefficients: tuple[Tensor, Tensor, Tensor, Tensor], scratch: Callable[[], Tensor] | None
+) -> None:
     """Set `w = alpha w + beta b` and, with momentum, `b = gamma w + delta b` of the old values."""
     alpha, beta, gamma, delta = coefficients
-    if not momentum:  # b is the user's gradient
+    if scratch is None:  # b is the user's gradient
         w.mul_(alpha).addcmul_(b, beta)
         return
-    share = w * gamma
+    share = torch.mul(w, gamma, out=scratch())
     w.mul_(alpha).addcmul_(b, beta)
     b.mul_(delta).add_(share)

@@ -21,16 +21,17 @@ from normgauge.optim.sphere_sgd import flat_sgd
 class _Sweep:
     """A block before and after the plain step, with its row sums."""
 
-    def __init__(self, block: Block) -> None:
-        self.block, self.before = block, block.w.clone()
+    def __init__(self, block: Block, number: int) -> None:
+        self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
         self.ww = sphere.norm(block.w).square_()
-        self.wg = sphere.inner(block.w, block.grad)
+        self.wg = block.dots(block.w, block.grad)
         self.gg = sphere.norm(block.grad).square_()
         self.wu = self.ww
 
     def after(self) -> _Sweep:
         # of the difference and not of the two dot products: it is exact where w and its successor are close
-        self.wu = sphere.inner(self.before, self.before - self.block.w)
+        moved = torch.sub(self.before, self.block.w, out=self.block.scratch())
+        self.wu = self.block.dots(self.before, moved)
         return self
 
 
@@ -142,8 +143,8 @@ class ProjectedSGD(GeometricOptimizer):
         for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
             for parts in _by_tensor(self._blocks(group, chosen, tensors, ())):
                 sweeps = []
-                for block in parts:
-                    sweep = _Sweep(block)
+                for number, block in enumerate(parts):
+                    sweep = _Sweep(block, number)
                     buffer = block.state.get("momentum_buffer")
                     if group["nesterov"] and buffer is not None:
                         buffer.mul_(mu).add_(block.grad, alpha=keep)
@@ -220,8 +221,8 @@ class ProjectedAdam(AdamGroups):
             count = torch.tensor(step, device=chosen[0].device)
             for parts in _by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
                 sweeps = []
-                for block in parts:
-                    sweep = _Sweep(block)
+                for number, block in enumerate(parts):
+                    sweep = _Sweep(block, number)
                     adam_(
                         block.w,
                         block.grad,

@@ -177,7 +177,7 @@ def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: flo
     first, second = betas
     w2 = sphere.norm(w).square_()
     # subtracted, not taken from norms: where the gradient is mostly radial, |g|^2 - <w, g>^2 / r^2 would cancel
-    slope = torch.addcmul(grad, w, -sphere.inner(w, grad) / w2)
+    slope = torch.addcmul(grad, w, -block.dots(w, grad) / w2, out=block.scratch())
     square.mul_(second).add_(sphere.norm(slope).square_(), alpha=1 - second)
     mean.lerp_(slope, 1 - first)
     mean2 = sphere.norm(mean).square_()

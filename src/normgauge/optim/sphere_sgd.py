@@ -120,9 +120,10 @@ class SphereSGD(GeometricOptimizer):
         buffer = block.state.get("momentum_buffer")
         sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
         moving = block.grad if buffer is None else buffer
-        summed = self.summed or lr < SMALL_RATE
-        moments = Moments(block.w, moving, radius, lr, summed=summed)
-        apply_(block.w, moving, type(self).turn(moments, radius, lr), momentum=buffer is not None)
+        dot = (lambda: block.dots(block.w, moving)) if self.summed or lr < SMALL_RATE else None
+        moments = Moments(block.w, moving, radius, lr, dot)
+        scratch = None if buffer is None else block.scratch
+        apply_(block.w, moving, type(self).turn(moments, radius, lr), scratch)
 
     def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
         """Do the step in the words of the definition, where the short form does not apply."""
