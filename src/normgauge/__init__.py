@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normgauge import report as report
     from normgauge import testing as testing
     from normgauge import theory as theory
+    from normgauge import optim as optim
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from normgauge.measure import density as density
     from normgauge.measure import drift as drift
     from normgauge.measure import flatness as flatness
+    from normgauge.measure import gradient_flow as gradient_flow
     from normgauge.measure import landscape as landscape
     from normgauge.measure import landscape_bands as landscape_bands
     from normgauge.measure import layer_spectra as layer_spectra
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from normgauge.measure import spectrum as spectrum
     from normgauge.measure import stable_rate as stable_rate
     from normgauge.measure import trace as trace
+    from normgauge.measure import weight_dynamics as weight_dynamics
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -74,6 +77,7 @@ _ROOMS = (
     "report",
     "testing",
     "theory",
+    "optim",
 )
 _NAMES = {
     "activation_history": "measure",
@@ -91,6 +95,7 @@ _NAMES = {
     "drift": "measure",
     "Flatness": "measure",
     "flatness": "measure",
+    "gradient_flow": "measure",
     "landscape": "measure",
     "landscape_bands": "measure",
     "LandscapeBands": "measure",
@@ -121,6 +126,7 @@ _NAMES = {
     "take": "objective",
     "Trace": "measure",
     "trace": "measure",
+    "weight_dynamics": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

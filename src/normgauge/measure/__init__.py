@@ -13,6 +13,8 @@ from normgauge.measure._drift import Drift as Drift
 from normgauge.measure._drift import drift as drift
 from normgauge.measure._flatness import Flatness as Flatness
 from normgauge.measure._flatness import flatness as flatness
+from normgauge.measure._gradient_flow import GradientFlow as GradientFlow
+from normgauge.measure._gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure._landscape import Landscape as Landscape
 from normgauge.measure._landscape import landscape as landscape
 from normgauge.measure._landscape_bands import LandscapeBands as LandscapeBands
@@ -39,6 +41,9 @@ from normgauge.measure._stable_rate import StableRate as StableRate
 from normgauge.measure._stable_rate import stable_rate as stable_rate
 from normgauge.measure._trace import Trace as Trace
 from normgauge.measure._trace import trace as trace
+from normgauge.measure._weight_dynamics import WeightBlock as WeightBlock
+from normgauge.measure._weight_dynamics import WeightDynamics as WeightDynamics
+from normgauge.measure._weight_dynamics import weight_dynamics as weight_dynamics
 
 __all__ = [
     "ActivationHistory",
@@ -48,6 +53,7 @@ __all__ = [
     "Density",
     "Drift",
     "Flatness",
+    "GradientFlow",
     "Landscape",
     "LandscapeBands",
     "LayerShift",
@@ -68,6 +74,10 @@ __all__ = [
     "density",
     "drift",
     "flatness",
+    "WeightBlock",
+    "WeightDynamics",
+    "density",
+    "gradient_flow",
     "landscape",
     "landscape_bands",
     "layer_spectra",
@@ -80,4 +90,5 @@ __all__ = [
     "spectrum",
     "stable_rate",
     "trace",
+    "weight_dynamics",
 ]

@@ -1,0 +1,218 @@
+"""What our optimizers share: groups with a geometry, radii, refusals, and the split into flat and curved parts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from normgauge.errors import InputError, NormgaugeWarning, explain
+from normgauge.optim._rows import Block, Item, Pool, as_rows, blocks, count_rows, working_dtype
+
+GEOMETRIES = ("sphere", "euclidean")
+
+
+class GeometricOptimizer(Optimizer):
+    """Base of optimizers whose parameter groups say where their parameters live.
+
+    A group's `geometry` is "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
+    `granularity` says which part of a tensor is one sphere: "row" (a slice of the first axis), "tensor", or a number of
+    equal blocks. A subclass gives `_flat` and `_curved`.
+    """
+
+    geometries: tuple[str, ...] = GEOMETRIES
+    row_numbers: tuple[str, ...] = ("radius",)
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._warned = False
+        self._pool = Pool()
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore, filling in what an older state does not know."""
+        super().__setstate__(state)
+        self._warned = getattr(self, "_warned", True)
+        self._pool = Pool()
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checking its options."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self._check(group)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._warn_about_decay(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Do one step; `closure` re-evaluates the model and returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            flat: list[Tensor] = []
+            curved: list[Tensor] = []
+            for param in group["params"]:
+                if param.grad is not None:
+                    (curved if self.is_curved(param, group) else flat).append(param)
+            self._refuse(flat + curved)
+            if flat:
+                self._flat(group, flat)
+            if curved:
+                self._curved(group, curved)
+        return loss
+
+    def is_curved(self, param: Tensor, group: dict[str, Any]) -> bool:
+        """Tell whether a parameter lives on spheres."""
+        geometry = group["geometry"]
+        return param.ndim >= 2 if geometry is None else geometry != "euclidean"
+
+    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    # -- states and blocks --------------------------------------------------------------------------------------
+
+    def _blocks(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> Iterator[Block]:
+        """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
+        items = []
+        for param in params:
+            state = self.state[param]
+            rows = count_rows(param, group["granularity"])
+            if "radius" in numbers and "radius" not in state:
+                state["radius"] = self._start(param, rows, group["radius"])
+            for key in numbers:
+                if key not in state:
+                    state[key] = torch.zeros(rows, dtype=param.dtype, device=param.device)
+            for key in tensors:
+                if key not in state:
+                    state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            grad = -param.grad if group["maximize"] else param.grad  # type: ignore[operator]
+            chosen = {key: state[key] for key in tensors}
+            items.append(Item(param, grad, rows, chosen, {key: state[key] for key in numbers}))  # type: ignore[arg-type]
+        yield from blocks(items, self._pool, pack=group["foreach"] is not False)
+
+    def _start(self, param: Tensor, rows: int, radius: float | None) -> Tensor:
+        """Return the radii of a parameter seen for the first time, and bring it onto its spheres."""
+        view = param.detach().reshape(rows, -1)
+        norms = torch.linalg.vector_norm(view, dim=1, dtype=working_dtype(param.dtype))
+        if not bool((norms > 0).all()):  # the only look at values; once per parameter
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    "a row on a sphere needs a direction, so it must not be zero",
+                    f"{int((norms == 0).sum())} zero rows in a parameter of shape {tuple(param.shape)}",
+                    "Put it into a group with geometry='euclidean', or initialize it otherwise",
+                )
+            )
+        if radius is None:
+            return norms.to(param.dtype)
+        scaled = view.to(norms.dtype) * (radius / norms).unsqueeze(1)
+        param.copy_(scaled.view(param.shape))
+        return torch.full_like(norms, radius).to(param.dtype)
+
+    # -- refusals -----------------------------------------------------------------------------------------------
+
+    def _refuse(self, params: list[Tensor]) -> None:
+        for param in params:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise InputError(
+                    explain(
+                        type(self).__name__,
+                        "gradients must be dense",
+                        str(param.grad.layout),
+                        "Use torch.optim.SGD for sparse embeddings",
+                    )
+                )
+            if param.is_complex():
+                raise InputError(
+                    explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
+                )
+
+    def _check(self, group: dict[str, Any]) -> None:
+        name, lr = type(self).__name__, group["lr"]
+        if isinstance(lr, Tensor) and lr.numel() != 1:
+            raise InputError(
+                explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
+            )
+        for key in ("lr", "momentum", "weight_decay", "eps", "damping"):
+            if key in group and not 0 <= float(group[key]) < math.inf:
+                raise InputError(
+                    explain(f"{name}({key})", "must be finite and not negative", str(group[key]), "Correct it")
+                )
+        for beta in group.get("betas", ()):
+            if not 0 <= float(beta) < 1:
+                raise InputError(explain(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it"))
+        if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise InputError(
+                explain(
+                    f"{name}(nesterov)",
+                    "Nesterov momentum needs momentum > 0 and dampening = 0",
+                    f"momentum={group['momentum']}, dampening={group['dampening']}",
+                    "Pass momentum=0.9, dampening=0",
+                )
+            )
+        if group["geometry"] not in (None, *self.geometries):
+            raise InputError(
+                explain(
+                    f"{name}(geometry)",
+                    f"geometry is None or one of {', '.join(self.geometries)}",
+                    repr(group["geometry"]),
+                    "Correct the group",
+                )
+            )
+        radius = group.get("radius")
+        if radius is not None and not 0 < float(radius) < math.inf:
+            raise InputError(explain(f"{name}(radius)", "a radius is positive", str(radius), "Pass None to keep norms"))
+        if group["fused"] and group["foreach"]:
+            raise InputError(
+                explain(
+                    name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them"
+                )
+            )
+        for param in group["params"]:
+            if self.is_curved(param, group):
+                count_rows(param, group["granularity"])
+
+    def _warn_about_decay(self, group: dict[str, Any]) -> None:
+        if self._warned or "radius" not in self.row_numbers or not float(group.get("weight_decay", 0)):
+            return
+        if any(self.is_curved(param, group) for param in group["params"]):
+            self._warned = True
+            warnings.warn(
+                explain(
+                    type(self).__name__,
+                    "weight decay shrinks a norm, and on a sphere the norm is fixed, so it is left out there",
+                    f"weight_decay={group['weight_decay']}",
+                    "Pass weight_decay=0 for sphere groups; it still acts on Euclidean ones",
+                ),
+                NormgaugeWarning,
+                stacklevel=4,
+            )
+
+
+def rate_of(group: dict[str, Any]) -> float:
+    """Return the learning rate as a number (a tensor on an accelerator is read, as torch's plain optimizers do)."""
+    return float(group["lr"])
+
+
+def rows_of(param: Tensor, granularity: str | int = "row") -> Tensor:
+    """Return a parameter as `[rows, width]`, a view where possible."""
+    rows = count_rows(param, granularity)
+    view = as_rows(param.detach(), rows)
+    return param.detach().reshape(rows, -1) if view is None else view

@@ -1,0 +1,248 @@
+"""Gradient descent in normalized parametrization: `gdnp`, with a record of every quantity in its bounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, explain, require
+from normgauge.optim._gdnp_problems import LeastSquares, Problem
+from normgauge.records import Result, Status
+from normgauge.rng import generator
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True)
+class GDNPRecord:
+    """One iteration: where it is, and both sides of the bounds.
+
+    Attributes:
+        iteration: from 0.
+        loss: f.
+        rho: `-(u^T w)^2 / (w^T S w)`, the Rayleigh quotient of the direction.
+        rho_gap: `rho - rho*`.
+        rho_bound: `(1 - mu / L)^(2 t) (rho_0 - rho*)`.
+        length: gamma.
+        length_slope: the derivative of f by gamma.
+        length_bound: `(zeta / mu) 2^-T |b - a|`, a bound on its size (zeta a smoothness constant of f).
+        stopping: h.
+        step: s, nan at the last iteration.
+        gradient_norm: `|grad f|` in the norm of `S^-1`.
+        gradient_bound: root of `Phi^2 rho_bound + length_bound^2`.
+    """
+
+    iteration: int
+    loss: float
+    rho: float
+    rho_gap: float
+    rho_bound: float
+    length: float
+    length_slope: float
+    length_bound: float
+    stopping: float
+    step: float
+    gradient_norm: float
+    gradient_bound: float
+
+
+@dataclass(frozen=True)
+class GDNPRun(Result):
+    """A run of `gdnp`.
+
+    Attributes:
+        weights: the solution, `gamma w / |w|_S`.
+        direction: w.
+        length: gamma.
+        records: one per iteration.
+        condition: `L / mu` of S.
+        status: ok; nonconverged where the length has no finite optimum along a direction.
+        sentence: why, where the status is not ok.
+        bounds_apply: whether the analysis covers the problem (least squares, Gaussian data).
+        halvings: times a step was halved because it did not descend (never where the bounds apply).
+    """
+
+    weights: Tensor
+    direction: Tensor
+    length: float
+    records: tuple[GDNPRecord, ...]
+    condition: float
+    status: Status
+    sentence: str
+    bounds_apply: bool
+    halvings: int
+
+    @property
+    def loss(self) -> float:
+        """The final loss."""
+        return self.records[-1].loss
+
+    def _title(self) -> str:
+        return f"GDNP: loss {self.loss:.6g} after {len(self.records) - 1} steps, condition {self.condition:.3g}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{name: getattr(record, name) for name in record.__dataclass_fields__} for record in self.records]
+
+    def _footer(self) -> str:
+        bounds = "bounds apply" if self.bounds_apply else "bounds do not apply (samples that need not be Gaussian)"
+        trouble = f"; {self.status}: {self.sentence}" if self.status != "ok" else ""
+        return f"kind exact; {bounds}; {self.halvings} halvings; cost one gradient and the bisection per step{trouble}"
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the gap of the Rayleigh quotient and the gradient norm with their bounds, on a log scale."""
+        alt = require("altair", "lab", "GDNPRun.chart")
+        names = ("rho_gap", "rho_bound", "gradient_norm", "gradient_bound")
+        rows = [
+            {"iteration": record.iteration, "quantity": name, "value": getattr(record, name)}
+            for record in self.records
+            for name in names
+            if getattr(record, name) > 0
+        ]
+        return (
+            alt.Chart(alt.Data(values=rows))
+            .mark_line(point=True)
+            .encode(x="iteration:Q", y=alt.Y("value:Q", scale=alt.Scale(type="log")), color="quantity:N")
+        )
+
+
+def gdnp(
+    problem: Problem,
+    *,
+    steps: int = 50,
+    bisections: int = 50,
+    start: Tensor | None = None,
+    smoothness: float = math.nan,
+    tol: float = 1e-14,
+    seed: int = 0,
+) -> GDNPRun:
+    """Minimize `f(gamma w / |w|_S)`: an adaptive gradient step for the direction w, bisection for the length gamma.
+
+    With `c1 = E[phi'] - E[phi''] u^T wt`, `wt = gamma w / |w|_S` and `h = c1 u^T w`, the step is
+    `s = -|w|_S^3 / (L gamma h)` and `w' = w - s grad_w f`; then gamma is a root of the derivative of f by gamma. Where
+    the gradient of f is `c1 u + c2 S wt` (least squares; Gaussian z) this is gradient descent on the Rayleigh quotient
+    `rho = -(u^T w)^2 / (w^T S w)`, and `rho - rho* <= (1 - mu / L)^(2 t) (rho_0 - rho*)`, mu and L the extreme
+    eigenvalues of S.
+
+    Args:
+        problem: from `least_squares`, `halfspace` or `gaussian_halfspace`.
+        steps: at most.
+        bisections: T, of the length at each step.
+        start: the first direction; random when `None`. Must not be orthogonal to u.
+        smoothness: zeta, a Lipschitz constant of the gradient of f, for `length_bound` (nan without).
+        tol: stop when `|h|` is below it.
+        seed: of a random start.
+
+    Returns:
+        A `GDNPRun`.
+
+    Raises:
+        InputError: when the start is zero or orthogonal to u.
+
+    Deviations: from S3 as printed. The least-squares objective is `2 gamma u^T w / |w|_S + gamma^2`, not a quotient
+        with `+ gamma^2` below the line. The stopping function has `u^T wt` in its second term, not `u^T w` (else the
+        step is not the one of the Rayleigh quotient). Bisection gives `|slope| <= (zeta / mu) 2^-T |b - a|`, so its
+        square falls as `4^-T`, not `2^-T`. The final bound holds in the norm of `S^-1`. The printed Rayleigh rate has
+        the exponent 2t for a single step and eigenvalues of B alone (it would be zero for `B = u u^T`); proved here is
+        `sin(a') <= (1 - mu / L) sin(a)` for the angle a to the solution in the S metric. Gradient descent on least
+        squares has the same rate, not a sublinear one. On samples a step that does not descend is halved.
+
+    Example:
+        Least squares ends at the normal equations:
+
+        >>> x = torch.randn(50, 3, generator=generator(0), dtype=torch.float64)
+        >>> y = x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+        >>> from normgauge.optim import least_squares
+        >>> run = gdnp(least_squares(x, y), steps=60)
+        >>> [round(value, 4) for value in run.weights.tolist()]
+        [1.0, -2.0, 0.5]
+
+    References: kohler2019, batchnorm_article
+    """
+    u, S = problem.u, problem.S
+    spectrum = torch.linalg.eigvalsh(S)
+    mu, L = float(spectrum[0]), float(spectrum[-1])
+    w = torch.randn(len(u), generator=generator(seed), dtype=u.dtype) if start is None else start.to(u).clone()
+    _check_start(w, u)
+    best = -float(u @ torch.linalg.solve(S, u))
+    rho0, shrink, peak = _rayleigh(w, u, S), 1 - mu / L, 0.0
+    records: list[GDNPRecord] = []
+    status: Status = "ok"
+    sentence, halvings = "", 0
+    gamma, bracket, found = _length(problem, w, S, bisections)
+    for number in range(steps + 1):
+        if not found:
+            status = "nonconverged"
+            sentence = "the loss has no finite minimum along this direction (separable data?)"
+        norm = math.sqrt(float(w @ S @ w))
+        at = gamma / norm * w
+        means = problem.means(at)
+        c1 = means.first - means.second * float(u @ at)
+        peak = max(peak, abs(c1))
+        h = c1 * float(u @ w)
+        slope = float(means.gradient @ w) / norm
+        full = math.sqrt(max(float(means.gradient @ torch.linalg.solve(S, means.gradient)), 0.0))
+        rho, bound = _rayleigh(w, u, S), shrink ** (2 * number) * (rho0 - best)
+        error = smoothness / mu * 2.0**-bisections * bracket
+        last = number == steps or abs(h) <= tol or abs(gamma) <= tol or not found
+        step = math.nan if last else -(norm**3) / (L * gamma * h)
+        total = math.sqrt(peak**2 * bound + (0.0 if math.isnan(error) else error**2))
+        records.append(
+            GDNPRecord(number, means.loss, rho, rho - best, bound, gamma, slope, error, h, step, full, total)
+        )
+        if last:
+            break
+        slope_w = gamma / norm * (means.gradient - S @ w * (float(w @ means.gradient) / norm**2))
+        for _ in range(40):
+            moved = w - step * slope_w
+            moved = moved / moved.norm()
+            gamma, bracket, found = _length(problem, moved, S, bisections)
+            after = problem.means(gamma / math.sqrt(float(moved @ S @ moved)) * moved).loss
+            if problem.gaussian or after <= means.loss + 1e-15:
+                break
+            step, halvings = step / 2, halvings + 1
+        w = moved
+    at = gamma / math.sqrt(float(w @ S @ w)) * w
+    return GDNPRun(at, w, gamma, tuple(records), L / mu, status, sentence, problem.gaussian, halvings)
+
+
+def _rayleigh(w: Tensor, u: Tensor, S: Tensor) -> float:
+    return -(float(u @ w) ** 2) / float(w @ S @ w)
+
+
+def _length(problem: Problem, w: Tensor, S: Tensor, bisections: int) -> tuple[float, float, bool]:
+    """Return gamma, the width of the first bracket, and whether there was one."""
+    unit = w / math.sqrt(float(w @ S @ w))
+    if isinstance(problem, LeastSquares):
+        return -float(problem.u @ unit), 0.0, True  # the optimum in closed form
+
+    def slope(gamma: float) -> float:
+        return float(problem.means(gamma * unit).gradient @ unit)
+
+    side = -math.copysign(1.0, slope(0.0))
+    inner, outer = 0.0, side
+    while slope(outer) * side <= 0:  # zero by underflow is no root
+        inner, outer = outer, 2 * outer
+        if abs(outer) > 1e6:
+            return inner, abs(outer - inner), False
+    width = abs(outer - inner)
+    for _ in range(bisections):
+        middle = (inner + outer) / 2
+        inner, outer = (middle, outer) if slope(middle) * side < 0 else (inner, middle)
+    return (inner + outer) / 2, width, True
+
+
+def _check_start(w: Tensor, u: Tensor) -> None:
+    if float(w @ w) == 0 or abs(float(u @ w)) <= 1e-14 * float(u.norm() * w.norm()):
+        raise InputError(
+            explain(
+                "gdnp",
+                "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical",
+                f"u^T w = {float(u @ w):.3g}",
+                "Pass another start, for example -u",
+            )
+        )

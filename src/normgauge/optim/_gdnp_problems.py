@@ -1,0 +1,199 @@
+"""Problems for gradient descent in normalized parametrization: `f(w) = E[phi(z^T w)]`, `u = E[z]`, `S = E[z z^T]`.
+
+Each gives `u`, `S`, the loss, its gradient, and the means of phi' and phi'' at a point. For least squares z = x and the
+means are those of the quadratic; for halfspaces `z = -y x`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from normgauge.errors import DataError, InputError, explain, unknown_name
+
+
+class Means(NamedTuple):
+    """Loss, gradient, and the means of phi' and phi'' at a point."""
+
+    loss: float
+    gradient: Tensor
+    first: float
+    second: float
+
+
+def _sigmoid(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    s = torch.sigmoid(t)
+    return s, s * (1 - s), s * (1 - s) * (1 - 2 * s)
+
+
+def _softplus(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    s = torch.sigmoid(t)
+    return torch.nn.functional.softplus(t), s, s * (1 - s)
+
+
+def _tanh(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    h = torch.tanh(t)
+    return h, 1 - h * h, -2 * h * (1 - h * h)
+
+
+#: name -> (phi, phi', phi''); sup |phi'| and sup |phi''|
+LOSSES: dict[str, tuple[Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], float, float]] = {
+    "sigmoid": (_sigmoid, 0.25, 1 / (6 * math.sqrt(3))),
+    "softplus": (_softplus, 1.0, 0.25),
+    "tanh": (_tanh, 1.0, 4 / (3 * math.sqrt(3))),
+}
+
+
+def _loss(name: str) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    if name not in LOSSES:
+        raise unknown_name("halfspace loss", name, LOSSES)
+    return LOSSES[name][0]
+
+
+def _second_moment(z: Tensor) -> Tensor:
+    return z.T @ z / len(z)
+
+
+def _regular(S: Tensor, subject: str) -> Tensor:
+    low = float(torch.linalg.eigvalsh(S)[0])
+    if not low > 0:
+        raise DataError(
+            explain(
+                subject,
+                "the second moment S = E[x x^T] must be positive definite",
+                f"a smallest eigenvalue of {low:.3g}",
+                "Pass more samples than features, or drop features that repeat others",
+            )
+        )
+    return S
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """`f(w) = E[(y - x^T w)^2] = constant + 2 u^T w + w^T S w` with `u = -E[y x]`."""
+
+    u: Tensor
+    S: Tensor
+    constant: float
+    gaussian = True  # its gradient 2 u + 2 S w has the form the analysis needs, whatever the data
+
+    def means(self, w: Tensor) -> Means:
+        """Return loss and gradient; the means are those of `c1 = 2`, `c2 = 2`."""
+        loss = self.constant + 2 * float(self.u @ w) + float(w @ self.S @ w)
+        return Means(loss, 2 * self.u + 2 * self.S @ w, 2.0 + 2.0 * float(self.u @ w), 2.0)
+
+
+@dataclass(frozen=True)
+class GaussianHalfspace:
+    """`f(w) = E[phi(z^T w)]` for Gaussian z of mean `u` and second moment `S`, by quadrature of one dimension."""
+
+    u: Tensor
+    S: Tensor
+    loss: str
+    nodes: int = 120
+    gaussian = True
+
+    def means(self, w: Tensor) -> Means:
+        """Return loss, gradient `c1 u + c2 S w` (Stein's identity), and the means of phi' and phi''."""
+        mean = float(self.u @ w)
+        spread = math.sqrt(max(float(w @ self.S @ w) - mean**2, 0.0))
+        points, weights = numpy.polynomial.hermite_e.hermegauss(self.nodes)
+        t = mean + spread * torch.as_tensor(points, dtype=w.dtype)
+        share = torch.as_tensor(weights / weights.sum(), dtype=w.dtype)
+        value, first, second = (float(share @ part) for part in _loss(self.loss)(t))
+        return Means(value, (first - second * mean) * self.u + second * (self.S @ w), first, second)
+
+
+@dataclass(frozen=True)
+class SampleHalfspace:
+    """`f(w) = mean(phi(z_i^T w))` over samples; the analysis of GDNP then holds only as far as they look Gaussian."""
+
+    z: Tensor
+    loss: str
+    gaussian = False
+
+    @property
+    def u(self) -> Tensor:
+        """The mean of z."""
+        return self.z.mean(0)
+
+    @property
+    def S(self) -> Tensor:
+        """The second moment of z."""
+        return _second_moment(self.z)
+
+    def means(self, w: Tensor) -> Means:
+        """Return loss, gradient and the means over the samples."""
+        value, first, second = _loss(self.loss)(self.z @ w)
+        return Means(float(value.mean()), self.z.T @ first / len(self.z), float(first.mean()), float(second.mean()))
+
+
+Problem = LeastSquares | GaussianHalfspace | SampleHalfspace
+
+
+def _samples(x: Tensor, y: Tensor, subject: str) -> tuple[Tensor, Tensor]:
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise InputError(
+            explain(
+                subject,
+                "x is [samples, features] and y is [samples]",
+                f"{tuple(x.shape)} and {tuple(y.shape)}",
+                "Reshape them",
+            )
+        )
+    return x.double(), y.double()
+
+
+def least_squares(x: Tensor, y: Tensor) -> LeastSquares:
+    """Make the least-squares problem of data: `E[(y - x^T w)^2]`.
+
+    Example:
+        >>> problem = least_squares(torch.tensor([[1.0], [-1.0]]), torch.tensor([2.0, -2.0]))
+        >>> problem.u.item(), problem.S.item(), problem.constant
+        (-2.0, 1.0, 4.0)
+    """
+    x, y = _samples(x, y, "least_squares")
+    return LeastSquares(-(y @ x) / len(x), _regular(_second_moment(x), "least_squares"), float(y @ y) / len(y))
+
+
+def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspace:
+    """Make the problem of learning a halfspace from samples: `mean(phi(-y x^T w))`, labels y of -1 and 1.
+
+    Args:
+        x: samples, assumed centred (`E[x] = 0`).
+        y: labels.
+        loss: phi: softplus (logistic regression), sigmoid or tanh (which may have no finite optimal length).
+    """
+    x, y = _samples(x, y, "halfspace")
+    if not bool((y.abs() == 1).all()):
+        raise DataError(explain("halfspace", "labels are -1 or 1", f"{y.unique()[:4].tolist()}", "Map the classes"))
+    problem = SampleHalfspace(-y[:, None] * x, loss)
+    _loss(loss)
+    _regular(problem.S, "halfspace")
+    return problem
+
+
+def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> GaussianHalfspace:
+    """Make the population problem `E[phi(z^T w)]` of Gaussian `z = -y x` with mean `u` and second moment `S`.
+
+    Raises:
+        DataError: when `S - u u^T` is not a covariance.
+    """
+    _loss(loss)
+    u, S = u.double(), _regular(S.double(), "gaussian_halfspace")
+    if float(u @ torch.linalg.solve(S, u)) >= 1:
+        raise DataError(
+            explain(
+                "gaussian_halfspace",
+                "S - u u^T must be a covariance, so u^T S^-1 u < 1",
+                f"{float(u @ torch.linalg.solve(S, u)):.3g}",
+                "S is the second moment E[z z^T], not the covariance",
+            )
+        )
+    return GaussianHalfspace(u, S, loss)

@@ -1,0 +1,238 @@
+"""SGD and Adam without the radial part of a step (the AdamP family): `ProjectedSGD`, `ProjectedAdam`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from normgauge.manifolds import sphere
+from normgauge.optim._base import GeometricOptimizer, rate_of
+from normgauge.optim._kernels import adam_, choose, sgd_
+from normgauge.optim._rows import Block
+from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
+from normgauge.optim.sphere_sgd import flat_sgd
+
+
+class _Sweep:
+    """A block before and after the plain step, with its row sums."""
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
+        self.ww = sphere.norm(block.w).square_()
+        self.wg = block.dots(block.w, block.grad)
+        self.gg = sphere.norm(block.grad).square_()
+        self.wu = self.ww
+
+    def after(self) -> _Sweep:
+        # of the difference and not of the two dot products: it is exact where w and its successor are close
+        moved = torch.sub(self.before, self.block.w, out=self.block.scratch())
+        self.wu = self.block.dots(self.before, moved)
+        return self
+
+
+def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any], lr: float) -> None:
+    """Take the radial part out of the steps already made, where the rule says so, and decay the weights.
+
+    The rule is evaluated on the device with `where`: no value is read back, so nothing waits.
+    """
+    block = sweeps[0].block
+    joined = [torch.cat([getattr(s, key) for s in sweeps]).view(block.owners, -1) for key in ("ww", "wg", "gg", "wu")]
+    ww, wg, gg, wu = joined
+    width = block.w.shape[1]
+    ratio = wu / ww
+    if group["geometry"] == "sphere":
+        shrink, coefficient = torch.full_like(ww, group["wd_ratio"]), ratio
+    else:
+        total = [value.sum(1, keepdim=True) for value in joined]
+        by_row = _aligned(wg, ww, gg).amax(1, keepdim=True) < group["delta"] / width**0.5
+        by_tensor = _aligned(total[1], total[0], total[2]) < group["delta"] / (width * ww.shape[1]) ** 0.5
+        coefficient = torch.where(by_row, ratio, torch.where(by_tensor, total[3] / total[0], torch.zeros_like(ratio)))
+        one = torch.ones_like(ratio)
+        shrink = torch.where(by_row | by_tensor, group["wd_ratio"] * one, one)
+    coefficient = (coefficient - lr * group["weight_decay"] * shrink).view(-1, 1)
+    for sweep, part in zip(sweeps, coefficient.split([s.block.w.shape[0] for s in sweeps]), strict=True):
+        sweep.block.w.addcmul_(sweep.before, part)
+        sweep.block.write()
+
+
+def _aligned(wg: Tensor, ww: Tensor, gg: Tensor) -> Tensor:
+    """Return `|cos(w, g)|`, zero where one of them is zero."""
+    return wg.abs() * (ww * gg).clamp_min(torch.finfo(ww.dtype).tiny).rsqrt()
+
+
+def _by_tensor(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+    for _, parts in itertools.groupby(blocks, key=lambda block: id(block.items[0])):
+        yield list(parts)
+
+
+class ProjectedSGD(GeometricOptimizer):
+    """SGD with momentum whose steps have no radial part on weights whose scale does not matter.
+
+    `u = b` (or `g + momentum b` with `nesterov`), `b = momentum b + (1 - dampening) g`; where the weights are found
+    scale-invariant, `u = u - w <w, u> / <w, w>` per row (or tensor); `w' = (1 - lr weight_decay f) w - lr u` with
+    `f = wd_ratio` there and 1 elsewhere. The norm still grows, by `lr^2 |u|^2` a step instead of momentum's more.
+    Geometry `None` asks of every tensor of two or more dimensions, each step and without waiting for the device,
+    whether all rows have `|cos(w, g)| < delta / sqrt(width)`, then the same of the whole tensor; "sphere" (as from
+    `ng.param_groups`) takes it as known; "euclidean" gets torch's SGD, bit for bit.
+
+    Args:
+        params: parameters, named parameters or groups, as in torch.optim.
+        lr: learning rate, a number or a tensor of one element.
+        momentum: of the buffer.
+        dampening: of the gradient's share in the buffer, from the second step on.
+        weight_decay: decoupled; Euclidean parameters have torch's.
+        nesterov: look ahead along the momentum.
+        delta: how near to orthogonal counts as scale-invariant.
+        wd_ratio: share of the weight decay that scale-invariant weights keep.
+        geometry: "sphere", "euclidean", or `None` for the rule.
+        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        maximize: go up.
+        foreach: `False` handles tensors one by one instead of gathering small ones.
+        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+
+    Deviations: Heo et al. divide SGD's decay by `1 - momentum`; here it is decoupled as in AdamW.
+
+    Example:
+        A radial step is taken out:
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+        >>> optimizer = ProjectedSGD([weight], lr=1.0, geometry="sphere")
+        >>> weight.grad = torch.tensor([[3.0, 4.0]])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([[3., 4.]])
+
+    References: heo2021
+    """
+
+    row_numbers = ()
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+        geometry: str | None = None,
+        granularity: str | int = "row",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        super().__init__(params, defaults)
+
+    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        flat_sgd(group, params, self.state)
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        lr, mu = rate_of(group), float(group["momentum"])
+        tensors = ("momentum_buffer",) if mu else ()
+        fresh = [param for param in params if tensors and "momentum_buffer" not in self.state[param]]
+        known = {id(param) for param in fresh}
+        for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
+            for parts in _by_tensor(self._blocks(group, chosen, tensors, ())):
+                sweeps = []
+                for number, block in enumerate(parts):
+                    sweep = _Sweep(block, number)
+                    buffer = block.state.get("momentum_buffer")
+                    if group["nesterov"] and buffer is not None:
+                        buffer.mul_(mu).add_(block.grad, alpha=keep)
+                        block.w.sub_(torch.add(block.grad, buffer, alpha=mu), alpha=lr)
+                    else:
+                        fused = choose("sgd", group["fused"], block.w)
+                        sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=fused)
+                    sweeps.append(sweep.after())
+                _remove_radial(sweeps, group, lr)
+
+
+class ProjectedAdam(AdamGroups):
+    """Adam whose steps have no radial part on weights whose scale does not matter (AdamP).
+
+    `u = mhat / (sqrt(vhat) + eps)`; where the weights are found scale-invariant, `u = u - w <w, u> / <w, w>` per row
+    (or tensor); `w' = (1 - lr weight_decay f) w - lr u` with `f = wd_ratio` there and 1 elsewhere. The rule and the
+    geometries are those of `ProjectedSGD`; Euclidean parameters get torch's AdamW, bit for bit.
+
+    Args:
+        params: parameters, named parameters or groups, as in torch.optim.
+        lr: learning rate, a number or a tensor of one element.
+        betas: of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled.
+        delta: how near to orthogonal counts as scale-invariant.
+        wd_ratio: share of the weight decay that scale-invariant weights keep.
+        geometry: "sphere", "euclidean", or `None` for the rule.
+        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        maximize: go up.
+        foreach: `False` handles tensors one by one instead of gathering small ones.
+        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+
+    Example:
+        The step of Adam is (lr, lr); across the weights (3, 4) it has no radial part left:
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+        >>> optimizer = ProjectedAdam([weight], lr=0.1, geometry="sphere")
+        >>> weight.grad = torch.tensor([[1.0, 1.0]])
+        >>> optimizer.step()
+        >>> moved = weight.data - torch.tensor([[3.0, 4.0]])
+        >>> bool((moved @ torch.tensor([3.0, 4.0])).abs() < 1e-6)
+        True
+
+    References: heo2021
+    """
+
+    row_numbers = ()
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+        geometry: str | None = None,
+        granularity: str | int = "row",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        GeometricOptimizer.__init__(self, params, defaults)
+
+    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        flat_adamw(group, params, self.state)
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        lr = rate_of(group)
+        for step, chosen in self._counted(params).items():
+            count = torch.tensor(step, device=chosen[0].device)
+            for parts in _by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
+                sweeps = []
+                for number, block in enumerate(parts):
+                    sweep = _Sweep(block, number)
+                    adam_(
+                        block.w,
+                        block.grad,
+                        block.state["exp_avg"],
+                        block.state["exp_avg_sq"],
+                        count,
+                        lr=lr,
+                        betas=group["betas"],
+                        eps=group["eps"],
+                        fused=choose("adam", group["fused"], block.w),
+                    )
+                    sweeps.append(sweep.after())
+                _remove_radial(sweeps, group, lr)

@@ -1,0 +1,191 @@
+"""Adam on spheres: `SphereAdam` steps and normalizes, `GeodesicAdam` (Adam-G) has one second moment per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
+from torch.optim.optimizer import ParamsT
+
+from normgauge.manifolds import sphere
+from normgauge.optim._base import GeometricOptimizer, rate_of
+from normgauge.optim._kernels import adam_, choose
+from normgauge.optim._rows import Block
+
+
+def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
+    """Do a step of torch's own AdamW on the parameters of a group that are not on spheres, bit for bit."""
+    for param in params:
+        if not state[param]:
+            state[param]["step"] = torch.zeros((), dtype=torch.float32)
+            state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state[param]["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+    torch_adamw(
+        params,
+        [param.grad for param in params],  # type: ignore[misc]
+        [state[param]["exp_avg"] for param in params],
+        [state[param]["exp_avg_sq"] for param in params],
+        [],
+        [state[param]["step"] for param in params],
+        foreach=group["foreach"],
+        fused=group["fused"],
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+    )
+
+
+class AdamGroups(GeometricOptimizer):
+    """What the Adams share: betas, eps, a step count per parameter, AdamW on flat parameters."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        geometry: str | None = None,
+        granularity: str | int = "row",
+        radius: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        super().__init__(params, defaults)
+
+    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        flat_adamw(group, params, self.state)
+
+    def _counted(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
+        """Advance every step count and return the parameters by it: those skipped before are at another one."""
+        by_step: dict[float, list[Tensor]] = {}
+        for param in params:
+            state = self.state[param]
+            if "step" not in state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] += 1
+            by_step.setdefault(float(state["step"]), []).append(param)
+        return by_step
+
+
+class SphereAdam(AdamGroups):
+    """Adam, then every row brought back to its norm.
+
+    `w' = r u / |u|` with `u = w - lr mhat / (sqrt(vhat) + eps)`, moments as in torch's Adam and left where they are:
+    the radial part of a step is removed by the normalization. Parameters of a Euclidean geometry get torch's AdamW,
+    bit for bit.
+
+    Args:
+        params: parameters, named parameters or groups, as in torch.optim.
+        lr: learning rate, a number or a tensor of one element.
+        betas: of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, of Euclidean parameters; left out on spheres, with a warning.
+        geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
+        granularity: what is one sphere: "row", "tensor", or a number of equal blocks of the first axis.
+        radius: of the spheres; `None` keeps the norms the rows have at the first step.
+        maximize: go up.
+        foreach: `False` handles tensors one by one instead of gathering small ones.
+        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+
+    Example:
+        The first step of Adam moves every entry by lr, here across the weights; then the row is normalized:
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 1.0]]))
+        >>> optimizer = SphereAdam([weight], lr=0.5)
+        >>> weight.grad = torch.tensor([[1.0, -1.0]])
+        >>> optimizer.step()
+        >>> [round(x, 4) for x in (weight[0] / weight[0, 0]).tolist()], round(weight.norm().item() ** 2, 4)
+        ([1.0, 3.0], 2.0)
+
+    References: loshchilov2019, heo2021
+    """
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        lr = rate_of(group)
+        for step, chosen in self._counted(params).items():
+            count = torch.tensor(step, device=chosen[0].device)
+            for block in self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ("radius",)):
+                adam_(
+                    block.w,
+                    block.grad,
+                    block.state["exp_avg"],
+                    block.state["exp_avg_sq"],
+                    count,
+                    lr=lr,
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    fused=choose("adam", group["fused"], block.w),
+                )
+                block.w.mul_(block.numbers["radius"] / sphere.norm(block.w))
+                block.write()
+
+
+class GeodesicAdam(AdamGroups):
+    """Adam-G: one second moment per row, steps along great circles, the first moment carried by parallel transport.
+
+    Per row `w` of radius `r`, with the tangent gradient `h`: `m = beta1 m + (1 - beta1) h`,
+    `v = beta2 v + (1 - beta2) |h|^2`, `d = mhat / (sqrt(vhat) + eps)`, `w' = exp_w(-lr d)` and `m` transported along.
+    Because a row's direction is only scaled, the step is tangent (an elementwise one is not). The angle of a step is at
+    most about `lr / r`. Arguments are those of `SphereAdam`; there is no fused kernel, so `fused=True` is refused.
+
+    Deviations: Cho and Lee clip the gradient and regularize towards orthogonality; neither is done here. Their columns
+        are rows here, of any radius.
+
+    Example:
+        The first step turns by lr / r, whatever the size of the gradient:
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[2.0, 0.0]]))
+        >>> optimizer = GeodesicAdam([weight], lr=0.1)
+        >>> weight.grad = torch.tensor([[5.0, 1e-3]])
+        >>> optimizer.step()
+        >>> round(torch.atan2(-weight[0, 1], weight[0, 0]).item(), 4)
+        0.05
+
+    References: cho2017
+    """
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        if group["fused"] and any(self.is_curved(param, group) for param in group["params"]):
+            from normgauge.errors import InputError, explain
+
+            raise InputError(
+                explain("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
+            )
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for step, chosen in self._counted(params).items():
+            for block in self._blocks(group, chosen, ("exp_avg",), ("radius", "exp_avg_sq")):
+                _geodesic_adam(block, rate_of(group), group["betas"], group["eps"], step)
+                block.write()
+
+
+def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: float, step: float) -> None:
+    """Do one step of Adam-G on rows, as a 2x2 map of `w` and the first moment."""
+    w, grad, mean = block.w, block.grad, block.state["exp_avg"]
+    radius, square = block.numbers["radius"], block.numbers["exp_avg_sq"]
+    first, second = betas
+    w2 = sphere.norm(w).square_()
+    # subtracted, not taken from norms: where the gradient is mostly radial, |g|^2 - <w, g>^2 / r^2 would cancel
+    slope = torch.addcmul(grad, w, -block.dots(w, grad) / w2, out=block.scratch())
+    square.mul_(second).add_(sphere.norm(slope).square_(), alpha=1 - second)
+    mean.lerp_(slope, 1 - first)
+    mean2 = sphere.norm(mean).square_()
+    root = (square / (1 - second**step)).sqrt_().add_(eps)
+    length = lr / ((1 - first**step) * root)  # of a step, per unit of the moment
+    angle = length * mean2.sqrt() / radius
+    cosine, sine = angle.cos(), torch.sinc(angle / torch.pi)
+    on_sphere = radius * w2.rsqrt()
+    torch.mul(w, on_sphere * (length * mean2 / radius.square()) * sine, out=slope)
+    w.mul_(on_sphere * cosine).addcmul_(mean, -length * sine)
+    mean.mul_(cosine).add_(slope)

@@ -1,0 +1,168 @@
+"""Momentum SGD on spheres: `SphereSGD` steps and normalizes, `GeodesicSGD` follows the great circle exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from torch.optim.sgd import sgd as torch_sgd
+
+from normgauge.manifolds import sphere
+from normgauge.optim._base import GeometricOptimizer, rate_of
+from normgauge.optim._kernels import choose, sgd_
+from normgauge.optim._rows import Block
+from normgauge.optim._turns import SMALL_RATE, Moments, apply_, retraction, rotation
+
+Turn = Callable[[Moments, Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
+    """Do a step of torch's own SGD on the parameters of a group that are not on spheres, bit for bit."""
+    buffers = [state[param].get("momentum_buffer") if group["momentum"] else None for param in params]
+    torch_sgd(
+        params,
+        [param.grad for param in params],  # type: ignore[misc]
+        buffers,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        foreach=group["foreach"],
+        fused=group["fused"],
+    )
+    if group["momentum"]:
+        for param, buffer in zip(params, buffers, strict=True):
+            state[param]["momentum_buffer"] = buffer
+
+
+class SphereSGD(GeometricOptimizer):
+    """SGD with momentum on spheres: tangent gradient, step, normalize; momentum projected to the new point.
+
+    Per row `w` of radius `r`: `h = g - w <w, g> / r^2`; `b = momentum b + (1 - dampening) h` (`b = h` at first);
+    `w' = r (w - lr b) / |w - lr b|`; `b = b - w' <w', b> / r^2`. With `nesterov` the step is along `h + momentum b`.
+    Parameters of a Euclidean geometry get torch's SGD, bit for bit. Step sizes are lengths: the angle of a step is
+    about `lr |b| / r`, and on a scale-invariant loss `lr` means what it means for torch's SGD at that norm.
+
+    Args:
+        params: parameters, named parameters or groups, as in torch.optim.
+        lr: learning rate, a number or a tensor of one element.
+        momentum: of the buffer.
+        dampening: of the gradient's share in the buffer, from the second step on.
+        weight_decay: of Euclidean parameters; left out on spheres, with a warning.
+        nesterov: look ahead along the momentum.
+        geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
+        granularity: what is one sphere: "row", "tensor", or a number of equal blocks of the first axis.
+        radius: of the spheres; `None` keeps the norms the rows have at the first step.
+        maximize: go up.
+        foreach: `False` handles tensors one by one instead of gathering small ones.
+        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+
+    Raises:
+        InputError: for values out of range, sparse gradients, a zero row.
+
+    Example:
+        The norm stays, while torch's SGD lets it grow:
+
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+        >>> optimizer = SphereSGD([weight], lr=1.0)
+        >>> weight.grad = torch.tensor([[-4.0, 3.0]])
+        >>> optimizer.step()
+        >>> round(weight.norm().item(), 4)
+        5.0
+
+    References: cho2017, akbar2025
+    """
+
+    turn: Turn = staticmethod(retraction)
+    summed = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        geometry: str | None = None,
+        granularity: str | int = "row",
+        radius: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
+        super().__init__(params, defaults)
+
+    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        flat_sgd(group, params, self.state)
+
+    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        tensors = ("momentum_buffer",) if group["momentum"] else ()
+        fresh = [param for param in params if tensors and "momentum_buffer" not in self.state[param]]
+        known = {id(param) for param in fresh}
+        for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
+            for block in self._blocks(group, chosen, tensors, ("radius",)):
+                self._step_block(group, block, keep)
+                block.write()
+
+    def _step_block(self, group: dict[str, Any], block: Block, keep: float) -> None:
+        lr, mu, radius = rate_of(group), float(group["momentum"]), block.numbers["radius"]
+        if group["nesterov"] or (lr == 0 and mu):
+            self._explicit(block, lr, mu, keep, nesterov=group["nesterov"])
+            return
+        buffer = block.state.get("momentum_buffer")
+        sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
+        moving = block.grad if buffer is None else buffer
+        dot = (lambda: block.dots(block.w, moving)) if self.summed or lr < SMALL_RATE else None
+        moments = Moments(block.w, moving, radius, lr, dot)
+        scratch = None if buffer is None else block.scratch
+        apply_(block.w, moving, type(self).turn(moments, radius, lr), scratch)
+
+    def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
+        """Do the step in the words of the definition, where the short form does not apply."""
+        w, radius, buffer = block.w, block.numbers["radius"], block.state["momentum_buffer"]
+        slope = sphere.tangent(w, block.grad)
+        buffer.mul_(mu).add_(slope, alpha=keep)
+        move = (slope + mu * buffer if nesterov else buffer) * -lr
+        start = sphere.project(w, radius)
+        self._move(w, start, move, radius, buffer)
+
+    def _move(self, w: Tensor, start: Tensor, move: Tensor, radius: Tensor, buffer: Tensor) -> None:
+        w.copy_(sphere.project(start + move, radius))
+        buffer.copy_(sphere.tangent(w, buffer))
+
+
+class GeodesicSGD(SphereSGD):
+    """SGD with momentum along great circles, with the momentum carried by parallel transport.
+
+    Per row `w` of radius `r`: `h = g - w <w, g> / r^2`; `b = momentum b + (1 - dampening) h` (`b = h` at first);
+    `w' = w cos(a) - r sin(a) b / |b|` with `a = lr |b| / r`; `b = b cos(a) + w |b| sin(a) / r`, which keeps its length.
+    Arguments are those of `SphereSGD`.
+
+    Example:
+        A quarter turn lands on the other axis exactly:
+
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.tensor([[2.0, 0.0]]))
+        >>> optimizer = GeodesicSGD([weight], lr=torch.pi / 2)
+        >>> weight.grad = torch.tensor([[0.0, -2.0]])
+        >>> optimizer.step()
+        >>> bool((weight - torch.tensor([[0.0, 2.0]])).abs().max() < 1e-6)
+        True
+
+    References: cho2017
+    """
+
+    turn: Turn = staticmethod(rotation)
+    summed = True
+
+    def _move(self, w: Tensor, start: Tensor, move: Tensor, radius: Tensor, buffer: Tensor) -> None:
+        w.copy_(sphere.project(sphere.exp(start, move), radius))
+        buffer.copy_(sphere.transport(start, move, buffer))
