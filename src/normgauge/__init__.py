@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from normgauge import errors as errors
     from normgauge import lab as lab
     from normgauge import nn as nn
+    from normgauge import optim as optim
     from normgauge import report as report
     from normgauge import testing as testing
     from normgauge import theory as theory
-    from normgauge import optim as optim
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
@@ -74,10 +74,10 @@ _ROOMS = (
     "errors",
     "lab",
     "nn",
+    "optim",
     "report",
     "testing",
     "theory",
-    "optim",
 )
 _NAMES = {
     "activation_history": "measure",
