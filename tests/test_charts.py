@@ -52,6 +52,7 @@ def every_chart():
         "bars": charts.bars(losses(), x="step", series="series"),
         "histogram": charts.histogram(losses(), series="series", bins=7),
         "heatmap": charts.heatmap(grid, x="a", y="b", levels=3),
+        "surface": charts.surface(grid, x="a", y="b", levels=3, paths=[{"a": 0, "b": 1, "path": 0, "step": 0}]),
     }
 
 
@@ -64,7 +65,7 @@ def test_palette_is_seen_by_all_eyes(mode):
         assert worst >= 7.5, f"two colours look alike to {eye} eyes"
 
 
-@pytest.mark.parametrize("name", ["curves", "intervals", "against", "bars", "histogram", "heatmap"])
+@pytest.mark.parametrize("name", ["curves", "intervals", "against", "bars", "histogram", "heatmap", "surface"])
 def test_every_chart_is_valid_themed_and_renders(name, tmp_path):
     chart = every_chart()[name]
     spec = chart.to_dict()  # validates against the schema

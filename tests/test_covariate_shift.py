@@ -143,6 +143,8 @@ def test_bad_entries_are_statuses():
     assert [e.layer for e in found.layers] == ["used", "last", "unused"]
     assert found["used"].uses == 2
     assert found["unused"].status == "skipped" and "not used" in found["unused"].sentence
+    cut = covariate_shift(Objective(Odd(), lambda out, _: out.detach().mean(), batch, mode="eval"), 0.1)
+    assert {e.status for e in cut.layers} == {"skipped"} and "differentiable" in cut.layers[0].sentence
     log = Objective(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)), _log, _ones(), mode="eval")
     log = log.at({name: torch.ones(1, 1) for name in log.names})
     burst = covariate_shift(log, 5.0)

@@ -109,6 +109,18 @@ def test_functions_shared_and_idle_layers():
     assert found["idle"].status == "skipped" and "not called" in found["idle"].sentence
 
 
+def test_losses_that_are_not_finite_or_not_differentiable_are_statuses():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    batch = (torch.randn(4, 2), torch.randn(4, 1))
+    stopped = signal_propagation(Objective(model, lambda out, _: out.detach().mean(), batch, mode="eval"))
+    assert {entry.status for entry in stopped.layers} == {"skipped"}
+    assert math.isfinite(stopped.layers[0].variance) and math.isnan(stopped.growth)
+    with torch.no_grad():
+        model[2].weight.fill_(float("inf"))
+    burst = signal_propagation(Objective(model, F.mse_loss, batch, mode="eval"))
+    assert burst.layers[2].status == "diverged" and math.isfinite(burst.layers[0].variance)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_runs_on_every_kind_of_model_without_a_trace(case):
     objective = case.make("train")

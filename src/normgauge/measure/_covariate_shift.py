@@ -154,7 +154,12 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
     References: santurkar2018.
     """
     layers = execution_order(objective, groups)
-    gradient = objective.gradient()
+    try:
+        gradient = objective.gradient()
+    except NotDifferentiableError as error:
+        lost = (math.nan, math.nan, math.nan, math.nan, math.nan)
+        holes = tuple(LayerShift(layer.name, *lost, layer.uses, "skipped", str(error)) for layer in layers)
+        return CovariateShift(holes, _words(update), objective.mode, 0)
     new = updated(objective, update, gradient)
     moments = _moment_changes(objective, new, layers)
     mixed: dict[str, Tensor] = {}

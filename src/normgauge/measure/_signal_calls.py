@@ -52,7 +52,8 @@ class Call:
     variances: list[tuple[int, float]] = field(default_factory=list)
     zero_units: Tensor | None = None
     saturated: int = 0
-    gradient: float = math.nan
+    gradient: float = 0.0
+    reached: bool = False
     finite: bool = True
 
     @property
@@ -84,8 +85,8 @@ class Call:
         """Return a tensor hook that adds the squared norm of `share` times the gradient."""
 
         def hook(gradient: Tensor) -> None:
-            squares = (share * norm(gradient)) ** 2
-            self.gradient = squares if math.isnan(self.gradient) else self.gradient + squares
+            self.gradient += (share * norm(gradient)) ** 2
+            self.reached = True
 
         return hook
 

@@ -14,7 +14,7 @@ from normgauge.measure._execution import watched
 from normgauge.measure._norms import norm
 from normgauge.measure._signal_calls import Call, Recorder, role_of
 from normgauge.objective import Objective
-from normgauge.objective._diagnose import check_depends
+from normgauge.objective._diagnose import check_scalar
 from normgauge.records import Result, Status
 from normgauge.theory import mean_field
 
@@ -195,9 +195,15 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
 
         def body(model: nn.Module, number: int = number, batch: Any = batch, leaves: Any = leaves) -> Any:
             with watched(model, recorder.leave, recorder.enter), recorder:
-                value = objective._total(objective._recipe.terms(model, batch), number)
-            check_depends(value)
-            return torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+                terms = objective._recipe.terms(model, batch)
+            # a loss that is not finite is no reason to stop: the table shows at which layer it began
+            chosen = [terms[name] for name in (objective._terms or terms)]
+            for value in chosen:
+                check_scalar(value, "loss", number)
+            total = torch.stack(chosen).sum()
+            if not total.requires_grad:
+                return [None] * len(leaves)
+            return torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
 
         for name, slope in zip(leaves, objective._evaluate(leaves, number, body), strict=True):
             if slope is not None:
@@ -210,9 +216,9 @@ def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> Lay
     own = [norm(slope) ** 2 for name, slope in gradients.items() if _owner(name) == weights and slope.ndim >= 2]
     status: Status = "ok"
     sentence = ""
-    if not call.finite or math.isinf(call.gradient):
+    if not call.finite or not math.isfinite(call.gradient):
         status, sentence = "diverged", "its output or gradient is not finite"
-    elif math.isnan(call.gradient):
+    elif not call.reached:
         status, sentence = "skipped", "no gradient reaches its output"
     samples = sum(n for n, _ in call.variances)
     return LayerSignal(
@@ -223,7 +229,7 @@ def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> Lay
         pre_variance=sum(n * v for n, v in call.variances) / samples if samples else math.nan,
         dead=math.nan if call.zero_units is None else float(call.zero_units.double().mean()),
         saturated=call.saturated / call.count if call.saturates else math.nan,
-        gradient=call.gradient,
+        gradient=call.gradient if call.reached else math.nan,
         weight_gradient=sum(own) if own else math.nan,
         status=status,
         sentence=sentence,
