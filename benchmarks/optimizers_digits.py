@@ -1,9 +1,9 @@
-"""Do optimizers on spheres help? A BatchNorm net on scikit-learn's digits, the same number of trials for each optimizer.
+"""Do optimizers on spheres help? A BatchNorm net on scikit-learn's digits, equal trials for each optimizer.
 
-Run with `python benchmarks/optimizers_digits.py`; writes benchmarks/results/optimizers_digits.json. Every optimizer gets
-the same grid size of learning rates and the same seeds; the rate is chosen on a validation split, the accuracy reported on
-a test split. Sensitivities: accuracy over the whole grid, and at the chosen rate when the hidden weights start
-larger or smaller by a factor (which changes nothing in the function).
+Run with `python benchmarks/optimizers_digits.py`; writes benchmarks/results/optimizers_digits.json. Every optimizer
+gets the same grid size of learning rates and the same seeds; the rate is chosen on a validation split, the accuracy
+reported on a test split. Sensitivities: accuracy over the whole grid, and at the chosen rate when the hidden weights
+start larger or smaller by a factor (which changes nothing in the function).
 """
 
 from __future__ import annotations

@@ -141,9 +141,10 @@ def gradient_flow(
 ) -> GradientFlow:
     """Integrate `d theta / dt = -grad L(theta)` and report the drift of every conserved quantity.
 
-    A symmetry whose generator is `v = M theta` with symmetric M conserves `<theta, M theta>`: the squared norm of every
-    scale-invariant row (or joint norm), and `gamma^2 + beta^2 - |V_col|^2` and its like for rescalings;
-    a shift conserves a sum of entries. The flow keeps them up to integration error; gradient descent with rate eta departs by O(eta).
+    A symmetry whose generator is `v = M theta` with symmetric M conserves `<theta, M theta>`: the squared norm of
+    every scale-invariant row (or joint norm), and `gamma^2 + beta^2 - |V_col|^2` and its like for rescalings; a shift
+    conserves a sum of entries. The flow keeps them up to integration error; gradient descent with rate eta departs by
+    O(eta).
 
     Kind: estimate; the drift itself measures the integration error along the symmetries. Cost: 6 gradients per adaptive
         step, 4 per fixed step, and time / rate per rate.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
@@ -75,10 +76,10 @@ def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_eva
         slopes = [slope]
         try:
             for row in STAGES:
-                moved = theta + h * sum(a * k for a, k in zip(row, slopes, strict=True))
+                moved = theta + h * _mixed(row, slopes)
                 loss, new = f(moved)
                 slopes.append(new)
-            error = float((h * sum(e * k for e, k in zip(ERROR, slopes, strict=True))).norm())
+            error = h * float(_mixed(ERROR, slopes).norm())
         except NonFiniteError:
             error = math.inf
         path.evaluations += 6
@@ -95,3 +96,10 @@ def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_eva
             path.status = "nonconverged"
             break
     return path
+
+
+def _mixed(coefficients: tuple[float, ...], slopes: list[Tensor]) -> Tensor:
+    total = torch.zeros_like(slopes[0])
+    for coefficient, slope in zip(coefficients, slopes, strict=True):
+        total = total.add(slope, alpha=coefficient)
+    return total

@@ -130,12 +130,13 @@ def weight_dynamics(
     """Tell for every block whether its scale is free, and where the optimizer is taking its norm and direction.
 
     For scale-invariant w the gradient is orthogonal to w and falls as 1 / |w|, so steps make the norm grow and weight
-    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD,
-    momentum, AdamW and Adam with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass
-    batches of the size you train with, since their noise is part of it.
+    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, AdamW and Adam
+    with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass batches of
+    the size you train with, since their noise is part of it.
 
     Kind: norms, the next norm and its angle are exact; equilibria are estimates: they assume gradients that are
-        isotropic, independent between steps, and stay of today's size. Cost: one gradient per batch, and `ng.symmetries`.
+        isotropic, independent between steps, and stay of today's size. Cost: one gradient per batch, and
+        `ng.symmetries`.
 
     Args:
         objective: what is trained; the model is left as it was.

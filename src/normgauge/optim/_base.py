@@ -54,7 +54,7 @@ class GeometricOptimizer(Optimizer):
         self._warn_about_decay(group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure` re-evaluates the model and returns the loss."""
         loss = None
         if closure is not None:

@@ -64,6 +64,7 @@ class Block:
     items: list[Item]
     packed: bool
     pool: Pool
+    last: bool = True  # of its tensors' blocks; packed memory is reused by the block after it
 
     @property
     def owners(self) -> int:
@@ -165,7 +166,9 @@ def _slices(item: Item, views: list[Tensor], pool: Pool) -> Iterator[Block]:
     for start in range(0, item.rows, step):
         w, grad, *rest = (view[start : start + step] for view in views)
         part = {key: value[start : start + step] for key, value in numbers.items()}
-        yield Block(w, grad, dict(zip(item.tensors, rest, strict=True)), part, [item], False, pool)
+        yield Block(
+            w, grad, dict(zip(item.tensors, rest, strict=True)), part, [item], False, pool, start + step >= item.rows
+        )
 
 
 def _packed(bucket: list[Item], pool: Pool) -> Block:
@@ -176,10 +179,10 @@ def _packed(bucket: list[Item], pool: Pool) -> Block:
         whole = (len(tensors), *tensors[0].shape)
         if {tensor.dtype for tensor in tensors} != {dtype}:
             return torch.stack([tensor.to(dtype) for tensor in tensors]).view(-1, columns)
-        return torch.stack(tensors, out=pool.take(name, whole, first.detach())).view(-1, columns)
+        return torch.stack(tensors, out=pool.take(name, whole, first)).view(-1, columns)
 
     return Block(
-        gather("w", [item.param.detach() for item in bucket], shape[1]),
+        gather("w", [item.param for item in bucket], shape[1]),
         gather("grad", [item.grad for item in bucket], shape[1]),
         {key: gather(key, [item.tensors[key] for item in bucket], shape[1]) for key in bucket[0].tensors},
         {key: gather(key, [item.numbers[key] for item in bucket], 1) for key in bucket[0].numbers},

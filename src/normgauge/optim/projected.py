@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,8 +65,12 @@ def _aligned(wg: Tensor, ww: Tensor, gg: Tensor) -> Tensor:
 
 
 def _by_tensor(blocks: Iterator[Block]) -> Iterator[list[Block]]:
-    for _, parts in itertools.groupby(blocks, key=lambda block: id(block.items[0])):
-        yield list(parts)
+    parts: list[Block] = []
+    for block in blocks:
+        parts.append(block)
+        if block.last:  # told by the block itself: looking ahead would overwrite packed memory
+            yield parts
+            parts = []
 
 
 class ProjectedSGD(GeometricOptimizer):

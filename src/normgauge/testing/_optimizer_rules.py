@@ -129,7 +129,8 @@ def untouched_gradients(make: Make, ledger: Ledger) -> None:
 def kernels(make: Make, ledger: Ledger) -> None:
     """`fused` and `foreach` give the same numbers or are refused, and never pass unseen."""
     plain = Run(make).steps(4)
-    for options in ({"fused": True}, {"fused": False}, {"foreach": True}, {"foreach": False}):
+    choices: tuple[dict[str, Any], ...] = ({"fused": True}, {"fused": False}, {"foreach": True}, {"foreach": False})
+    for options in choices:
         try:
             other = Run(make, **options).steps(4)
         except (TypeError, ValueError, RuntimeError):
