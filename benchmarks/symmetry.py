@@ -160,7 +160,9 @@ def main() -> None:
             "torch": torch.__version__,
         }
         print(table)
-        print(f"{name}: cost {results[name]['cost']:.1f} (limit {LIMITS[name]}), memory {ratio:.2f} of a training step\n")
+        print(
+            f"{name}: cost {results[name]['cost']:.1f} (limit {LIMITS[name]}), memory {ratio:.2f} of a training step\n"
+        )
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
