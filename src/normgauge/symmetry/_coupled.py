@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normgauge.symmetry._axes import Slot, leaf_module
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._probe import Signatures
+from normgauge.symmetry._probe import Signatures, independent
 from normgauge.symmetry._terms import Term
 
 Bundle = tuple[Term, ...]
@@ -30,7 +30,14 @@ def probes_wanted(terms: Sequence[Term]) -> dict[Term, int]:
     return {term: -(-int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) + SPARE) // term.size) + 1 for term in terms}
 
 
-def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
+def decided(signatures: Signatures, terms: Sequence[Term]) -> tuple[list[Term], list[Term]]:
+    """Split columns into those whose index size has rows enough for one null space, and the others."""
+    wanted = probes_wanted(terms)
+    ready = [term for term in terms if len(signatures.values[term]) >= wanted[term]]
+    return ready, [term for term in terms if len(signatures.values[term]) < wanted[term]]
+
+
+def coupled(signatures: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
     """Return families of two or more terms, finest index first.
 
     For every index size d, each column gives a vector of length d * probes; a combination of columns that
@@ -41,18 +48,16 @@ def coupled(signatures: Signatures, imitated: Signatures, terms: Sequence[Term],
         sizes.setdefault(term.size, []).append(term)
     found: list[Family] = []
     for size in sorted(sizes, reverse=True):
-        if size == 1:
-            sizes[1] = _without_known(sizes[1], found)
         here = [
             _family(signatures, bundles, coefficients, size)
             for bundles in _arrangements(sizes[size], size * len(signatures.values[sizes[size][0]]))
-            for coefficients in null_vectors(signatures, imitated, bundles, precision)
+            for coefficients in null_vectors(signatures, bundles, precision)
         ]
         found.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
     return found
 
 
-def _without_known(terms: list[Term], known: Sequence[Family]) -> list[Term]:
+def without_known(terms: list[Term], known: Sequence[Family]) -> list[Term]:
     """Drop one writer per family already found: whole-tensor scales then come out modulo the finer ones.
 
     A stream's free scale is thus written with the tensors that write into the stream, not with those before them.
@@ -65,7 +70,7 @@ def _without_known(terms: list[Term], known: Sequence[Family]) -> list[Term]:
         pivot = next((t.parameter for t in family.terms if t.coefficient > 0 and t.parameter not in dropped), None)
         if pivot is not None and all(term.role == "scale" for term in family.terms):
             dropped.add(pivot)
-    return [term for term in terms if not (term.finite_scale and term.parameter in dropped)]
+    return [t for t in terms if not (t.finite_scale and t.size == 1 and t.parameter in dropped)]
 
 
 def _arrangements(terms: list[Term], rows: int) -> list[list[Bundle]]:
@@ -108,13 +113,11 @@ def _matrix(signatures: Signatures, bundles: Sequence[Bundle]) -> Tensor:
     return torch.stack([sum(signatures.of(t) for t in bundle).reshape(-1) for bundle in bundles], dim=1)  # type: ignore[union-attr]
 
 
-def null_vectors(
-    signatures: Signatures, imitated: Signatures, bundles: list[Bundle], precision: float
-) -> list[dict[int, float]]:
+def null_vectors(signatures: Signatures, bundles: list[Bundle], precision: float) -> list[dict[int, float]]:
     """Return integer null combinations of the bundles' columns as {column: coefficient}."""
     if len(bundles) < 2:
         return []
-    chosen = _independent(_matrix(imitated, bundles))
+    chosen = independent([bundle[0] for bundle in bundles], signatures.point)
     matrix = _matrix(signatures, [bundles[k] for k in chosen])
     cube = matrix.reshape(bundles[0][0].size, -1, matrix.shape[1])
     loud = cube.square().sum((0, 2)).sqrt()
@@ -156,24 +159,6 @@ def null_count(relative: Tensor, precision: float) -> int:
         elif value > precision and above > LARGEST_NULL:
             break
     return count
-
-
-def _independent(matrix: Tensor) -> list[int]:
-    """Return columns, earlier ones preferred, that span the matrix."""
-    chosen: list[int] = []
-    basis = matrix.new_zeros(matrix.shape[0], 0)
-    for k in range(matrix.shape[1]):
-        column = matrix[:, k]
-        norm = column.norm()
-        if norm == 0:
-            continue
-        rest = column / norm
-        for _ in range(2):
-            rest = rest - basis @ (basis.T @ rest)
-        if float(rest.norm()) > 1e-9:
-            chosen.append(k)
-            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
-    return chosen
 
 
 def reduced(basis: Tensor) -> Tensor:

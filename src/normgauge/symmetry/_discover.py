@@ -13,12 +13,13 @@ from normgauge.rng import generator
 from normgauge.symmetry._bases import change_of_basis
 from normgauge.symmetry._centred import centred_candidates
 from normgauge.symmetry._certify import Certifier
-from normgauge.symmetry._coupled import coupled, probes_wanted
+from normgauge.symmetry._coupled import coupled, decided, probes_wanted, without_known
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._independence import dimension, implied
-from normgauge.symmetry._probe import Columns, Signatures, columns, imitation, jittered_point
+from normgauge.symmetry._probe import Columns, Signatures, columns, jittered_point
 from normgauge.symmetry._result import Symmetries
 from normgauge.symmetry._single import dead_entries, dead_units, null_everywhere, single_block, unused
+from normgauge.symmetry._terms import Term
 from normgauge.symmetry._trace import Hints, check_enough_samples, trace
 from normgauge.symmetry._values import Function, Of, Point
 
@@ -83,7 +84,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     signatures = _probe(function, found, point, seed)
     draw, source = function.probe(point, 0), generator(seed + 20)
     gradients = [draw(source) for _ in range(2)]
-    families = _candidates(signatures, found, gradients, hints, certifier.precision)
+    families = _candidates(function, signatures, found, gradients, hints, certifier.precision)
     certified = certifier.certify(families)
     if objective.mode == "train" and _uses_the_mode(certifier):
         slope = function.probe(point, 0, mode="eval")(generator(seed + 30))
@@ -99,23 +100,32 @@ def _uses_the_mode(certifier: Certifier) -> bool:
 
 
 def _probe(function: Function, found: Columns, point: Point, seed: int) -> Signatures:
-    """Collect signatures: a few gradients of whole batches, then as many of parts as small indices need."""
+    """Collect the signatures of a few gradients of whole batches."""
     signatures, source, terms = Signatures(point), generator(seed + 10), found.every()
     draw = None
     for number in range(PROBES):
         if draw is None or len(function.batches) > 1:
             draw = function.probe(point, number)
         signatures.add(terms, draw(source))
-    wanted = {**probes_wanted(found.scales), **probes_wanted(found.shifts)}
-    count = max(4, -(-function.samples[0] // 16))
-    for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
-        draw = function.probe(point, 0, function.part(count, source))
-        signatures.add([term for term, needed in wanted.items() if number < needed], draw(source))
     return signatures
 
 
+def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> None:
+    """Add gradients of parts of the batch: many equations, cheap, for the index sizes that lack them."""
+    source, wanted = generator(seed + 11), probes_wanted(terms)
+    count = max(4, -(-function.samples[0] // 16))
+    for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
+        draw = function.probe(signatures.point, 0, function.part(count, source))
+        signatures.add([term for term, needed in wanted.items() if number < needed], draw(source))
+
+
 def _candidates(
-    signatures: Signatures, found: Columns, gradients: Sequence[Mapping[str, Tensor]], hints: Hints, precision: float
+    function: Function,
+    signatures: Signatures,
+    found: Columns,
+    gradients: Sequence[Mapping[str, Tensor]],
+    hints: Hints,
+    precision: float,
 ) -> list[Family]:
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
@@ -127,10 +137,15 @@ def _candidates(
                 accepted.append(family)
 
     accept(single_block(signatures, found, precision))
+    groups = []
     for group in (found.scales, found.shifts):
         live = [term for term in group if not null_everywhere(signatures, term, precision)]
-        imitated = imitation(point, probes_wanted(live), 99)
-        accept(coupled(signatures, imitated, live, precision))
+        ready, waiting = decided(signatures, live)
+        accept(coupled(signatures, ready, precision))
+        groups.append(without_known(waiting, accepted))
+    _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed=len(accepted))
+    for waiting in groups:
+        accept(coupled(signatures, waiting, precision))
     accept(_centred(accepted, point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,7 +81,7 @@ def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
         slots = list(dict.fromkeys(parameter_slots(name, shape, hints)))
         found.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
         if sum(s > 1 for s in shape) <= 1:
-            found.shifts.extend(Shift(slot) for slot in [*slots, whole_slot(name, shape)])
+            found.shifts.extend(Shift(slot) for slot in slots)
         else:
             found.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
             found.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
@@ -172,7 +172,9 @@ class Signatures:
         for name, slope in gradient.items():
             seen = slope.detach().abs()
             self.largest[name] = torch.maximum(self.largest[name], seen) if name in self.largest else seen
-        products = {name: self.point[name] * slope for name, slope in gradient.items()}
+        terms = list(terms)
+        scaled = {term.parameter for term in terms if isinstance(term, Scale)}
+        products = {name: self.point[name] * gradient[name] for name in scaled}
         squares = {name: value.square() for name, value in products.items()}
         for term in terms:
             if isinstance(term, Scale):
@@ -201,13 +203,39 @@ class Signatures:
         return torch.where(found < 0, torch.full_like(found, float("nan")), found)
 
 
-def imitation(point: Point, wanted: Mapping[Term, int], seed: int) -> Signatures:
-    """Return signatures under random gradients that no model made: their null space is what is trivially null."""
-    source, result = generator(seed), Signatures(point)
-    for number in range(max(wanted.values(), default=0)):
-        gradient = {
-            name: torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
-            for name, value in point.items()
-        }
-        result.add([term for term, count in wanted.items() if number < count], gradient)
-    return result
+def independent(terms: Sequence[Term], point: Point, seed: int = 99) -> list[int]:
+    """Return the positions of terms, earlier ones preferred, whose fields are linearly independent.
+
+    Sums of parts, and parts of parts, are trivially dependent. Random gradients that no model made show it; they
+    are drawn only for tensors that carry refined slots, since whole rows and columns never depend on each other.
+    """
+    refined = {
+        t.parameter for t in terms if t.slot.narrow is not None or t.slot.view != tuple(point[t.slot.name].shape)
+    }
+    chosen = [k for k, term in enumerate(terms) if term.parameter not in refined]
+    for name in refined:
+        places = [k for k, term in enumerate(terms) if term.parameter == name]
+        source, made = generator(seed), Signatures(point)
+        for _ in range(len(places) // max(1, terms[places[0]].size) + 2):
+            noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
+            made.add([terms[k] for k in places], {name: noise})
+        matrix = torch.stack([made.of(terms[k]).reshape(-1) for k in places], dim=1)
+        chosen.extend(places[k] for k in _spanning(matrix))
+    return sorted(chosen)
+
+
+def _spanning(matrix: Tensor) -> list[int]:
+    """Return columns, earlier ones preferred, that span the matrix."""
+    chosen: list[int] = []
+    basis = matrix.new_zeros(matrix.shape[0], 0)
+    for k in range(matrix.shape[1]):
+        norm = matrix[:, k].norm()
+        if norm == 0:
+            continue
+        rest = matrix[:, k] / norm
+        for _ in range(2):
+            rest = rest - basis @ (basis.T @ rest)
+        if float(rest.norm()) > 1e-9:
+            chosen.append(k)
+            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    return chosen
