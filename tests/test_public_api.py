@@ -42,6 +42,7 @@ PUBLIC = {
     "drift",
     "errors",
     "flatness",
+    "gradient_flow",
     "lab",
     "landscape",
     "landscape_bands",
@@ -50,6 +51,7 @@ PUBLIC = {
     "margins",
     "nn",
     "operator_norm",
+    "optim",
     "param_groups",
     "quotient_spectrum",
     "report",
@@ -62,6 +64,7 @@ PUBLIC = {
     "testing",
     "theory",
     "trace",
+    "weight_dynamics",
 }
 
 
