@@ -76,7 +76,8 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     References: sun2020, akbar2025.
     """
     function = Function(objective, of)
-    hints = trace(lambda: function.run(lambda model, batch: objective._recipe.outputs(model, batch)))
+    recipe = objective._recipe
+    hints: Hints = function.run(lambda model, batch: trace(lambda: recipe.outputs(model, batch)))
     check_enough_samples(hints, objective.mode)
     point = jittered_point(function, seed)
     certifier = Certifier(function, point, seed, narrow=hints.narrow)
@@ -130,11 +131,14 @@ def _candidates(
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
     accepted = dead_entries(signatures, precision)
+    seen: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
 
     def accept(families: list[Family]) -> None:
         for family in families:
-            if not implied(family, accepted, point):
+            key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
+            if key not in seen and not implied(family, accepted, point):
                 accepted.append(family)
+            seen.add(key)
 
     accept(single_block(signatures, found, precision))
     groups = []

@@ -22,6 +22,9 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
     A random combination of the family's vectors is compared with the combinations of the known families that
     agree with it on a tensor they share.
     """
+    touched = {key for other in known for key in _keys(other)}
+    if not _keys(family) <= touched:
+        return False
     chi = torch.randn(len(family), generator=generator(1234), dtype=torch.float64)
     if centred:
         chi = chi - chi.mean()
@@ -118,8 +121,37 @@ def dense_rank(families: Sequence[Family], point: Point) -> int:
     return int((sigma > limit * sigma[0]).sum())
 
 
+def _keys(family: Family) -> set[tuple[str, str]]:
+    """Return where a family acts: on a tensor, by scaling, by 1/gamma, or by constants.
+
+    On generic values the three are independent of each other, so a relation must cancel within each.
+    """
+    kinds = {"scale": "scale", "gain": "scale", "centred": "centred"}
+    return {(term.parameter, kinds.get(term.role, "shift")) for term in family.terms}
+
+
+def entangled(families: Sequence[Family]) -> list[Family]:
+    """Return the families that may take part in a relation: each acts nowhere alone.
+
+    A family that acts alone somewhere is independent of the others and can be put aside; then the next one may be.
+    """
+    left = list(families)
+    while True:
+        counts: dict[tuple[str, str], int] = {}
+        for family in left:
+            for key in _keys(family):
+                counts[key] = counts.get(key, 0) + 1
+        rest = [family for family in left if all(counts[key] > 1 for key in _keys(family))]
+        if len(rest) == len(left):
+            return rest
+        left = rest
+
+
 def relations(families: Sequence[Family], point: Point) -> int:
     """Count linear relations between the generators of different families."""
+    families = entangled(families)
+    if not families:
+        return 0
     total = 0
     for position, family in enumerate(families):
         if len(family) > 1 and implied(family, families[:position], point, centred=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,12 +186,12 @@ def no_hints() -> Hints:
     return Hints()
 
 
-def trace(run: Any) -> Hints:
+def trace(forward: Callable[[], object]) -> Hints:
     """Run a forward under the trace; a failed trace gives no hints and costs completeness, never correctness."""
     tracer = Trace()
     try:
-        with tracer, torch.no_grad():
-            run()
+        with tracer:
+            forward()
     except (RuntimeError, TypeError, NotImplementedError, AttributeError, IndexError):
         return no_hints()
     return tracer.hints

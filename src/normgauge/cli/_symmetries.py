@@ -1,0 +1,117 @@
+"""`normgauge symmetries package.module:factory --input 3x32x32`: the table for a model one can import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from normgauge.errors import InputError, NormgaugeError, explain
+from normgauge.objective import Objective
+from normgauge.rng import generator
+from normgauge.symmetry import symmetries as find_symmetries
+
+
+def symmetries(
+    target: Annotated[str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective")],
+    input: Annotated[str, typer.Option(help="shape of one input without the batch, such as 3x32x32")] = "",
+    tokens: Annotated[int, typer.Option(help="vocabulary, for models that read integers")] = 0,
+    batch: Annotated[int, typer.Option(help="samples in the random batch")] = 32,
+    mode: Annotated[str, typer.Option(help="train or eval")] = "train",
+    of: Annotated[
+        str, typer.Option(help="outputs or loss (loss needs a factory that returns an Objective)")
+    ] = "outputs",
+    seed: Annotated[int, typer.Option(help="of inputs and probes")] = 0,
+    explain_: Annotated[bool, typer.Option("--explain", help="print sentences per layer as well")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")] = False,
+) -> None:
+    """Print which changes of the parameters leave the model's outputs unchanged."""
+    try:
+        objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed)
+        found = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
+    except NormgaugeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        rows = found._rows()
+        summary = {"dimension": found.dimension, "matrix_dimension": found.matrix_dimension, "mode": found.mode}
+        typer.echo(json.dumps({**summary, "unobserved": found.unobserved, "families": rows}))
+        return
+    typer.echo(str(found))
+    if explain_:
+        typer.echo(found.explain())
+
+
+def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: str, of: str, seed: int) -> Objective:
+    """Import a factory and make the objective the table is about.
+
+    Raises:
+        InputError: when the target, its return value or the shape cannot be used.
+    """
+    made = _import(target)()
+    if isinstance(made, Objective):
+        return made.replace(mode=mode)  # type: ignore[arg-type]
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            explain(
+                f"symmetries {target}",
+                "the factory returns a module or an Objective",
+                type(made).__name__,
+                "Return one",
+            )
+        )
+    if of == "loss":
+        raise InputError(
+            explain(
+                f"symmetries {target}", "--of loss needs to know the loss", "a module", "Return an Objective instead"
+            )
+        )
+    inputs = _inputs(shape, tokens, batch, seed)
+    zeros = torch.zeros(batch)
+    return Objective(made, lambda out, _: _first(out).square().mean(), (inputs, zeros), mode=mode)  # type: ignore[arg-type]
+
+
+def _first(output: Any) -> torch.Tensor:
+    """Return the first floating tensor of an output: only its existence matters here."""
+    if isinstance(output, torch.Tensor):
+        return output
+    return _first(next(iter(output.values() if hasattr(output, "values") else output)))
+
+
+def _import(target: str) -> Any:
+    module, _, name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            explain(
+                "symmetries", "the target is package.module:factory, importable from here", repr(target), str(error)
+            )
+        ) from error
+
+
+def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:
+    try:
+        sizes = tuple(int(size) for size in shape.split("x"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1 or batch < 1:
+        raise InputError(
+            explain(
+                "symmetries",
+                "--input is a shape like 3x32x32",
+                repr(shape),
+                "Pass the shape of one input without the batch",
+            )
+        )
+    if tokens:
+        return torch.randint(0, tokens, (batch, *sizes), generator=generator(seed))
+    return torch.randn(batch, *sizes, generator=generator(seed), dtype=torch.get_default_dtype())

@@ -1,0 +1,54 @@
+"""The command line's door to symmetries."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from normgauge.cli._symmetries import symmetries
+
+APP = typer.Typer()
+APP.command()(symmetries)
+
+
+@pytest.fixture
+def factories(tmp_path, monkeypatch):
+    (tmp_path / "mymodels.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def mlp():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(), nn.Linear(6, 3))\n"
+        "def words():\n    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))\n"
+        "def number():\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(APP, list(arguments))
+
+
+def test_table_sentences_and_json(factories):
+    result = run("mymodels:mlp", "--input", "4", "--explain")
+    assert result.exit_code == 0 and "rescale" in result.stdout and "mode=train" in result.stdout
+    assert "only their product counts" in result.stdout
+    told = json.loads(run("mymodels:mlp", "--input", "4", "--json").stdout)
+    assert told["dimension"] == 6 and told["families"][0]["status"] == "exact"
+    assert json.loads(run("mymodels:words", "--input", "2", "--tokens", "5", "--json").stdout)["unobserved"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mymodels:nothing", "--input", "4"), "importable from here"),
+        (("mymodels:number", "--input", "4"), "a module or an Objective"),
+        (("mymodels:mlp", "--input", "four"), "a shape like 3x32x32"),
+        (("mymodels:mlp", "--input", "4", "--of", "loss"), "needs to know the loss"),
+        (("mymodels:mlp", "--input", "4", "--mode", "test"), "mode must be"),
+    ],
+)
+def test_wrong_use_exits_with_two_and_says_why(factories, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
