@@ -131,8 +131,8 @@ def weight_dynamics(
 
     For scale-invariant w the gradient is orthogonal to w and falls as 1 / |w|, so steps make the norm grow and weight
     decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, AdamW and Adam
-    with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass batches of
-    the size you train with, since their noise is part of it.
+    with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass batches
+    of the size you train with, since their noise is part of it.
 
     Kind: norms, the next norm and its angle are exact; equilibria are estimates: they assume gradients that are
         isotropic, independent between steps, and stay of today's size. Cost: one gradient per batch, and
