@@ -27,23 +27,17 @@ class Moments:
         b: the momentum (the gradient where there is none).
         radius: of each row before the step.
         lr: of the step.
-        dot: sums `<wt, bt>`; `None` to take it from the norms.
+        dot: `<wt, bt>`.
     """
 
-    def __init__(self, w: Tensor, b: Tensor, radius: Tensor, lr: float, dot: Callable[[], Tensor] | None) -> None:
+    def __init__(self, w: Tensor, b: Tensor, radius: Tensor, lr: float, dot: Tensor) -> None:
         self.r2 = radius.square()
         self.m = sphere.norm(w).square_()
         self.q = sphere.norm(b).square_()
-        if dot is not None:
-            self.p = dot()
-            self.w2 = self.m + 2 * lr * self.p + lr**2 * self.q  # |w|^2 as it really was
-            self.c = (self.p + lr * self.q) / self.w2
-            self.turn = lr * self.c
-        else:
-            self.w2 = self.r2
-            self.turn = (self.r2 - self.m).add_(self.q, alpha=lr**2).div_(self.r2).mul_(0.5)
-            self.c = self.turn / lr
-            self.p = (self.c * self.r2).sub_(self.q, alpha=lr)
+        self.p = dot
+        self.w2 = self.m + 2 * lr * self.p + lr**2 * self.q  # |w|^2 as it really was
+        self.c = (self.p + lr * self.q) / self.w2
+        self.turn = lr * self.c
         self.b2 = (self.q - self.c.square() * self.w2).clamp_min(0)  # |tangent momentum|^2
 
 
@@ -85,3 +79,22 @@ def apply_(
     share = torch.mul(w, gamma, out=scratch())
     w.mul_(alpha).addcmul_(b, beta)
     b.mul_(delta).add_(share)
+
+
+def retract_(w: Tensor, b: Tensor, radius: Tensor, lr: float, *, momentum: bool) -> None:
+    """Do what `retraction` and `apply_` do, from the norms alone and with as few passes and row sums as there are.
+
+    In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `k = (1 + lr^2 |bt|^2 - e^2)^(-1/2)`,
+    `w' = k (1 + e) wt + lr k e bt`, `b' = bt / (1 + e) + w' (1 - k^2 - e / (1 + e)) / (lr k)`. Where `e = -1` (a
+    radial gradient as large as the weight) the momentum starts anew instead of dividing by zero.
+    """
+    size = sphere.norm(w).div_(radius).square_()
+    push = sphere.norm(b).mul_(lr).div_(radius).square_()
+    e = push.sub(size).add_(1).mul_(0.5)
+    k = torch.addcmul(push, e, e, value=-1).add_(1).rsqrt_()
+    a = e + 1
+    w.mul_(k * a).addcmul_(b, (k * e).mul_(lr))
+    if momentum:
+        x = a.div(a.square().add_(torch.finfo(a.dtype).tiny))
+        back = torch.addcmul(k.square(), e, x).neg_().add_(1).div_(k).div_(lr)
+        b.mul_(x).addcmul_(w, back)

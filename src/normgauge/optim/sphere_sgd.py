@@ -13,7 +13,7 @@ from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
 from normgauge.optim._rows import Block
-from normgauge.optim._turns import SMALL_RATE, Moments, apply_, retraction, rotation
+from normgauge.optim._turns import SMALL_RATE, Moments, apply_, retract_, retraction, rotation
 
 Turn = Callable[[Moments, Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
 
@@ -120,8 +120,10 @@ class SphereSGD(GeometricOptimizer):
         buffer = block.state.get("momentum_buffer")
         sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
         moving = block.grad if buffer is None else buffer
-        dot = (lambda: block.dots(block.w, moving)) if self.summed or lr < SMALL_RATE else None
-        moments = Moments(block.w, moving, radius, lr, dot)
+        if not self.summed and lr >= SMALL_RATE:
+            retract_(block.w, moving, radius, lr, momentum=buffer is not None)
+            return
+        moments = Moments(block.w, moving, radius, lr, block.dots(block.w, moving))
         scratch = None if buffer is None else block.scratch
         apply_(block.w, moving, type(self).turn(moments, radius, lr), scratch)
 
