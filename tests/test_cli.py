@@ -66,6 +66,34 @@ def test_wrong_use_is_explained_without_a_stack_trace(words, message, tmp_path):
     assert "Traceback" not in done.stderr and not done.stdout
 
 
+def test_symmetries_of_a_factory(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))\n"
+        "def wrong():\n"
+        "    return 5\n"
+    )
+    done = normgauge("symmetries", "mine:net", "--input", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["dimension"] == 12  # four rows, four dead biases, four (gamma, beta) against the next layer
+    for words, message in (
+        (["mine:net", "--input", "3by3"], "--input is a shape like 3x32x32"),
+        (["mine:wrong", "--input", "3"], "the factory returns a module or an Objective"),
+        (["mine:missing", "--input", "3"], "package.module:factory"),
+    ):
+        refused = normgauge("symmetries", *words, cwd=tmp_path)
+        assert refused.returncode == 2 and message in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_claims_speak_json():
+    done = normgauge("claims", "--id", "S4-L1b", "--json")
+    (claim,) = json.loads(done.stdout)
+    assert claim["id"] == "S4-L1b" and claim["verdict"] == "holds_with_correction" and claim["evidence"]
+    assert normgauge("claims", "--id", "S9-X").returncode == 2
+
+
 def test_help_and_version():
     assert "compare" in normgauge("--help").stdout
     assert normgauge("--version").stdout.startswith("normgauge 0.")

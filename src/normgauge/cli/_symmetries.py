@@ -6,16 +6,16 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from torch import nn
 
-from normgauge.errors import InputError, NormgaugeError, explain
-from normgauge.objective import Objective
-from normgauge.rng import generator
-from normgauge.symmetry import symmetries as find_symmetries
+from normgauge.errors import InputError, explain
+
+if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help stays quick
+    import torch
+
+    from normgauge.objective import Objective
 
 
 def symmetries(
@@ -32,12 +32,10 @@ def symmetries(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")] = False,
 ) -> None:
     """Print which changes of the parameters leave the model's outputs unchanged."""
-    try:
-        objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed)
-        found = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
-    except NormgaugeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
+    from normgauge.symmetry import symmetries as find_symmetries
+
+    objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed)
+    found = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
     if as_json:
         rows = found._rows()
         summary = {"dimension": found.dimension, "matrix_dimension": found.matrix_dimension, "mode": found.mode}
@@ -54,6 +52,11 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
     Raises:
         InputError: when the target, its return value or the shape cannot be used.
     """
+    import torch
+    from torch import nn
+
+    from normgauge.objective import Objective
+
     made = _import(target)()
     if isinstance(made, Objective):
         return made.replace(mode=mode)  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
 
 def _first(output: Any) -> torch.Tensor:
     """Return the first floating tensor of an output: only its existence matters here."""
-    if isinstance(output, torch.Tensor):
+    if hasattr(output, "square"):
         return output
     return _first(next(iter(output.values() if hasattr(output, "values") else output)))
 
@@ -99,6 +102,10 @@ def _import(target: str) -> Any:
 
 
 def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:
+    import torch
+
+    from normgauge.rng import generator
+
     try:
         sizes = tuple(int(size) for size in shape.split("x"))
     except ValueError:
