@@ -168,3 +168,8 @@ def test_the_criterion_tells_hope_from_fear(exponent, outcome):
         for seed in range(4)
     ]
     assert claim.judge_from_tables({claim.study: rows}).outcome == outcome
+
+
+def test_statistics_that_move_with_the_weights_are_steeper_than_fixed_ones_allow():
+    for seed in range(5):
+        assert networks._moving_statistics(torch.Generator().manual_seed(seed)) > 1.1

@@ -14,7 +14,7 @@ from normgauge.claims._derivatives import gradient, hessian
 Elementwise = Callable[[Tensor], Tensor]
 
 
-def gaussian_grid(dimension: int, reach: float = 8.5, step: float = 0.25) -> tuple[Tensor, Tensor]:
+def gaussian_grid(dimension: int, reach: float = 8.5, step: float = 0.2) -> tuple[Tensor, Tensor]:
     """Return nodes and weights of the trapezoid rule for a standard Gaussian.
 
     For analytic integrands the error falls like `exp(-2 pi d / step)`, d the distance of the nearest pole: below
@@ -45,7 +45,7 @@ class GaussianLoss:
     u: Tensor
     C: Tensor
     phi: Elementwise
-    step: float = 0.25
+    step: float = 0.2
 
     @cached_property
     def _grid(self) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ def _network(generator: torch.Generator) -> _Network:
     u = normal(generator, 2)
     u = 0.5 * u / (u @ torch.linalg.solve(C, u)).sqrt()
     theta = torch.tensor([uniform(generator, 1.5, 2.5) for _ in range(2)])
-    return _Network(GaussianLoss(u, C, functional.softplus), theta)
+    return _Network(GaussianLoss(u, C, functional.softplus, step=0.25), theta)
 
 
 @theorem(
@@ -83,7 +83,7 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
     for _ in range(2):
         net = _network(generator)
         size = net.theta.sum() * net.data.u.norm()
-        W = normal(generator, 2, 2) / 2
+        W = torch.stack([0.7 * w / net.data.norm(w) for w in normal(generator, 2, 2)])
         for i in (0, 1):
             yield corrected(
                 "grad_i in closed form", gap(net.unit_gradient(W, i), _unit_gradient(net, W, i), size), 1e-6

@@ -349,7 +349,7 @@ def _training_loss_of_second(W: Tensor, net: Feedforward, c: float, data: Tensor
 
 def _moving_statistics(generator: torch.Generator) -> float:
     """Return the largest slope of one sample's normalized output in W over `A / s`, batch statistics moving with W."""
-    X = normal(generator, 12, 3)
+    X = 0.1 * normal(generator, 12, 3)
     X[:, 0] = -1.0
     X[0, 0] = 1.0  # one sample far from the others in a direction W ignores
     W = torch.tensor([0.0, 1.0, 0.3])
