@@ -46,12 +46,14 @@ def mlp():
 def problem(name):
     """Return (model in eval mode, loss, inputs, targets) after a few SGD steps on random data."""
     torch.manual_seed(0)
-    if name == "mlp":
+    if name in ("mlp", "mlp-early"):
         model, x, steps = mlp(), torch.randn(128, 3072), 15
     else:
         model, x, steps = resnet18(), torch.randn(8, 3, 32, 32), 4
     y = torch.randint(0, 10, (len(x),))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    # "early": hardly trained, with many close eigenvalues; the others have a few that stand out
+    settings = {"lr": 0.05} if name == "mlp-early" else {"lr": 0.1, "momentum": 0.9}
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()

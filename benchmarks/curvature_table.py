@@ -9,6 +9,7 @@ PAGE = HERE.parent / "docs" / "instruments" / "curvature.md"
 
 PROBLEMS = {
     "mlp": "MLP 3072-512-512-512-10 (2.1 million parameters), batch 128",
+    "mlp-early": "The same MLP hardly trained: many close eigenvalues",
     "resnet": "ResNet-18 for 32x32 images (11.2 million parameters), batch 8, eval mode (peers fail in train mode)",
 }
 TASKS = {
@@ -18,7 +19,6 @@ TASKS = {
     "top1_once": "Largest eigenvalue, settings that ran once (an earlier state of normgauge)",
     "top5_once": "Five largest eigenvalues, settings that ran once (an earlier state of normgauge)",
     "slq": "Lanczos quadrature, 50 steps, one probe",
-    "slq_before": "The same, all tools, before normgauge's partial reorthogonalization",
     "trace": "Trace, 20 probes",
     "memory": "Peak resident memory of the five largest eigenvalues",
 }
