@@ -70,7 +70,8 @@ def counts(found):
     """(kind, parameters without the block's number) -> generators."""
     table = {}
     for family in found.families:
-        key = (family.kind, tuple(name.split(".")[-2] if "." in name else name for name in family.parameters))
+        modules = (name.split(".")[-2] if "." in name else name for name in family.parameters)
+        key = (family.kind, tuple(dict.fromkeys(modules)))
         table[key] = table.get(key, 0) + len(family)
     return table
 

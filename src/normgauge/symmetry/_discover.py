@@ -82,9 +82,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     point = jittered_point(function, seed)
     certifier = Certifier(function, point, seed, narrow=hints.narrow)
     found = columns(point, hints)
-    signatures = _probe(function, found, point, seed)
-    draw, source = function.probe(point, 0), generator(seed + 20)
-    gradients = [draw(source) for _ in range(2)]
+    signatures, gradients = _probe(function, found, point, seed)
     families = _candidates(function, signatures, found, gradients, hints, certifier.precision)
     certified = certifier.certify(families)
     if objective.mode == "train" and _uses_the_mode(certifier):
@@ -100,15 +98,15 @@ def _uses_the_mode(certifier: Certifier) -> bool:
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
-def _probe(function: Function, found: Columns, point: Point, seed: int) -> Signatures:
-    """Collect the signatures of a few gradients of whole batches."""
+def _probe(function: Function, found: Columns, point: Point, seed: int) -> tuple[Signatures, list[Point]]:
+    """Collect the signatures of a few gradients of whole batches, and two gradients for what comes later."""
     signatures, source, terms = Signatures(point), generator(seed + 10), found.every()
     draw = None
     for number in range(PROBES):
         if draw is None or len(function.batches) > 1:
             draw = function.probe(point, number)
         signatures.add(terms, draw(source))
-    return signatures
+    return signatures, [draw(source) for _ in range(2)] if draw is not None else []
 
 
 def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> None:

@@ -22,13 +22,16 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
     A random combination of the family's vectors is compared with the combinations of the known families that
     agree with it on a tensor they share.
     """
-    touched = {key for other in known for key in _keys(other)}
-    if not _keys(family) <= touched:
-        return False
     chi = torch.randn(len(family), generator=generator(1234), dtype=torch.float64)
     if centred:
         chi = chi - chi.mean()
-    target = family.field(point, chi)
+    alive = _alive(known, point)
+    target = _masked(family.field(point, chi), alive)
+    touched = {key for other in known for key in _keys(other)}
+    if not {key for key in _keys(family) if key[0] in target} <= touched:
+        return False
+    if not target:
+        return True
     candidates: list[dict[str, Tensor]] = []
     frontier, used = [target], set()
     for _ in range(hops):
@@ -42,12 +45,30 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
                     if amounts is None or not bool(amounts.abs().max() > 0):
                         continue
                     used.add((position, term.parameter))
-                    fresh.append(other.field(point, amounts))
+                    fresh.append(_masked(other.field(point, amounts), alive))
         candidates.extend(fresh)
         frontier = fresh
         if candidates and _residual(target, candidates) < _SAME:
             return True
     return False
+
+
+def _alive(known: Sequence[Family], point: Point) -> dict[str, Tensor]:
+    """Return masks of the entries that are not dead, for parameters that have dead ones: dead entries move freely."""
+    masks: dict[str, Tensor] = {}
+    for family in known:
+        if family.kind == "dead" and family.counted:
+            value = point[family.parameters[0]]
+            mask = torch.ones(value.numel(), dtype=torch.bool)
+            mask[list(family.items)] = False
+            masks[family.parameters[0]] = mask.reshape(value.shape)
+    return masks
+
+
+def _masked(vector: dict[str, Tensor], alive: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop what moves dead entries only, and the tensors where nothing is left."""
+    kept = {name: value * alive[name] if name in alive else value for name, value in vector.items()}
+    return {name: value for name, value in kept.items() if name not in alive or bool(value.abs().max() > 0)}
 
 
 def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Tensor | None:
@@ -149,15 +170,16 @@ def entangled(families: Sequence[Family]) -> list[Family]:
 
 def relations(families: Sequence[Family], point: Point) -> int:
     """Count linear relations between the generators of different families."""
-    families = entangled(families)
+    alive = _alive(families, point)
+    families = entangled([family for family in families if family.kind != "dead"])
     if not families:
         return 0
     total = 0
     for position, family in enumerate(families):
         if len(family) > 1 and implied(family, families[:position], point, centred=True):
             total += len(family) - 1
-    sums = [family.field(point, torch.ones(len(family), dtype=torch.float64)) for family in families]
-    norms = [dot(s, s) ** 0.5 for s in sums]
+    sums = [_masked(family.field(point, torch.ones(len(family), dtype=torch.float64)), alive) for family in families]
+    norms = [dot(s, s) ** 0.5 or 1.0 for s in sums]
     gram = torch.eye(len(sums), dtype=torch.float64)
     for i in range(len(sums)):
         for j in range(i):

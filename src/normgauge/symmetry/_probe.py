@@ -169,17 +169,24 @@ class Signatures:
     def add(self, terms: Iterable[Term], gradient: Point) -> None:
         """Reduce one gradient."""
         self.probes += 1
+        by_name: dict[str, list[Term]] = {}
+        for term in terms:
+            by_name.setdefault(term.parameter, []).append(term)
         for name, slope in gradient.items():
-            seen = slope.detach().abs()
+            seen = slope.detach().abs().float()
+            seen[slope != 0] = seen[slope != 0].clamp_min(1e-37)  # what float64 still sees must not become zero
             self.largest[name] = torch.maximum(self.largest[name], seen) if name in self.largest else seen
-        terms = list(terms)
-        scaled = {term.parameter for term in terms if isinstance(term, Scale)}
-        products = {name: self.point[name] * gradient[name] for name in scaled}
-        squares = {name: value.square() for name, value in products.items()}
+            self._reduce(name, by_name.get(name, []), gradient)
+
+    def _reduce(self, name: str, terms: Sequence[Term], gradient: Point) -> None:
+        """Reduce one parameter's gradient; its products are made once and freed before the next parameter's."""
+        product = square = None
         for term in terms:
             if isinstance(term, Scale):
-                value = term.slot.gather(products[term.parameter])
-                size = term.slot.gather(squares[term.parameter]).sqrt()
+                if product is None or square is None:
+                    product = self.point[name] * gradient[name]
+                    square = product.square()
+                value, size = term.slot.gather(product), term.slot.gather(square).sqrt()
             else:
                 value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
             self.values.setdefault(term, []).append(value.double())
