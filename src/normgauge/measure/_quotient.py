@@ -289,9 +289,9 @@ def quotient_spectrum(
 
 
 def _discovered(objective: Objective) -> Any:
-    import importlib
+    from normgauge.symmetry import symmetries
 
-    return importlib.import_module("normgauge.symmetry").symmetries(objective)
+    return symmetries(objective)
 
 
 def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[str, Any], int]:
