@@ -169,7 +169,9 @@ def test_groups_can_be_overridden_and_carry_a_geometry_only_if_asked():
     plain = ng.param_groups(objective, {"weight_decay": 0.1}, symmetries=found)
     assert all("geometry" not in group for group in plain)
     asked = ng.param_groups(objective, symmetries=found, geometry=True)
-    assert [g["axes"] for g in asked if g.get("geometry") == "sphere"] == [(0,)]
+    assert [g["granularity"] for g in asked if g["geometry"] == "sphere"] == ["row"]
+    assert {g["geometry"] for g in asked} == {"sphere", "euclidean"}
+    assert ng.optim.SphereSGD(asked, lr=0.1).param_groups[0]["weight_decay"] == 0
     own = ng.param_groups(objective, symmetries=found, overrides={"3.*": {"lr": 7.0}})
     assert [g["lr"] for g in own if g["name"].startswith("override")] == [7.0]
     with pytest.raises(errors.UnknownNameError):

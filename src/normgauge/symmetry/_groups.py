@@ -81,8 +81,8 @@ def param_groups(
         optimizer_defaults: the options every group starts with, such as `{"lr": 0.1, "weight_decay": 5e-4}`.
         symmetries: found before; found now when `None`.
         overrides: glob of parameter names -> options; each pattern makes a group of its own.
-        geometry: whether to add `geometry="sphere"` and the axes that are scaled freely to `scale_invariant`
-            groups, for optimizers that know it.
+        geometry: whether to say where each group lives, for `ng.optim`: `geometry="sphere"` with `granularity="row"`
+            or "tensor" and no decay for `scale_invariant` tensors scaled freely that way, "euclidean" for all others.
         seed: of the search when `symmetries` is `None`.
 
     Returns:
@@ -121,15 +121,20 @@ def param_groups(
         if name in chosen:
             pattern, extra = chosen[name]
             label, options, why = f"override {pattern}", {**options, **extra}, f"override {pattern!r}"
-        if geometry and label == "scale_invariant":
-            axes = _free_axes(found, name)
-            label = f"scale_invariant {axes}" if axes else label
-            options.update(geometry="sphere", axes=axes)
+        if geometry:
+            granularity = _SPHERES.get(_free_axes(found, name)) if label == "scale_invariant" else None
+            options.setdefault("geometry", "sphere" if granularity else "euclidean")
+            if granularity:  # decay cannot act on a sphere, so it is not asked for
+                label, options["granularity"], options["weight_decay"] = f"{label} {granularity}s", granularity, 0.0
         group = groups.setdefault(label, {"params": [], "name": label, **options})
         group["params"].append(tensors[name])
         reasons[name] = (role, label, float(group["weight_decay"]), why)
     order = sorted(groups.values(), key=lambda g: _place(g["name"]))
     return ParamGroups(tuple(order), reasons, objective.mode)
+
+
+# What is scaled freely -> how our optimizers call such spheres; other axes (columns) stay Euclidean.
+_SPHERES: dict[tuple[int, ...] | None, str] = {(0,): "row", (): "tensor"}
 
 
 def _place(label: str) -> int:
@@ -198,8 +203,8 @@ def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set
     return result
 
 
-def _free_axes(found: Symmetries, name: str) -> tuple[int, ...]:
+def _free_axes(found: Symmetries, name: str) -> tuple[int, ...] | None:
     for family in found.families:
         if family.kind == "scale" and family.parameters == (name,) and _covers(family):
             return tuple(family.terms[0].slot.keep)
-    return ()
+    return None
