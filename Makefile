@@ -16,8 +16,8 @@ demo: $(VENV)/.lab ## install, compare six normalizers on digits, write normgaug
 	$(BIN)/normgauge compare --out normgauge-out
 
 test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
-	$(BIN)/ruff format --check src tests benchmarks docs
-	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
@@ -29,8 +29,8 @@ docs: $(VENV)/.dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.dev ## format and fix what can be fixed
-	$(BIN)/ruff format src tests benchmarks docs
-	$(BIN)/ruff check --fix src tests benchmarks docs
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 lock: $(VENV)/.dev ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch | grep -v ' @ ' > constraints.txt

@@ -18,11 +18,6 @@ def double_precision():
     torch.set_default_dtype(before)
 
 
-@pytest.fixture(autouse=True)
-def global_seed():
-    torch.manual_seed(0)
-
-
 def pytest_collection_modifyitems(config, items):
     if os.environ.get("NORMGAUGE_HEAVY") == "1":
         return
