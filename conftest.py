@@ -6,4 +6,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def global_seed():
+    """Seed torch."""
     torch.manual_seed(0)
