@@ -88,7 +88,7 @@ def comparison_study(
             "steps": count,
             "batch": batch or (samples if regression else min(128, samples)),
             "measure_at": measuring_steps(count, preset["measured"]),
-            "measure_batch": min(128, samples),
+            "measure_batch": min(64, samples),
             "target_loss": 1.0 if regression else 0.5,
         },
         seeds=repeats,
