@@ -75,7 +75,7 @@ class GPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tok, self.pos = nn.Embedding(300, 256), nn.Embedding(32, 256)
+        self.tok, self.pos = nn.Embedding(300, 256), nn.Embedding(64, 256)
         self.blocks = nn.ModuleList(Layer(256, 4) for _ in range(12))
         self.ln, self.head = nn.LayerNorm(256), nn.Linear(256, 300, bias=False)
 
@@ -88,8 +88,8 @@ class GPT(nn.Module):
 
 
 def gpt12() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """GPT of 12 blocks, width 256, batch 32 x 32 tokens."""
-    tokens = torch.randint(0, 300, (32, 32))
+    """GPT of 12 blocks, width 256, batch 32 x 64 tokens."""
+    tokens = torch.randint(0, 300, (32, 64))
     return GPT(), tokens, tokens
 
 

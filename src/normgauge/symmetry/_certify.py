@@ -123,12 +123,15 @@ class Certifier:
         """
         best = (float("inf"), float("inf"), False)
         for sign in (1.0, -1.0):
-            runs = {}
+            runs, source = {}, generator(self.seed + 4)
             try:
                 for t in (*self.far, 1.0):
                     point = self.points[where]
                     for family in families:
-                        point = family.act(point, torch.full((len(family),), sign * t, dtype=torch.float64))
+                        amounts = torch.full((len(family),), t, dtype=torch.float64)
+                        if t != 1.0:  # every index by another power: a common factor alone would hide false ones
+                            amounts += torch.randint(0, 5, amounts.shape, generator=source)
+                        point = family.act(point, sign * amounts)
                     runs[t] = self._outputs(point, mode)
             except NonFiniteError:
                 continue

@@ -40,7 +40,8 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
 
     Kind: exact up to rounding for what is reported (each item has a certificate); a symmetry outside the
         families searched is missed, never invented. One batch is probed (the first four if there are several).
-    Cost: 6 gradients on the whole batch, up to 48 on a sixteenth of it, and about 20 forwards; `Symmetries.cost`.
+    Cost: 6 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
+        about 20 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`.
 
     Args:
         objective: model, data and mode; its trainable, selected parameters are asked about.
@@ -84,11 +85,13 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     found = columns(point, hints)
     signatures, gradients = _probe(function, found, point, seed)
     families = _candidates(function, signatures, found, gradients, hints, certifier.precision)
+    del gradients  # as large as the parameters; what follows needs room for graphs
     certified = certifier.certify(families)
     if objective.mode == "train" and _uses_the_mode(certifier):
-        slope = function.probe(point, 0, mode="eval")(generator(seed + 30))
+        slope = function.probe(point, 0, generator(seed + 30), certifier.part, mode="eval")
         certified = certifier.with_stored_statistics(certified, slope)
-    certified += dead_units(certified, signatures, function.probe(function.user, 0)(generator(seed + 40)))
+    at_user = function.probe(function.user, 0, generator(seed + 40), certifier.part)
+    certified += dead_units(certified, signatures, at_user)
     return _result(function, certified, signatures, seed)
 
 
@@ -99,14 +102,17 @@ def _uses_the_mode(certifier: Certifier) -> bool:
 
 
 def _probe(function: Function, found: Columns, point: Point, seed: int) -> tuple[Signatures, list[Point]]:
-    """Collect the signatures of a few gradients of whole batches, and two gradients for what comes later."""
-    signatures, source, terms = Signatures(point), generator(seed + 10), found.every()
-    draw = None
+    """Collect the signatures of a few gradients that see all data, and two gradients for what comes later.
+
+    Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
+    """
+    coupling = {*found.scales, *found.shifts}
+    averages = frozenset(term for term in found.averages if term not in coupling)
+    signatures, source, terms = Signatures(point, averages), generator(seed + 10), found.every()
+    parts = function.parts(source)
     for number in range(PROBES):
-        if draw is None or len(function.batches) > 1:
-            draw = function.probe(point, number)
-        signatures.add(terms, draw(source))
-    return signatures, [draw(source) for _ in range(2)] if draw is not None else []
+        signatures.add(terms, function.probe(point, number, source, parts[number % len(parts)]))
+    return signatures, [function.probe(point, 0, source, parts[k % len(parts)]) for k in range(2)]
 
 
 def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> None:
@@ -114,8 +120,8 @@ def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Ter
     source, wanted = generator(seed + 11), probes_wanted(terms)
     count = max(4, -(-function.samples[0] // 16))
     for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
-        draw = function.probe(signatures.point, 0, function.part(count, source))
-        signatures.add([term for term, needed in wanted.items() if number < needed], draw(source))
+        gradient = function.probe(signatures.point, 0, source, function.part(count, source))
+        signatures.add([term for term, needed in wanted.items() if number < needed], gradient)
 
 
 def _candidates(
@@ -147,7 +153,9 @@ def _candidates(
         groups.append(without_known(waiting, accepted))
     _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed=len(accepted))
     for waiting in groups:
-        accept(coupled(signatures, waiting, precision))
+        accept(coupled(signatures, [term for term in waiting if term.size > 1], precision))
+        whole = without_known([term for term in waiting if term.size == 1], accepted)
+        accept(coupled(signatures, whole, precision))
     accept(_centred(accepted, point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 

@@ -158,9 +158,12 @@ class Signatures:
         values: the inner products.
         sizes: what they would be if their summands had random signs.
         largest: per parameter, the largest absolute gradient of each entry over the probes.
+        averages: columns of which only the largest ratio is kept, in `ratios`.
     """
 
     point: Point
+    averages: frozenset[Term] = frozenset()
+    ratios: dict[Term, Tensor] = field(default_factory=dict)
     values: dict[Term, list[Tensor]] = field(default_factory=dict)
     sizes: dict[Term, list[Tensor]] = field(default_factory=dict)
     largest: dict[str, Tensor] = field(default_factory=dict)
@@ -170,15 +173,19 @@ class Signatures:
         """Reduce one gradient."""
         self.probes += 1
         by_name: dict[str, list[Term]] = {}
+        fresh: list[tuple[Term, Tensor, Tensor]] = []
         for term in terms:
             by_name.setdefault(term.parameter, []).append(term)
         for name, slope in gradient.items():
             seen = slope.detach().abs().float()
             seen[slope != 0] = seen[slope != 0].clamp_min(1e-37)  # what float64 still sees must not become zero
             self.largest[name] = torch.maximum(self.largest[name], seen) if name in self.largest else seen
-            self._reduce(name, by_name.get(name, []), gradient)
+            self._reduce(name, by_name.get(name, []), gradient, fresh)
+        self._keep(fresh)
 
-    def _reduce(self, name: str, terms: Sequence[Term], gradient: Point) -> None:
+    def _reduce(
+        self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
+    ) -> None:
         """Reduce one parameter's gradient; its products are made once and freed before the next parameter's."""
         product = square = None
         for term in terms:
@@ -189,8 +196,26 @@ class Signatures:
                 value, size = term.slot.gather(product), term.slot.gather(square).sqrt()
             else:
                 value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
-            self.values.setdefault(term, []).append(value.double())
-            self.sizes.setdefault(term, []).append(size.double())
+            if term in self.averages:
+                self._compare(term, value, size)
+            else:
+                fresh.append((term, value.double(), size.double()))
+
+    def _keep(self, fresh: list[tuple[Term, Tensor, Tensor]]) -> None:
+        """Store one probe's numbers as pieces of one tensor: thousands of small ones would fragment the memory."""
+        if not fresh:
+            return
+        flat = torch.cat([value for _, value, _ in fresh] + [size for _, _, size in fresh])
+        pieces = flat.split([term.size for term, _, _ in fresh] * 2)
+        for (term, _, _), value, size in zip(fresh, pieces, pieces[len(fresh) :], strict=False):
+            self.values.setdefault(term, []).append(value)
+            self.sizes.setdefault(term, []).append(size)
+
+    def _compare(self, term: Term, value: Tensor, size: Tensor) -> None:
+        """Keep the largest ratio only: free shifts are many, and no null space is taken over them."""
+        share = torch.where(size > 1e-12 * size.max(), value.abs() / size.clamp_min(1e-300), -torch.ones_like(size))
+        before = self.ratios.get(term)
+        self.ratios[term] = share.float() if before is None else torch.maximum(before, share.float())
 
     def of(self, term: Term) -> Tensor:
         """Return [size, probes]."""
@@ -202,6 +227,9 @@ class Signatures:
 
     def ratio(self, term: Term) -> Tensor:
         """Return, per index, the largest |inner product| / magnitude over the probes; nan where nothing was seen."""
+        if term in self.ratios:
+            kept = self.ratios[term].double()
+            return torch.where(kept < 0, torch.full_like(kept, float("nan")), kept)
         value, size = self.of(term).abs(), self.size_of(term)
         peak = size.amax(dim=1, keepdim=True)
         live = size > 1e-3 * peak  # a probe that hardly sees a slice cannot judge it

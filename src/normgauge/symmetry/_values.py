@@ -85,12 +85,17 @@ class Function:
         return flat
 
     def probe(
-        self, point: Point, number: int, part: Tensor | None = None, mode: Mode | None = None
-    ) -> Callable[[torch.Generator], Point]:
-        """Return a function that draws a random output cotangent c and gives the gradient J^T c (zeros filled in)."""
+        self,
+        point: Point,
+        number: int,
+        generator: torch.Generator,
+        part: Tensor | None = None,
+        mode: Mode | None = None,
+    ) -> Point:
+        """Draw a random output cotangent c and return the gradient J^T c by name (zeros filled in)."""
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
-        with twice_differentiable():
+        with twice_differentiable():  # attention's plain kernel: the least noise
             flat = self._flat(leaves, index, part, mode)
         if not flat.requires_grad:
             raise NotDifferentiableError(
@@ -101,16 +106,10 @@ class Function:
                     "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
                 )
             )
-
-        def draw(generator: torch.Generator) -> Point:
-            self.gradients += self._share(index, part)
-            cotangent = torch.randn(flat.shape, generator=generator, dtype=torch.float64).to(flat)
-            slopes = torch.autograd.grad(
-                flat, list(leaves.values()), cotangent, retain_graph=True, materialize_grads=True
-            )
-            return dict(zip(leaves, slopes, strict=True))
-
-        return draw
+        self.gradients += self._share(index, part)
+        cotangent = torch.randn(flat.shape, generator=generator, dtype=torch.float64).to(flat)
+        slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
+        return dict(zip(leaves, slopes, strict=True))
 
     def run(self, body: Callable[[nn.Module, Any], Any], mode: Mode | None = None) -> Any:
         """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
@@ -124,6 +123,17 @@ class Function:
         if count >= samples or not _cuttable(self.batches[0], samples):
             return None
         return torch.randperm(samples, generator=generator)[:count].sort().values
+
+    def parts(self, generator: torch.Generator) -> list[Tensor | None]:
+        """Cut the first batch at random into halves (from 16 samples) or quarters (from 64).
+
+        One of several batches stays whole.
+        """
+        samples = self.samples[0]
+        count = 4 if samples >= 64 else 2
+        if len(self.batches) > 1 or samples < 16 or not _cuttable(self.batches[0], samples):
+            return [None]
+        return [rows.sort().values for rows in torch.randperm(samples, generator=generator).tensor_split(count)]
 
     def _share(self, index: int, part: Tensor | None) -> float:
         return 1.0 if part is None else len(part) / max(1, self.samples[index])
