@@ -318,22 +318,15 @@ class Objective:
     def _leaves(self) -> dict[str, Tensor]:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
-    def _evaluate(
-        self,
-        variables: dict[str, Tensor],
-        number: int,
-        body: Callable[[nn.Module], T],
-        dtype: torch.dtype | None = None,
-    ) -> T:
+    def _evaluate(self, variables: Terms, number: int, body: Callable[[nn.Module], T], dtype: Any = None) -> T:
         """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
         state: dict[str, Tensor] = {
             name: self._fixed.get(name, value).detach() for name, value in self.model.named_parameters()
         }
         state.update(variables)
         state.update({name: value.clone() for name, value in self.model.named_buffers()})
-        if dtype is not None:
-            state = {name: v.to(dtype) if v.is_floating_point() else v for name, v in state.items()}
-        prefixed = {f"model.{name}": value for name, value in state.items()}
+        typed = {name: v.to(dtype) if dtype and v.is_floating_point() else v for name, v in state.items()}
+        prefixed = {f"model.{name}": value for name, value in typed.items()}
         with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
             return functional_call(_Bound(self.model), prefixed, (body,))
 
