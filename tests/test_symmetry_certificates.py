@@ -14,14 +14,19 @@ def outputs(net, point, batch, mode):
     return torch.func.functional_call(net, point, (batch,))
 
 
-def movement(net, family, batch, mode, seed):
-    """How far the outputs move under changes the search did not try: odd factors, fresh data, another point."""
+def movement(net, family, batch, mode, seed, start=0.0):
+    """How far the outputs move under changes the search did not try: odd factors, fresh data, another point.
+
+    `start` moves the whole family first, far enough that eps no longer counts.
+    """
     source = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(p.shape, generator=source) for n, p in net.named_parameters()}
     point = {
         n: p.detach() + 0.2 * (p.detach().square().mean().sqrt() + 0.1) * noise[n] for n, p in net.named_parameters()
     }
     amounts = 1.7 * torch.randn(len(family), generator=source)
+    if start:
+        point = family.act(point, torch.full((len(family),), start))
     matrix = family.kind == "matrix"
     after = family.act_randomly(dict(point), source) if matrix else family.act(dict(point), amounts)
     fresh = batch.std() * torch.randn(batch.shape, generator=source)
@@ -37,6 +42,9 @@ def check(seed):
     for family in found.families:
         if family.status == "exact" and family.counted:
             assert movement(net, family, batch, mode, seed) < 1e-8, (seed, family.describe())
+        if family.status == "exact_without_eps":
+            far = min(movement(net, family, batch, mode, seed, start=s) for s in (20.0, -20.0))
+            assert far < 1e-8, (seed, family.describe())
         if family.status == "exact" and family.kind == "scale" and len(family.terms) == 1:
             assert not _behind_eps(family, net, batch, mode), (seed, family.describe())
 

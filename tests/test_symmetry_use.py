@@ -163,6 +163,13 @@ def test_groups_of_a_batch_normalized_network():
     assert "params" in groups[0] and "lr" in groups[0] and "effective learning rate" in str(groups)
 
 
+def test_a_weight_before_layer_normalization_is_free_with_its_bias():
+    groups = ng.param_groups(objective_of(layer_mlp(1e-5), torch.randn(64, 5)), {"weight_decay": 0.1})
+    where = {name: row[1] for name, row in groups.reasons.items()}
+    assert where["0.weight"] == "scale_invariant" and where["1.weight"] == "affine" and where["3.weight"] == "rest"
+    assert "jointly with 0.bias" in groups.reasons["0.weight"][3]
+
+
 def test_groups_can_be_overridden_and_carry_a_geometry_only_if_asked():
     objective = objective_of(batch_mlp(1e-5), torch.randn(64, 5))
     found = ng.symmetries(objective)

@@ -208,7 +208,7 @@ def _family(signatures: Signatures, bundles: list[Bundle], coefficients: dict[in
     scale = sum((c * signatures.size_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
     ratio = (total.abs() / scale.sqrt().clamp_min(1e-300)).amax(dim=1)  # type: ignore[union-attr]
     kind = "rescale" if all(term.finite_scale for term in terms) else "shift"
-    if size == 1 and kind == "rescale" and all(term.coefficient > 0 for term in terms):
+    if kind == "rescale" and all(term.coefficient > 0 for term in terms):
         kind = "scale"
     return Family(kind, tuple(terms), size, residuals=tuple(float(x) for x in ratio))  # type: ignore[arg-type]
 

@@ -48,9 +48,10 @@ def _sentence(family: Family) -> str:
         return f"{family.parameters[0]} {which} {what}; it can be removed, and decaying it does nothing"
     if family.kind == "scale":
         if len(family.terms) > 1 or family.size == 1:
+            joint = "the joint scale" if count == 1 else f"{count} joint scales"
             return (
-                f"the joint scale of {_names(family)} is free; "
-                "weight decay on it sets the learning rate, not the capacity"
+                f"{joint} of {_names(family)} {'is' if count == 1 else 'are'} free; "
+                "weight decay there sets the learning rate, not the capacity"
             )
         return (
             f"{count} free scale{_s(count)} in {_names(family)}; "
@@ -65,10 +66,6 @@ def _sentence(family: Family) -> str:
     if family.kind == "rescale":
         up = [t.parameter for t in family.terms if t.coefficient > 0]
         down = [t.parameter for t in family.terms if t.coefficient < 0]
-        if not down:
-            return (
-                f"{count} joint scale{_s(count)} of {', '.join(up)} are free; weight decay here sets the learning rate"
-            )
         return (
             f"{count} scale{_s(count)} can move between {', '.join(dict.fromkeys(up))} and "
             f"{', '.join(dict.fromkeys(down))}; only their product counts, so the norm of one alone means nothing"

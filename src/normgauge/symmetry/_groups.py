@@ -10,7 +10,9 @@ from typing import Any
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.objective import Objective
 from normgauge.records import Result
+from normgauge.symmetry._axes import leaf_module
 from normgauge.symmetry._discover import symmetries as find_symmetries
+from normgauge.symmetry._family import Family
 from normgauge.symmetry._result import Symmetries
 
 ROLES = ("scale_invariant", "affine", "dead", "rest")
@@ -71,8 +73,9 @@ def param_groups(
 ) -> ParamGroups:
     """Sort the parameters into groups by what their symmetries say about weight decay.
 
-    A tensor every slice of which can be scaled freely goes to `scale_invariant`; vectors that scale or shift
-    against the next layer (gains and shifts of normalizations) to `affine`; entries without effect to `dead`;
+    A matrix every slice of which can be scaled freely, alone or with its bias, goes to `scale_invariant`;
+    vectors that scale or shift against the next layer (gains and shifts of normalizations) to `affine`; entries
+    without effect to `dead`;
     the rest to `rest`, its vectors without decay. A tensor whose free scale is only joint with others (a
     residual stream) stays in `rest`.
 
@@ -163,14 +166,18 @@ def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]
     """Return role and reason per parameter."""
     roles = dict.fromkeys(objective.names, ("rest", _ADVICE["rest"]))
     sizes = {name: value.numel() for name, value in objective.parameters.items()}
-    free = {f.terms[0].parameter for f in found.families if f.kind == "scale" and len(f.terms) == 1 and _covers(f)}
+    free = {f.terms[0].parameter for f in found.families if f.kind == "scale" and _covers(f)}
     for family in found.families:
         if family.status == "undecided" or not family.counted:
             continue
         if family.kind == "dead" and len(family) == sizes[family.parameters[0]]:
             roles[family.parameters[0]] = ("dead", _ADVICE["dead"])
-        elif family.kind == "scale" and len(family.terms) == 1 and _covers(family):
-            roles[family.parameters[0]] = ("scale_invariant", _ADVICE["scale_invariant"])
+        elif family.kind == "scale" and _covers(family):
+            for name in family.parameters:
+                joint = [other for other in family.parameters if other != name]
+                why = _ADVICE["scale_invariant"] + (f" (jointly with {', '.join(joint)})" if joint else "")
+                if sum(size > 1 for size in found.shapes[name]) > 1:
+                    roles[name] = ("scale_invariant", why)
     affine = _norm_affine(objective, found, free)
     for name in affine:
         if roles[name][0] == "rest":
@@ -178,8 +185,10 @@ def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]
     return roles
 
 
-def _covers(family: Any) -> bool:
-    return family.terms[0].slot.narrow is None and family.indices is None
+def _covers(family: Family) -> bool:
+    """Tell whether a free scale is one layer's own: all of its slices, and no tensor of another module."""
+    whole = all(term.slot.narrow is None for term in family.terms) and family.indices is None
+    return whole and len({leaf_module(name) for name in family.parameters}) == 1
 
 
 def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set[str]:
@@ -204,6 +213,7 @@ def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set
 
 
 def _free_axes(found: Symmetries, name: str) -> tuple[int, ...] | None:
+    """Return the axes whose slices scale freely (none for the whole tensor), or `None` if it does not alone."""
     for family in found.families:
         if family.kind == "scale" and family.parameters == (name,) and _covers(family):
             return tuple(family.terms[0].slot.keep)
