@@ -12,7 +12,7 @@ from normgauge.errors import InputError, UnknownNameError
 from normgauge.measure import signal_propagation
 from normgauge.objective import Objective
 from normgauge.theory import mean_field
-from reference.signal import deep_batchnorm, layer_by_layer, monte_carlo_layer
+from reference.signal_propagation import deep_batchnorm, layer_by_layer, monte_carlo_layer
 from reference.tracks import same, tracks
 
 
