@@ -1,5 +1,8 @@
 """The search against the Jacobian's null space, on every architecture, at initialization and after training."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,6 +64,17 @@ def test_initialization_training_and_precision_do_not_change_the_answer(name):
     expected = (generic.dimension, generic.matrix_dimension)
     for other in (start, later, narrow):
         assert (other.dimension, other.matrix_dimension) == expected
+
+
+@pytest.mark.parametrize("name", ["batch", "residual_zero", "pre_norm_transformer"])
+def test_trained_fixtures_have_the_nullity_of_their_jacobian(name):
+    """Weights after 400 steps of Adam (tests/fixtures/train.py), loaded as a checkpoint would be."""
+    factory, data = NETS[name]
+    net, batches = factory(), data()
+    stored = np.load(Path(__file__).parent / "fixtures" / f"{name}.npz")
+    net.load_state_dict({key: torch.as_tensor(stored[key]) for key in stored.files})
+    found = ng.symmetries(objective_of(net, batches[0]))
+    assert found.dimension + found.matrix_dimension == nullity(net, batches, mode="train")[0]
 
 
 def _single(batch):
