@@ -12,6 +12,7 @@ from normgauge.charts._save import POLICY as POLICY
 from normgauge.charts._save import javascript as javascript
 from normgauge.charts._save import save as save
 from normgauge.charts._save import script_json as script_json
+from normgauge.charts._save import svg as svg
 from normgauge.charts._surface import surface as surface
 from normgauge.charts._theme import PALETTES as PALETTES
 from normgauge.charts._theme import SHAPES as SHAPES
@@ -35,5 +36,6 @@ __all__ = [
     "save",
     "script_json",
     "surface",
+    "svg",
     "themed",
 ]

@@ -69,6 +69,16 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
     return target
 
 
+def svg(chart: altair.TopLevelMixin) -> str:
+    """Return a chart as SVG text.
+
+    Raises:
+        MissingExtraError: when vl-convert is not installed.
+    """
+    converter = require("vl_convert", "lab", "charts.svg")
+    return str(converter.vegalite_to_svg(chart.to_dict()))
+
+
 @cache
 def javascript() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script for a page without network; made once per process.

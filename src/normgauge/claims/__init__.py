@@ -2,7 +2,21 @@
 
 from normgauge.claims._claim import Claim
 from normgauge.claims._ledger import Ledger, ledger
+from normgauge.claims._shipped import shipped_tables
+from normgauge.claims._tables import by_seed, paired, paired_log10
 from normgauge.claims._verdict import Evidence, Verdict
 from normgauge.claims._weigh import poll, weigh
 
-__all__ = ["Claim", "Evidence", "Ledger", "Verdict", "ledger", "poll", "weigh"]
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Ledger",
+    "Verdict",
+    "by_seed",
+    "ledger",
+    "paired",
+    "paired_log10",
+    "poll",
+    "shipped_tables",
+    "weigh",
+]

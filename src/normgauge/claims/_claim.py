@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from normgauge.claims._checks import Check, gather
+from normgauge.claims._shipped import shipped_tables
 from normgauge.claims._verdict import Evidence, Outcome, Standing, Verdict, Word
 from normgauge.claims._weigh import poll, weigh
 from normgauge.errors import InputError, explain
@@ -105,14 +106,15 @@ class Claim:
         return claim
 
     def judge(self, generator: torch.Generator) -> Verdict:
-        """Compute the verdict on instances drawn from `generator`, in float64; an empirical claim says not_run.
+        """Compute the verdict on instances drawn from `generator`, in float64.
+
+        An empirical claim is judged from the table that ships with the package, and says not_run where there is none.
 
         A judge that raises is a value too: the status is `error` and the sentence says what happened. The default
         dtype and the global random streams are those of before on return.
         """
         if self.trial is None:
-            sentence = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
-            return Verdict("empirical", None, "not_run", (), sentence)
+            return self._from_shipped_table()
         try:
             with _quiet_room(generator.initial_seed()):
                 evidence = gather(self.trial(generator))
@@ -124,7 +126,7 @@ class Claim:
         """Judge an empirical claim from stored study tables: study name -> rows, one row per run.
 
         A row is flat: the study's knobs (`norm`, `model`, ...), `seed`, and the readings by name. Without the
-        claim's study among the tables the verdict is `not_run`.
+        claim's study among the tables the verdict is that of the shipped table, or `not_run`.
 
         Raises:
             InputError: for a claim that is not empirical.
@@ -135,7 +137,21 @@ class Claim:
             )
         rows = tables.get(self.study)
         if not rows or self.margins is None:
-            return self.judge(torch.Generator())
+            return self._from_shipped_table()
+        return self._from_rows(rows)
+
+    def _from_shipped_table(self) -> Verdict:
+        shipped = shipped_tables().get(self.study)
+        if not shipped:
+            sentence = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
+            return Verdict("empirical", None, "not_run", (), sentence)
+        verdict = self._from_rows(shipped["rows"])
+        origin = f"table shipped with normgauge, size {shipped['size']}, revision {shipped['revision']}"
+        return replace(verdict, sentence=f"{verdict.sentence} ({origin})")
+
+    def _from_rows(self, rows: Sequence[Row]) -> Verdict:
+        if self.margins is None:
+            raise InputError(explain(f"Claim {self.id}", "an empirical claim has margins", "none", "Add them"))
         try:
             return poll(self.margins(rows))
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:

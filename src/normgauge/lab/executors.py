@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+from normgauge.errors import require
 from normgauge.lab.training import Outcome, execute
 
 Specs = Sequence[dict[str, Any]]
@@ -70,6 +71,12 @@ def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = e
                 yield Outcome(dict(spec), "error", f"its worker process died {ATTEMPTS} times; it may need more memory")
             else:
                 waiting.append(spec)
+
+
+def connect(address: str) -> Executor:
+    """Return an executor that runs on the Dask cluster whose scheduler listens at this address."""
+    distributed = require("distributed", "cluster", "a Dask cluster")
+    return cast(Executor, distributed.Client(address).get_executor())
 
 
 def available_cores() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,16 @@ class Outcome:
     seconds: float = 0.0
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    def record(self, step: int, name: str, value: float, *, kind: str = "exact", status: Status = "ok") -> None:
+    def record(
+        self,
+        step: int,
+        name: str,
+        value: float,
+        *,
+        layer: str | None = None,
+        kind: str = "exact",
+        status: Status = "ok",
+    ) -> None:
         """Add one reading; a value that is not finite is kept as a hole with `status` (diverged if it says ok)."""
         finite = math.isfinite(value)
         hole = "diverged" if status == "ok" else status
@@ -43,6 +52,7 @@ class Outcome:
             {
                 "step": step,
                 "name": name,
+                "layer": layer,
                 "value": value if finite else None,
                 "kind": kind,
                 "status": "ok" if finite else hole,
@@ -60,11 +70,16 @@ def execute(spec: Mapping[str, Any]) -> Outcome:
         The outcome, with a status of ok, diverged (the loss left every reasonable range) or error.
     """
     outcome = Outcome(dict(spec))
+    return guarded(outcome, lambda: _train(outcome))
+
+
+def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
+    """Run the action with the spec's seed and turn what goes wrong into the outcome's status and sentence."""
     begin = time.perf_counter()
     try:
         with preserved_rng():
-            torch.manual_seed(int(spec["seed"]))
-            _train(outcome)
+            torch.manual_seed(int(outcome.spec["seed"]))
+            action()
     except NonFiniteError as error:
         outcome.status, outcome.sentence = "diverged", str(error)
     except NormgaugeError as error:

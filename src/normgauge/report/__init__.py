@@ -2,10 +2,16 @@
 
 from normgauge.report._page import page as page
 from normgauge.report._page import page_of_store as page_of_store
+from normgauge.report._study import Picture as Picture
+from normgauge.report._study import study_markdown as study_markdown
+from normgauge.report._study import write_study as write_study
 from normgauge.report._tables import ReportTables as ReportTables
 
 __all__ = [
+    "Picture",
     "ReportTables",
     "page",
     "page_of_store",
+    "study_markdown",
+    "write_study",
 ]

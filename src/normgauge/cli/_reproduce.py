@@ -1,0 +1,132 @@
+"""`normgauge reproduce`: the papers' experiments, listed or run."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from normgauge.errors import InputError, explain, require
+
+if TYPE_CHECKING:
+    from normgauge.lab import Reproduced
+
+
+class Size(StrEnum):
+    """How much to run."""
+
+    smoke = "smoke"
+    small = "small"
+    paper = "paper"
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A study; without it the list of all.")] = None,
+    size: Annotated[Size, typer.Option(help="smoke: seconds; small: minutes; paper: the published setting.")] = (
+        Size.small
+    ),
+    every: Annotated[bool, typer.Option("--all", help="Run every study, one after the other.")] = False,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, as tcp://host:8786.")] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only this part of the runs, for job arrays.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for stores and pages.")] = Path("normgauge-studies"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+) -> None:
+    """Run an experiment of the papers, judge the claims that depend on it, and write its page.
+
+    Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
+    """
+    from normgauge.lab.studies import experiments
+
+    if name is None and not every:
+        _list(as_json)
+        return
+    for package in ("altair", "vl_convert"):
+        require(package, "lab", "normgauge reproduce")  # before the runs, not after them
+    part = _shard(shard)
+    documents = []
+    for study in experiments() if every else [str(name)]:
+        documents.append(_one(study, size.value, jobs, cluster, part, out, quiet=as_json, keep_going=every))
+    if as_json:
+        typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
+
+
+def _one(
+    study: str,
+    size: str,
+    jobs: int | None,
+    cluster: str | None,
+    shard: tuple[int, int] | None,
+    out: Path,
+    *,
+    quiet: bool,
+    keep_going: bool,
+) -> dict[str, object]:
+    from normgauge.errors import DataError
+    from normgauge.lab import reproduce as run
+
+    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        result = run(study, size=size, out=out, executor=jobs, cluster=cluster, shard=shard)
+    except DataError as error:
+        if not keep_going:
+            raise
+        notes.print(f"{study}: not run: no data. {error}")
+        return {"study": study, "status": "not run: no data", "sentence": str(error)}
+    except KeyboardInterrupt:
+        notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
+        raise typer.Exit(130) from None
+    if shard is not None:
+        notes.print(f"Shard done: {result.store}. Join the shards with `normgauge merge`.")
+        return {"study": study, "store": str(result.store)}
+    page = _write(result)
+    if not quiet:
+        Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
+        notes.print(f"Open {page} for figures and numbers.")
+    return {**result.document(), "page": str(page), "store": str(result.store)}
+
+
+def _write(result: Reproduced) -> Path:
+    from normgauge.report import Picture, write_study
+
+    return write_study(result.document(), [Picture(*entry) for entry in result.pictures()], result.store.parent)
+
+
+def _list(as_json: bool) -> None:
+    from normgauge.lab.studies import experiments
+    from normgauge.records import format_table
+
+    rows = [
+        {
+            "study": experiment.name,
+            "paper": ", ".join(experiment.papers),
+            "place": experiment.place,
+            "question": experiment.question,
+            "small": f"{experiment.minutes['small']:g} min" if "small" in experiment.minutes else "-",
+            "data": ", ".join(experiment.data) or "-",
+        }
+        for experiment in experiments().values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    footer = "Run one with `normgauge reproduce NAME`; minutes are of the small size on two cores."
+    typer.echo(format_table(rows, title="Experiments of the papers", footer=footer))
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    try:
+        index, count = (int(part) for part in text.split("/"))
+        if not 0 <= index < count:
+            raise ValueError(text)
+    except ValueError as error:
+        raise InputError(
+            explain("--shard", "a shard is i/n with 0 <= i < n", repr(text), "Write --shard 0/4 ... 3/4")
+        ) from error
+    return index, count

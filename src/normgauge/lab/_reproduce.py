@@ -1,0 +1,270 @@
+"""`reproduce`: run an experiment of a paper, judge the claims that depend on it, write its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normgauge.charts import svg
+from normgauge.claims import Verdict, ledger, poll
+from normgauge.lab.experiment import Experiment
+from normgauge.lab.provenance import provenance
+from normgauge.lab.studies import execute, find
+from normgauge.lab.study import Study
+from normgauge.lab.sweep import sweep
+from normgauge.lab.table import StudyTable, choose, tabulate
+from normgauge.records import Result
+from normgauge.store import Store, spec_id
+
+if TYPE_CHECKING:
+    import altair
+
+STORE_NAME = "runs.sqlite"
+Runner = Callable[[Sequence[dict[str, Any]], Store, str], Any]
+
+
+@dataclass(frozen=True)
+class Reproduced(Result):
+    """What became of a paper's experiment here.
+
+    Attributes:
+        experiment: what was asked.
+        size: smoke, small or paper.
+        table: the runs.
+        verdict: the study's own, from its contrasts: confirmed, not_confirmed or inconclusive.
+        claims: id -> verdict of every claim judged from this study.
+        remarks: sentences with the numbers.
+        seconds: processor seconds of all runs together.
+        store: where the runs are.
+    """
+
+    experiment: Experiment
+    size: str
+    table: StudyTable
+    verdict: Verdict
+    claims: Mapping[str, Verdict]
+    remarks: tuple[str, ...]
+    seconds: float
+    store: Path
+
+    def document(self) -> dict[str, Any]:
+        """Return everything a page says, as plain data."""
+        experiment, printed = self.experiment, {claim.id: claim for claim in ledger(ids=list(self.claims))}
+        parts = experiment.parts(self.size)
+        return {
+            "study": experiment.name,
+            "papers": list(experiment.papers),
+            "place": experiment.place,
+            "question": experiment.question,
+            "finding": experiment.finding,
+            "proxy": experiment.proxy,
+            "size": self.size,
+            "seeds": max(part.seeds for part in parts),
+            "fixed": [dict(part.fixed) for part in parts],
+            "outcome": self.verdict.outcome,
+            "sentence": self.verdict.sentence,
+            "contrasts": [
+                {"contrast": item.name, "mean": item.value, "half width": item.tolerance, "seeds": item.instances}
+                for item in self.verdict.evidence
+            ],
+            "remarks": list(self.remarks),
+            "claims": [
+                {
+                    "id": name,
+                    "printed": printed[name].printed,
+                    "criterion": printed[name].criterion,
+                    "outcome": verdict.outcome or verdict.status,
+                    "sentence": verdict.sentence,
+                }
+                for name, verdict in self.claims.items()
+            ],
+            "knobs": self.knobs(),
+            "readings": self.shown(),
+            "rows": [dict(row) for row in self.table.rows],
+            "failed": [
+                {"run": _name(row, parts), "status": row["status"], "sentence": row["sentence"]}
+                for row in self.table.trials
+                if row["status"] != "ok"
+            ],
+            "runs": len(self.table.trials),
+            "seconds": self.seconds,
+            "provenance": provenance(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": f"normgauge reproduce {experiment.name} --size {self.size}",
+            "cite": list(experiment.cite),
+        }
+
+    def knobs(self) -> list[str]:
+        """Return the knobs that vary: those compared, then those tuned."""
+        parts = self.experiment.parts(self.size)
+        return list(dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance]))
+
+    def shown(self) -> list[str]:
+        """Return the readings that the page's table shows."""
+        measured = dict.fromkeys(row["reading"] for row in self.table.readings if row["layer"] is None)
+        return list(self.experiment.columns or measured)
+
+    def pictures(self) -> list[tuple[str, str, str]]:
+        """Return name, SVG and caption of every figure (needs the `lab` extra)."""
+        found = self.experiment.figures(self.table)
+        return [(f"{self.experiment.name}-{figure.name}", svg(figure.chart), figure.caption) for figure in found]
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the study's first figure."""
+        return self.experiment.figures(self.table)[0].chart
+
+    def _title(self) -> str:
+        return f"{self.experiment.name} ({', '.join(self.experiment.papers)}; {self.experiment.place})"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"contrast": item.name, "mean": item.value, "+-": item.tolerance, "seeds": item.instances}
+            for item in self.verdict.evidence
+        ]
+
+    def __str__(self) -> str:
+        """Return the contrasts, the verdicts and the remarks."""
+        from normgauge.records import format_table
+
+        lines = [f"study: {self.verdict.outcome}", *(f"{name}: {_word(v)}" for name, v in self.claims.items())]
+        lines += list(self.remarks)
+        failed = sum(row["status"] != "ok" for row in self.table.trials)
+        lines.append(
+            f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
+            f"{self.seconds:.0f} s of runs; store {self.store}"
+        )
+        return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
+
+
+def reproduce(
+    name: str,
+    *,
+    size: str = "small",
+    out: str | Path = "normgauge-studies",
+    executor: Executor | int | None = None,
+    cluster: str | None = None,
+    shard: tuple[int, int] | None = None,
+    progress: bool = True,
+) -> Reproduced:
+    """Run an experiment of the papers, judge the claims that depend on it, and write its page.
+
+    Finished runs are kept in `out/NAME-SIZE/runs.sqlite`: call again and only what is missing runs.
+
+    Args:
+        name: a study; `normgauge reproduce` lists them.
+        size: "smoke" (proves it works), "small" (an answer in minutes) or "paper" (the published setting).
+        out: the folder of stores and pages.
+        executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
+        cluster: the address of a Dask scheduler that runs them instead.
+        shard: (i, n) runs only the i-th of n parts, for job arrays; `normgauge merge` joins the stores.
+        progress: show a bar on stderr.
+
+    Returns:
+        The verdicts, table and remarks; the page is `out/NAME-SIZE/index.html`.
+
+    Raises:
+        UnknownNameError: for an unknown study or size.
+        DataError: when the data it needs is not here, with the command that gets it.
+    """
+    experiment = find(name)
+    parts = experiment.parts(size)
+    if size != "smoke":
+        _need_data(experiment)
+    folder = Path(out) / f"{name}-{size}"
+    if cluster is not None:
+        from normgauge.lab.executors import connect
+
+        executor = connect(cluster)
+
+    def run(specs: Sequence[dict[str, Any]], store: Store, label: str) -> None:
+        sweep(specs, store, executor=executor, task=execute, progress=progress, label=f"{name}: {label}")
+
+    with Store(folder / STORE_NAME) as store:
+        if shard is not None:
+            first = [spec for part in parts for spec in _specs(experiment, part.plan())]
+            run(_shard(first, shard), store, f"shard {shard[0]}/{shard[1]}")
+        else:
+            for part in parts:
+                run(_specs(experiment, part.plan()), store, "runs")
+                run(_specs(experiment, _confirmation(experiment, part, store)), store, "more seeds")
+        return conclude(experiment, size, store, folder)
+
+
+def conclude(experiment: Experiment, size: str, store: Store, folder: Path) -> Reproduced:
+    """Judge what the store holds of an experiment, and write table, verdicts and page beside it."""
+    answering: set[str] = set()
+    everything: set[str] = set()
+    for part in experiment.parts(size):
+        first = _specs(experiment, part.plan())
+        more = _specs(experiment, _confirmation(experiment, part, store))
+        everything |= {spec_id(spec) for spec in (*first, *more)}
+        answering |= _answering(experiment, part, store)
+    runs = store.runs(everything)
+    table = tabulate(runs, store.readings(everything), answering)
+    claims = {
+        claim.id: claim.judge_from_tables({experiment.name: table.rows})
+        for claim in ledger()
+        if claim.kind == "empirical" and claim.study == experiment.name
+    }
+    seconds = sum(run["seconds"] for run in runs)
+    verdict = poll(experiment.contrasts(table))
+    remarks = tuple(experiment.remarks(table))
+    result = Reproduced(experiment, size, table, verdict, claims, remarks, seconds, store.path)
+    store.put_document("experiment", json.loads(json.dumps(result.document(), default=str)))
+    return result
+
+
+def _need_data(experiment: Experiment) -> None:
+    from normgauge.lab import data
+
+    for name in experiment.data:
+        data.load(name)  # says what is missing and which command gets it
+
+
+def _specs(experiment: Experiment, plan: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**spec, "study": experiment.name} for spec in plan]
+
+
+def _shard(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dict[str, Any]]:
+    index, count = shard
+    return [spec for spec in specs if int(spec_id(spec), 16) % count == index % count]
+
+
+def _confirmation(experiment: Experiment, part: Study, store: Store) -> list[dict[str, Any]]:
+    return part.confirmation(_chosen(experiment, part, store)) if part.nuisance else []
+
+
+def _chosen(experiment: Experiment, part: Study, store: Store) -> list[dict[str, Any]]:
+    ids = {spec_id(spec) for spec in _specs(experiment, part.plan())}
+    last = {
+        row["run"]: row["value"]
+        for row in sorted(store.readings(ids), key=lambda row: row["step"])
+        if row["name"] == experiment.choose_by and row["layer"] is None
+    }
+    return choose(part, store.runs(ids), last.get, experiment.choose_higher)
+
+
+def _answering(experiment: Experiment, part: Study, store: Store) -> set[str]:
+    """Return the ids of the runs that answer: every arm at its chosen setting, on all seeds."""
+    if not part.nuisance:
+        return {spec_id(spec) for spec in _specs(experiment, part.plan())}
+    chosen = _chosen(experiment, part, store)
+    found = set()
+    for seed in range(part.seeds):
+        plan = [{**dict(part.fixed), **arm, "seed": seed} for arm in chosen]
+        found |= {spec_id(spec) for spec in _specs(experiment, plan)}
+    return found
+
+
+def _name(row: Mapping[str, Any], parts: Sequence[Study]) -> str:
+    knobs = dict.fromkeys(knob for part in parts for knob in (*part.scientific, *part.nuisance) if knob in row)
+    return ", ".join(f"{knob} {row[knob]}" for knob in (*knobs, "seed"))
+
+
+def _word(verdict: Verdict) -> str:
+    return f"{verdict.outcome or verdict.status}. {verdict.sentence}"

@@ -1,0 +1,90 @@
+"""Every experiment of the papers runs at smoke size, is judged, and writes its page; none needs data from outside."""
+
+import math
+
+import pytest
+
+from normgauge.errors import InputError, UnknownNameError
+from normgauge.lab import reproduce
+from normgauge.lab.experiment import SIZES, Experiment
+from normgauge.lab.studies import experiments, find
+from normgauge.lab.study import Study
+from normgauge.lab.table import choose, tabulate
+from normgauge.report import Picture, study_markdown, write_study
+
+NAMES = list(experiments())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_size_runs_is_judged_and_written(name, tmp_path):
+    result = reproduce(name, size="smoke", out=tmp_path, executor=1, progress=False)
+    errors = [row["sentence"] for row in result.table.trials if row["status"] == "error"]
+    assert not errors, errors[0]
+    assert result.table.rows, "no run answers"
+    assert result.verdict.outcome in ("confirmed", "not_confirmed", "inconclusive")
+    assert all(verdict.status == "judged" for verdict in result.claims.values()), result.claims
+    pictures = [Picture(*entry) for entry in result.pictures()]
+    assert pictures, "a page needs a figure"
+    page = write_study(result.document(), pictures, tmp_path / "page")
+    text = page.read_text(encoding="utf-8")
+    assert "<svg" in text and "http-equiv" in text and result.experiment.question.split()[0] in text
+    markdown = study_markdown(result.document(), pictures, "figures")
+    assert "## Verdict" in markdown and "## What the paper found" in markdown and "## Proxy against paper" in markdown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_size_promises_seeds_and_intervals(name):
+    for part in find(name).parts("small"):
+        assert part.seeds >= 3
+        assert part.name == name or part.name.startswith(name)
+
+
+def test_a_second_call_runs_nothing(tmp_path):
+    first = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
+    again = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
+    assert first.seconds == again.seconds and first.table.rows == again.table.rows
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match="trajectories"):
+        reproduce("trajectorys", out=tmp_path)
+    with pytest.raises(UnknownNameError, match="smoke"):
+        reproduce("trajectories", size="smokey", out=tmp_path)
+
+
+def test_an_experiment_without_a_size_is_refused():
+    study = Study("x", "?", scientific={"norm": ["none"]})
+    blank = {"papers": ("S0",), "place": "", "question": "", "finding": "", "proxy": "", "run": print}
+    with pytest.raises(InputError, match="paper"):
+        Experiment("x", sizes={"smoke": study, "small": study}, contrasts=dict, figures=list, **blank)
+    tuned = Study("x", "?", scientific={"norm": ["none"]}, nuisance={"lr": [1.0]})
+    with pytest.raises(InputError, match="choose_by"):
+        Experiment("x", sizes=dict.fromkeys(SIZES, tuned), contrasts=dict, figures=list, **blank)
+
+
+def run_of(norm, lr, seed, status="ok"):
+    spec = {"norm": norm, "lr": lr, "seed": seed}
+    return {"id": f"{norm}{lr}{seed}", "spec": spec, "status": status, "sentence": "", "seconds": 1.0}
+
+
+def test_choose_takes_the_best_mean_and_counts_failures_as_worst():
+    study = Study("s", "?", scientific={"norm": ["a"]}, nuisance={"lr": [1, 2]}, seeds=2)
+    runs = [run_of("a", 1, 0), run_of("a", 1, 1), run_of("a", 2, 0), run_of("a", 2, 1, "diverged")]
+    values = {"a10": 0.5, "a11": 0.6, "a20": 0.9, "a21": 0.9}
+    assert choose(study, runs, values.get, True) == [{"norm": "a", "lr": 1}]
+    assert choose(study, runs[:3], values.get, True) == [{"norm": "a", "lr": 2}]
+    assert choose(study, runs[:3], values.get, False) == [{"norm": "a", "lr": 1}]
+
+
+def test_table_keeps_last_values_and_curves():
+    runs = [run_of("a", 1, 0), run_of("b", 1, 0)]
+    readings = [
+        {"run": "a10", "step": s, "name": "loss", "layer": None, "value": v} for s, v in ((0, 2.0), (5, 1.0))
+    ] + [{"run": "b10", "step": 5, "name": "loss", "layer": None, "value": 4.0}]
+    table = tabulate(runs, readings, {"a10", "b10"})
+    assert table.by_seed("loss", norm="a") == {0: 1.0}
+    assert table.paired("loss", "b", "a") == [3.0]
+    assert [row["value"] for row in table.curve("loss", norm="a")] == [2.0, 1.0]
+    assert math.isnan(table.mean("loss", norm="a").low)
+    band = table.band("loss", "norm")
+    assert {"series": "a", "step": 0, "mean": 2.0, "low": 2.0, "high": 2.0} in band
