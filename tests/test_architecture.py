@@ -18,11 +18,24 @@ MAY_IMPORT = {
     "symmetry": {"nn", "manifolds", "objective", "linalg", "charts"},
     "measure": {"theory", "linalg", "nn", "objective", "symmetry", "charts"},
     "claims": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure"},
+    "surgery": {"nn", "objective", "linalg", "charts"},
     "doctor": {"measure", "symmetry", "objective", "nn", "optim", "charts"},
     "testing": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure", "claims"},
     "report": {"charts", "claims", "theory"},
 }
-FLOORS = {"theory", "linalg", "manifolds", "charts", "nn", "objective", "optim", "symmetry", "measure", "doctor"}
+FLOORS = {
+    "theory",
+    "linalg",
+    "manifolds",
+    "charts",
+    "nn",
+    "objective",
+    "optim",
+    "symmetry",
+    "measure",
+    "surgery",
+    "doctor",
+}
 MAY_IMPORT["lab"] = FLOORS | {"claims"}
 MAY_IMPORT["cli"] = {"lab", "doctor", "claims", "report", "nn", "symmetry", "objective", "measure"}
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
     from normgauge.lab import compare as compare
+    from normgauge.lab import reproduce as reproduce
     from normgauge.measure import ActivationHistory as ActivationHistory
     from normgauge.measure import Activations as Activations
     from normgauge.measure import Bracket as Bracket
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
+    from normgauge.surgery import Surgery as Surgery
+    from normgauge.surgery import prune_norms as prune_norms
     from normgauge.symmetry import Symmetries as Symmetries
     from normgauge.symmetry import Symmetry as Symmetry
     from normgauge.symmetry import param_groups as param_groups
@@ -109,8 +112,10 @@ _NAMES = {
     "Objective": "objective",
     "operator_norm": "measure",
     "param_groups": "symmetry",
+    "prune_norms": "surgery",
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
+    "reproduce": "lab",
     "Robustness": "measure",
     "robustness": "measure",
     "signal_propagation": "measure",
@@ -120,6 +125,7 @@ _NAMES = {
     "stable_rate": "measure",
     "StableRate": "measure",
     "Study": "lab",
+    "Surgery": "surgery",
     "Symmetries": "symmetry",
     "symmetries": "symmetry",
     "Symmetry": "symmetry",
