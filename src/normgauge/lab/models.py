@@ -116,7 +116,13 @@ _MODELS: dict[str, Factory] = {"mlp": mlp, "vgg": vgg, "resnet": resnet, "dln": 
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in models."""
-    return tuple(_MODELS)
+    return tuple(_factories())
+
+
+def _factories() -> dict[str, Factory]:
+    from normgauge.lab.published_models import PUBLISHED  # it builds on this file
+
+    return {**_MODELS, **PUBLISHED}
 
 
 def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -136,9 +142,10 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
     registry.get(norm)
     if ":" in model:
         return _from_factory(model, norm, seed)
-    if model not in _MODELS:
-        raise unknown_name("model", model, _MODELS, "Or pass package.module:factory")
-    network = _MODELS[model](norm, shape, classes)
+    factories = _factories()
+    if model not in factories:
+        raise unknown_name("model", model, factories, "Or pass package.module:factory")
+    network = factories[model](norm, shape, classes)
     _draw_weights(network, seed, gain=1.0 if model == "dln" else math.sqrt(2.0))
     for part in network.modules():
         if isinstance(part, Normalized):
