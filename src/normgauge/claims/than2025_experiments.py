@@ -13,7 +13,7 @@ CITE = ("than2025",)
     place="Fig 1, 2, sec 4.2",
     printed="training a 10-layer ReLU net / ResNet18 on CIFAR-10: all weight norms > 1, product up to 1e50; product "
     "of 1/sigma ~ 1e-25",
-    study="weight-norm-product",
+    study="weight-norms",
     criterion="after training: the smallest weight norm above 1 in both models; in ResNet18 the product of the norms "
     "above 10^25 and that of 1/sigma below 10^-12.5 (half the printed exponents)",
     cite=CITE,

@@ -62,9 +62,14 @@ class MBConv(nn.Module):
         return output + inputs if self.residual else output
 
 
-def resnet18(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build ResNet-18 (2, 2, 2, 2 basic blocks)."""
-    return _resnet(norm, shape, classes, ResidualBlock, (2, 2, 2, 2), 1)
+def resnet18(norm: str, shape: tuple[int, ...], classes: int, *, width: int = 64) -> nn.Module:
+    """Build ResNet-18 (2, 2, 2, 2 basic blocks); `width` other than 64 scales all of it."""
+    return _resnet(norm, shape, classes, ResidualBlock, (2, 2, 2, 2), 1, width)
+
+
+def resnet18_narrow(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a ResNet-18 of width 8 to 64: the named proxy for two cores."""
+    return resnet18(norm, shape, classes, width=8)
 
 
 def resnet101(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -101,8 +106,8 @@ def efficientnet_narrow(norm: str, shape: tuple[int, ...], classes: int) -> nn.M
 
 
 def relu10(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build S2's ReLU network of ten layers, 256 units wide."""
-    sizes = (math.prod(shape), *(256,) * 9)
+    """Build S2's ReLU network of ten layers, 512 units wide."""
+    sizes = (math.prod(shape), *(512,) * 9)
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [Normalized(nn.Linear(fan_in, fan_out), norm, 0), nn.ReLU()]
@@ -123,11 +128,12 @@ def _resnet(
     block: Callable[[int, int, int, str], nn.Module],
     counts: tuple[int, ...],
     expansion: int,
+    first: int = 64,
 ) -> nn.Module:
-    layers, channels = _stem(norm, shape, 64), 64
+    layers, channels = _stem(norm, shape, first), first
     for stage, count in enumerate(counts):
         for index in range(count):
-            width = 64 * 2**stage
+            width = first * 2**stage
             layers.append(block(channels, width, 2 if stage and not index else 1, norm))
             channels = expansion * width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
@@ -171,6 +177,7 @@ def _rounded(channels: float) -> int:
 
 PUBLISHED: dict[str, Callable[[str, tuple[int, ...], int], nn.Module]] = {
     "resnet18": resnet18,
+    "resnet18_narrow": resnet18_narrow,
     "resnet101": resnet101,
     "vgg16": vgg16,
     "efficientnet_b3": efficientnet_b3,
