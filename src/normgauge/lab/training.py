@@ -77,7 +77,9 @@ def execute(spec: Mapping[str, Any]) -> Outcome:
 def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
     """Run the action with the spec's seed and turn what goes wrong into the outcome's status and sentence."""
     begin = time.perf_counter()
+    dtype = torch.get_default_dtype()
     try:
+        torch.set_default_dtype(torch.float32)  # a run depends on its spec alone, not on the caller's settings
         with preserved_rng():
             torch.manual_seed(int(outcome.spec["seed"]))
             action()
@@ -91,6 +93,8 @@ def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
         last = traceback.extract_tb(error.__traceback__)[-1]
         outcome.status = "error"
         outcome.sentence = f"{type(error).__name__}: {error} (in {last.name}, line {last.lineno})"
+    finally:
+        torch.set_default_dtype(dtype)
     outcome.seconds = time.perf_counter() - begin
     outcome.provenance = provenance()
     return outcome

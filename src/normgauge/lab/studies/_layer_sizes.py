@@ -69,9 +69,9 @@ def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
     with torch.no_grad():
         for part in model.modules():
             if isinstance(part, models.Normalized) and part.declaration.statistics in ("batch", "sample", "group"):
-                part.layer.weight.mul_(factor)  # type: ignore[operator, union-attr]
+                part.layer.weight.mul_(factor)  # type: ignore[operator]
                 if part.layer.bias is not None:
-                    part.layer.bias.mul_(factor)  # type: ignore[operator, union-attr]
+                    part.layer.bias.mul_(factor)  # type: ignore[operator]
     return model
 
 
