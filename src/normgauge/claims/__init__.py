@@ -2,7 +2,8 @@
 
 from normgauge.claims._claim import Claim
 from normgauge.claims._ledger import Ledger, ledger
+from normgauge.claims._typeset import typeset
 from normgauge.claims._verdict import Evidence, Verdict
 from normgauge.claims._weigh import poll, weigh
 
-__all__ = ["Claim", "Evidence", "Ledger", "Verdict", "ledger", "poll", "weigh"]
+__all__ = ["Claim", "Evidence", "Ledger", "Verdict", "ledger", "poll", "typeset", "weigh"]
