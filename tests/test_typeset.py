@@ -24,7 +24,20 @@ NAMES = {"sqrt": r"\sqrt", "grad": r"\nabla", "sum": r"\sum", "prod": r"\prod", 
 NAMES |= {"max": r"\max", "min": r"\min", "sup": r"\sup"}
 # Names of symbols, not words: they become letters with accents and signs.
 SYMBOLS = {*GREEK, *NAMES, "lam", "linf", "xhat", "yhat", "ghat", "Lhat", "Hhat", "What", "xbar", "Wbar"}
-SYMBOLS |= {"infinity", "hat", "Twt", "TSw", "TSwt", "dLN", "dGN", "dLhat", "dxhat", "dim", "ker"}
+SYMBOLS |= {
+    *(f"d{name}" for name in GREEK),
+    "infinity",
+    "hat",
+    "Twt",
+    "TSw",
+    "TSwt",
+    "dLN",
+    "dGN",
+    "dLhat",
+    "dxhat",
+    "dim",
+    "ker",
+}
 
 
 def plain_symbols(text):
