@@ -15,7 +15,8 @@ from latex2mathml.converter import convert
 from normgauge.claims._typeset import sources
 
 ASSET = Path(__file__).parents[1] / "src" / "normgauge" / "claims" / "typeset" / "rendered.json"
-RELATIONS = "±⟂∼⪰"  # come as identifiers, which have no space around them
+RELATIONS = "±⟂⪰\u223c"  # come as identifiers, which have no space around them
+LETTERLIKE = "∞⊤*"  # come as operators, which have
 WORDS = re.compile(r"(<mrow>)?<(mo|mi)>([A-Za-z]{2,})</\2>(?=(<mo stretchy=\"false\">[(\[])?)")
 LETTERS = re.compile(r'(?:<mi mathvariant="normal">[A-Za-z]</mi>){2,}')
 ALONE = re.compile(r"<mrow>(<(m[ino])[^>]*>[^<]*</\2>)</mrow>")
@@ -34,10 +35,15 @@ def formula(latex: str) -> str:
     markup = convert(fenced)
     markup = re.sub(r"&#x0*([0-9A-Fa-f]+);", _character, markup)
     markup = re.sub(r"<math [^>]*>", "<math>", markup)
-    markup = markup.replace("<mi>~</mi>", "<mi>∼</mi>").replace("<mo>∞</mo>", "<mi>∞</mi>")
+    markup = markup.replace("<mi>~</mi>", "<mi>\u223c</mi>").replace("<mo>/</mo>", '<mo lspace="0" rspace="0">/</mo>')
+    markup = re.sub(
+        r"(<mo[^>]*>[^<)\]]*</mo>)<mo>\u2212</mo>", '\\1<mo form="prefix">\u2212</mo>', markup
+    )  # a sign, no difference
     markup = re.sub(r"<mi>(\.\d+)</mi>", r"<mn>\1</mn>", markup)
     for sign in RELATIONS:
         markup = markup.replace(f"<mi>{sign}</mi>", f"<mo>{sign}</mo>")
+    for sign in LETTERLIKE:
+        markup = markup.replace(f"<mo>{sign}</mo>", f"<mi>{sign}</mi>")
     markup = re.sub(r"<mover>(<mi>.</mi><mo)", r'<mover accent="true">\1', markup)
     markup = LETTERS.sub(lambda match: f"<mi>{re.sub('<[^>]*>', '', match[0])}</mi>", markup)
     markup = WORDS.sub(_word, markup)

@@ -3,7 +3,19 @@
 from normgauge.claims._claim import Claim
 from normgauge.claims._ledger import Ledger, ledger
 from normgauge.claims._typeset import typeset
-from normgauge.claims._verdict import Evidence, Verdict
+from normgauge.claims._verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.claims._weigh import poll, weigh
 
-__all__ = ["Claim", "Evidence", "Ledger", "Verdict", "ledger", "poll", "typeset", "weigh"]
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Ledger",
+    "OUTCOMES",
+    "STANDINGS",
+    "Verdict",
+    "WORDS",
+    "ledger",
+    "poll",
+    "typeset",
+    "weigh",
+]
