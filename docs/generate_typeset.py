@@ -16,7 +16,7 @@ from normgauge.claims._typeset import sources
 
 ASSET = Path(__file__).parents[1] / "src" / "normgauge" / "claims" / "typeset" / "rendered.json"
 RELATIONS = "±⟂⪰\u223c"  # come as identifiers, which have no space around them
-LETTERLIKE = "∞⊤*"  # come as operators, which have
+LETTERLIKE = "∞\u22a4*"  # come as operators, which have
 WORDS = re.compile(r"(<mrow>)?<(mo|mi)>([A-Za-z]{2,})</\2>(?=(<mo stretchy=\"false\">[(\[])?)")
 LETTERS = re.compile(r'(?:<mi mathvariant="normal">[A-Za-z]</mi>){2,}')
 ALONE = re.compile(r"<mrow>(<(m[ino])[^>]*>[^<]*</\2>)</mrow>")

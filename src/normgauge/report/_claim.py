@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from normgauge.records import format_number
@@ -15,8 +16,13 @@ if TYPE_CHECKING:
 HEADS = ("speaks for", "compared", "discrepancy or value", "tolerance", "instances", "counts as")
 
 
-def card(claim: Claim) -> str:
-    """Return one claim: its sentences at once, the numbers behind a fold that is open where no script closes it."""
+def card(claim: Claim, neighbours: Container[str] = ()) -> str:
+    """Return one claim: its sentences at once, the numbers behind a fold that is open where no script closes it.
+
+    Args:
+        claim: with its verdict.
+        neighbours: ids of the claims on the same page; where a sentence names one, it links there.
+    """
     from normgauge.claims import typeset
 
     verdict = claim.result
@@ -25,7 +31,7 @@ def card(claim: Claim) -> str:
             ("printed", typeset(claim, "printed")),
             ("corrected", typeset(claim, "corrected")),
             ("finding", text(verdict.sentence)),
-            ("note", typeset(claim, "note")),
+            ("note", _linked(typeset(claim, "note"), claim, neighbours)),
         ]
     )
     name = text(claim.id)
@@ -35,7 +41,8 @@ def card(claim: Claim) -> str:
         f'data-outcome="{verdict.outcome or ""}" data-text="{text(_findable(claim))}">'
         f'<header><h3><a href="#{name}" title="link to this claim">{name}</a></h3>{_badges(claim)}'
         f'<span class="place">{text(claim.place)}</span></header>{said}'
-        f"<details open><summary>Evidence, hypotheses, how to reproduce</summary>{_behind(claim)}</details></article>"
+        "<details open><summary>Evidence, hypotheses, how to reproduce</summary>"
+        f"{_behind(claim, neighbours)}</details></article>"
     )
 
 
@@ -44,12 +51,12 @@ def spoken(word: str) -> str:
     return text(word.replace("_", " "))
 
 
-def _behind(claim: Claim) -> str:
+def _behind(claim: Claim, neighbours: Container[str]) -> str:
     from normgauge.claims import typeset
 
     plain = [claim.printed, *([f"corrected: {claim.corrected}"] if claim.corrected else [])]
     rows = [
-        ("hypotheses", typeset(claim, "hypotheses")),
+        ("hypotheses", _linked(typeset(claim, "hypotheses"), claim, neighbours)),
         ("criterion", text(claim.criterion)),
         *(("quoted", f"<q>{text(quote)}</q>") for quote in claim.quotes),
         ("reproduce", f"<code>{text(claim.command)}</code>"),
@@ -57,6 +64,16 @@ def _behind(claim: Claim) -> str:
         ("as text", "<br>".join(f"<code>{text(line)}</code>" for line in plain)),
     ]
     return _evidence(claim.evidence) + _list(rows)
+
+
+def _linked(markup: str, claim: Claim, neighbours: Container[str]) -> str:
+    """Turn the ids of other claims into links; a full stop after an id is not part of it."""
+
+    def link(match: re.Match[str]) -> str:
+        known = match[0] in neighbours and match[0] != claim.id
+        return f'<a href="#{match[0]}">{match[0]}</a>' if known else match[0]
+
+    return re.sub(r"\bS\d-[\w.-]*\w", link, markup)
 
 
 def _list(rows: Sequence[tuple[str, str]]) -> str:

@@ -70,7 +70,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
         "counts": _counts(shown, papers),
         "meanings": "".join(f"<div><dt>{spoken(w)}</dt><dd>{text(said)}</dd></div>" for w, said in MEANINGS.items()),
         "filters": "".join(_filter(name, shown) for name in FILTERS),
-        "papers": "".join(_paper(paper, [claim for claim in shown if claim.paper == paper]) for paper in papers),
+        "papers": "".join(_paper(paper, shown) for paper in papers),
     }
     return Template(_asset("ledger.html")).substitute(parts)
 
@@ -126,8 +126,9 @@ def _filter(name: str, claims: Sequence[Claim]) -> str:
 
 
 def _paper(paper: str, claims: Sequence[Claim]) -> str:
-    cards = "".join(card(claim) for claim in claims)
-    return f'<section id="{text(paper)}"><h2>{text(paper)}: {text(_title(claims))}</h2>{cards}</section>'
+    own = [claim for claim in claims if claim.paper == paper]
+    cards = "".join(card(claim, {other.id for other in claims}) for claim in own)
+    return f'<section id="{text(paper)}"><h2>{text(paper)}: {text(_title(own))}</h2>{cards}</section>'
 
 
 def _title(claims: Sequence[Claim]) -> str:
