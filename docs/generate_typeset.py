@@ -9,6 +9,7 @@ import html
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 
@@ -48,9 +49,35 @@ def formula(latex: str) -> str:
     markup = LETTERS.sub(lambda match: f"<mi>{re.sub('<[^>]*>', '', match[0])}</mi>", markup)
     markup = WORDS.sub(_word, markup)
     markup = re.sub(r'<mn mathvariant="bold">', '<mn style="font-weight: bold">', markup)
+    markup = _with_plain_primes(markup)
     while (smaller := ALONE.sub(r"\1", markup)) != markup:
         markup = smaller
     return markup
+
+
+def _with_plain_primes(markup: str) -> str:
+    """Put primes beside their letter: raised once more, as latex2mathml does, f' and f'' are hard to tell apart."""
+    tree = ElementTree.fromstring(markup)
+    for parent in list(tree.iter()):
+        for place, node in list(enumerate(parent))[::-1]:
+            if node.tag not in ("msup", "msubsup"):
+                continue
+            raised = node[-1]
+            inner = list(raised) if raised.tag == "mrow" else [raised]
+            if inner[0].text not in ("\u2032", "\u2033"):
+                continue
+            prime = ElementTree.Element("mo", lspace="0", rspace="0")
+            prime.text = inner[0].text
+            node.remove(raised)
+            letter = node[0] if node.tag == "msup" else node
+            letter.tag = letter.tag.replace("msubsup", "msub")
+            if len(inner) > 1:  # something else is raised too, as in W'^T
+                group = ElementTree.Element("mrow")
+                group.extend([letter, prime])
+                node[:] = [group, *inner[1:]]
+            else:
+                parent[place : place + 1] = [letter, prime]
+    return ElementTree.tostring(tree, encoding="unicode")
 
 
 def _character(match: re.Match[str]) -> str:

@@ -63,7 +63,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
             f"--c{k}: light-dark({light}, {dark});"
             for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
         ),
-        "css": _asset("page.css") + _asset("ledger.css"),
+        "css": _asset("page.css") + _asset("claim.css") + _asset("ledger.css"),
         "js": _asset("ledger.js"),
         "total": str(len(shown)),
         "summary": _summary(shown, papers),
