@@ -78,10 +78,13 @@ def _sentence(claim: Claim, part: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep formulas as they are: markdown would take stars and underscores for emphasis."""
-    for mark in "\\*_[]|":
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;").replace(">", "&gt;")
+    """Keep formulas as they are: markdown would take stars and underscores for emphasis, except in code."""
+    pieces = text.split("`")
+    for k in range(0, len(pieces), 2):
+        for mark in "\\*_[]|":
+            pieces[k] = pieces[k].replace(mark, f"\\{mark}")
+        pieces[k] = pieces[k].replace("<", "&lt;").replace(">", "&gt;")
+    return "`".join(pieces)
 
 
 if __name__ == "__main__":

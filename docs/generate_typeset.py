@@ -20,6 +20,7 @@ RELATIONS = "±⟂⪰\u223c"  # come as identifiers, which have no space around 
 LETTERLIKE = "∞\u22a4*"  # come as operators, which have
 WORDS = re.compile(r"(<mrow>)?<(mo|mi)>([A-Za-z]{2,})</\2>(?=(<mo stretchy=\"false\">[(\[])?)")
 LETTERS = re.compile(r'(?:<mi mathvariant="normal">[A-Za-z]</mi>){2,}')
+FUNCTIONS = ("ln", "log", "exp", "cos", "sin", "tanh", "dim", "ker")
 ALONE = re.compile(r"<mrow>(<(m[ino])[^>]*>[^<]*</\2>)</mrow>")
 
 
@@ -86,7 +87,7 @@ def _character(match: re.Match[str]) -> str:
 
 def _word(match: re.Match[str]) -> str:
     """Space a named function like TeX does: thin before and after, none at an edge or before its argument."""
-    if match[2] == "mi" and match[3] not in ("ln", "exp", "dim", "ker"):
+    if match[2] == "mi" and match[3] not in FUNCTIONS:
         return match[0]  # a name such as BN or Lip
     left = "0" if match[1] else "0.17em"
     right = "0" if match[4] else "0.17em"

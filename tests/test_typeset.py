@@ -14,8 +14,8 @@ from normgauge.claims._typeset import PARTS, latex, rendered, sources
 DOCS = Path(__file__).parents[1] / "docs"
 CLAIMS = {claim.id: claim for claim in ledger()}
 FORMS = [(id, part) for id, parts in sources().items() for part in parts]
-# Where a number is written otherwise: 1e50 as a power of ten, and s2, the list's name of the variance, as sigma_n^2.
-REWRITTEN = {("S2-E1", "printed"), ("S2-L23", "printed")}
+# The list calls the variance of this lemma s2; it is set as sigma_n^2.
+REWRITTEN = {("S2-L23", "printed")}
 
 GREEK = {"alpha", "beta", "gamma", "delta", "eps", "eta", "theta", "kappa", "lambda", "mu", "rho", "sigma", "Sigma"}
 GREEK |= {"zeta", "phi", "Phi", "pi", "Pi", "Omega", "omega"}
@@ -23,26 +23,15 @@ LATEX_NAMES = {"varphi": "phi", "varepsilon": "eps"}
 SIGNS = {"<=": r"\le", ">=": r"\ge", "!=": r"\ne", "->": r"\to", "=>": r"\Rightarrow", "+-": r"\pm", "<<": r"\ll"}
 NAMES = {"sqrt": r"\sqrt", "grad": r"\nabla", "sum": r"\sum", "prod": r"\prod", "orth": r"\perp", "exp": r"\exp"}
 NAMES |= {"max": r"\max", "min": r"\min", "sup": r"\sup"}
-# Names of symbols, not words: they become letters with accents and signs.
-SYMBOLS = {*GREEK, *NAMES, "lam", "linf", "xhat", "yhat", "ghat", "Lhat", "Hhat", "What", "xbar", "Wbar"}
-SYMBOLS |= {
-    *(f"d{name}" for name in GREEK),
-    "infinity",
-    "hat",
-    "Twt",
-    "TSw",
-    "TSwt",
-    "dLN",
-    "dGN",
-    "dLhat",
-    "dxhat",
-    "dim",
-    "ker",
-}
+# Names of symbols and functions, not words: they become letters with accents and signs.
+SYMBOLS = {*GREEK, *(f"d{name}" for name in GREEK), *NAMES, "lam", "linf", "infinity", "hat"}
+SYMBOLS |= {"xhat", "yhat", "ghat", "Lhat", "Hhat", "What", "xbar", "Wbar", "Twt", "TSw", "TSwt", "TAw"}
+SYMBOLS |= {"dLN", "dGN", "dLhat", "dxhat", "dim", "ker", "log", "cos", "sin", "tanh"}
 
 
 def plain_symbols(text):
-    """Count what a statement in plain characters says, symbol by symbol."""
+    """Count what a statement in plain characters says, symbol by symbol; 1e-5 is a power of ten."""
+    text = re.sub(r"\b1e(?=-?\d)", "10^", text)
     found = Counter(re.findall(r"\d", text))
     text = re.sub(r"(?<![A-Za-z])lam(?=_|\d)", "lambda_", text)
     for name in GREEK:
