@@ -244,8 +244,8 @@ def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
     yield corrected("identity, B = 8: (B-2)/(B-3)", broken(abs(identity / linear_rate(8) - 1) < NEAR))
     yield conclusion("at a finite batch even the identity explodes", broken(identity > 1 + NEAR))
     for batch in (5, 8, 32):
-        rate = _one_layer(batch, generator)
-        yield corrected("one layer of the identity, by integration", gap(rate, linear_rate(batch)), 1e-6)
+        growth = _one_layer(batch, generator)
+        yield corrected("one layer of the identity, by integration", gap(growth, linear_rate(batch)), 1e-6)
     large = _measured_growth(generator, 128, _identity)
     yield fact("identity, B = 128: growth of squared gradients per layer", large)
     x = torch.linspace(-10, 10, 20001)
