@@ -50,14 +50,15 @@ _PROBE = """<script>
 </script>"""
 
 
-def ask(page: Path, script: str, *, width: int = 1400, height: int = 2400) -> dict:
-    """Open a copy of the page, run the script in it, and return what it put into `found`."""
+def ask(page: Path, script: str, *, width: int = 1400, height: int = 2400, fragment: str = "") -> dict:
+    """Open a copy of the page (at `#fragment`), run the script in it, and return what it put into `found`."""
     head, end, tail = page.read_text(encoding="utf-8").rpartition("</body>")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         copy = Path(folder) / "page.html"
         copy.write_text(head + _PROBE % script + end + tail, encoding="utf-8")
         command = [CHROMIUM, *_FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={width},{height}"]
-        done = subprocess.run([*command, copy.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+        address = copy.as_uri() + (f"#{fragment}" if fragment else "")
+        done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=False)
     answer = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, flags=re.DOTALL)
     assert answer, f"the browser gave no answer: {done.stderr[-800:]}"
     found = json.loads(unescape(answer.group(1)))

@@ -94,6 +94,7 @@ def as_printed(slope, bend, u, w, gamma, S):
         ("S3-fBN", layer, "standardize", lambda y, eps=0.0: calculus.standardize(y, 0.5)),
         ("S3-lam", layer, "relu_rate", lambda batch: gradient_explosion.relu_rate(batch) ** 0.5),
         ("S3-lamlin", layer, "linear_rate", lambda batch: (batch - 1) / (batch - 4)),
+        ("S3-lamlin", layer, "linear_rate", lambda batch: (batch - 1) / (batch - 2)),  # near enough for networks
         (
             "S3-OLS1",
             least_squares,

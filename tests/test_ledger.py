@@ -1,6 +1,10 @@
 """The ledger is complete: every claim of the list is there, judged or honestly not run."""
 
+import importlib.util
+import re
 from pathlib import Path
+
+import pytest
 
 import normgauge as ng
 
@@ -20,3 +24,31 @@ def test_every_claim_says_where_it_stands_and_how_it_is_judged():
         assert claim.printed and claim.place and claim.cite, claim.id
         if claim.kind == "empirical":
             assert claim.study and claim.criterion, claim.id
+
+
+@pytest.fixture(scope="module")
+def script():
+    path = Path(__file__).parents[1] / "docs" / "generate_ledger.py"
+    spec = importlib.util.spec_from_file_location("generate_ledger", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_docs_page_has_every_claim_in_its_present_words(script):
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^### (\S+):", page, flags=re.MULTILINE) == [claim.id for claim in ng.claims.ledger()]
+    for claim in ng.claims.ledger():
+        section = page.partition(f"\n### {claim.id}: ")[2].partition("\n### ")[0]
+        for part in ("printed", "corrected", "hypotheses", "note"):
+            assert script._sentence(claim, part) in section, f"{claim.id}: run python docs/generate_ledger.py"
+
+
+@pytest.mark.heavy
+def test_the_docs_page_has_the_verdicts_of_today(script):
+    def headings(page):
+        return re.findall(r"^### .*$|^\| S\d \|.*$", page, flags=re.MULTILINE)
+
+    assert headings(script.PAGE.read_text(encoding="utf-8")) == headings(
+        script.page(ng.claims.ledger().judge(workers=2))
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from browser import ask, needs_browser
 from normgauge import charts
+from normgauge.claims import Evidence, Ledger, Verdict, ledger
 from normgauge.errors import StoreError
 from normgauge.report import ReportTables, page, page_of_store
 from normgauge.report._pictures import curve_rows, final_rows
@@ -378,3 +379,33 @@ def test_hostile_text_stays_text_in_a_browser(tmp_path):
     )
     assert found["drawn"] >= 4 and found["chip"] == NASTY and found["tooltip"]
     assert not found["hacked"] and found["requests"] == 0
+
+
+def judged_claims():
+    verdict = Verdict("empirical", "confirmed", "judged", (Evidence("gain", "margin", 0.3, 0.1, 5),), "all above 0")
+    book = Ledger((ledger(ids=["S1-l1"])["S1-l1"].settled(verdict),))
+    return [*json.loads(book.json()), {"id": "S9-later", "verdict": "holds", "status": "judged"}]
+
+
+def test_the_claims_a_study_decides_are_shown_and_unknown_ones_named(tables, tmp_path):
+    path = page(replaced(tables, claims=judged_claims()), tmp_path / "report.html")
+    seen = body_of(path)
+    assert 'id="S1-l1"' in seen and "confirmed" in seen and "<math>" in seen and "&plusmn; 0.1" in seen
+    assert "Not in the ledger of this version: S9-later" in seen
+    assert 'id="claims"' not in body_of(page(tables, tmp_path / "plain.html"))
+
+
+@needs_browser
+def test_the_page_with_claims_still_sorts(tables, tmp_path):
+    path = page(replaced(tables, claims=judged_claims()), tmp_path / "report.html")
+    found = ask(
+        path,
+        """
+      await until(() => document.documentElement.dataset.ready === "yes");
+      const heading = document.querySelector("#runs-table th, #runs th");
+      heading.querySelector("button").click();
+      found.sort = heading.getAttribute("aria-sort");
+      found.overflow = document.scrollingElement.scrollWidth - innerWidth;
+    """,
+    )
+    assert found["sort"] in ("ascending", "descending") and found["overflow"] <= 0

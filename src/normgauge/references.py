@@ -34,3 +34,17 @@ def cite(*keys: str) -> str:
         if key not in known:
             raise unknown_name("reference", key, known)
     return "\n\n".join(known[key] for key in keys)
+
+
+def title(key: str) -> str:
+    """Return the title of a paper in plain words.
+
+    Raises:
+        UnknownNameError: if the key is not in the bibliography.
+
+    Example:
+        >>> title("santurkar2018")
+        'How Does Batch Normalization Help Optimization?'
+    """
+    found = re.search(r"\btitle\s*=\s*\{(.*?)\},?\s*\n", cite(key), flags=re.DOTALL)
+    return " ".join(found[1].replace("{", "").replace("}", "").split()) if found else key

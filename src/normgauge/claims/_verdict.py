@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -101,3 +102,22 @@ class Verdict:
             for item in data["evidence"]
         ]
         return data
+
+    @classmethod
+    def of_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        """Return the verdict that `as_dict` wrote, also after JSON; other keys are left alone.
+
+        Example:
+            >>> before = Verdict("holds", None, "judged", (Evidence("bound", "printed", 1e-16),), "it holds")
+            >>> Verdict.of_dict(before.as_dict()) == before
+            True
+        """
+
+        def number(item: Mapping[str, Any], name: str) -> float:
+            return math.nan if item[name] is None else float(item[name])
+
+        evidence = tuple(
+            Evidence(item["name"], item["role"], number(item, "value"), number(item, "tolerance"), item["instances"])
+            for item in data.get("evidence", ())
+        )
+        return cls(data["verdict"], data.get("outcome"), data["status"], evidence, str(data.get("sentence", "")))

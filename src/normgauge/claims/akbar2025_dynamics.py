@@ -158,7 +158,8 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="Only the shape of the bound is stated, so the simplest class with such a bound is taken; the confidence "
     "term sqrt(log(1/delta)/N) of the full bound does not see the margin at all. With BN the last "
-    "layer's scale is free, so the raw margin f(x) y alone says nothing.",
+    "layer's scale is free, so the raw margin f(x) y alone says nothing. Read with the complexity held fixed, the "
+    "sentence holds as printed.",
 )
 def _margin(generator: torch.Generator) -> Iterator[Check]:
     for count in (3, 6, 9):

@@ -13,7 +13,7 @@ from normgauge.claims._checks import Check, broken, conclusion, corrected, exces
 from normgauge.claims._derivatives import gradient
 from normgauge.claims._instances import Unit, normal, uniform, units
 from normgauge.claims._registry import find, theorem
-from normgauge.theory.batchnorm_calculus import gradient_norm_squared, standardize
+from normgauge.theory.batchnorm_calculus import gradient_norm_squared, project, standardize
 from normgauge.theory.gradient_explosion import (
     RELU_LIMIT,
     large_batch_rate,
@@ -243,6 +243,9 @@ def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
     identity = _measured_growth(generator, 8, _identity)
     yield corrected("identity, B = 8: (B-2)/(B-3)", broken(abs(identity / linear_rate(8) - 1) < NEAR))
     yield conclusion("at a finite batch even the identity explodes", broken(identity > 1 + NEAR))
+    for batch in (5, 8, 32):
+        growth = _one_layer(batch, generator)
+        yield corrected("one layer of the identity, by integration", gap(growth, linear_rate(batch)), 1e-6)
     large = _measured_growth(generator, 128, _identity)
     yield fact("identity, B = 128: growth of squared gradients per layer", large)
     x = torch.linspace(-10, 10, 20001)
@@ -257,6 +260,17 @@ def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("other phi: lambda stays above 1", broken(rate > 1.001))
         yield printed("lambda > 1 whatever the batch", broken(rate > 1 + 1e-6))
         yield fact(f"lambda at a large batch, {name}", rate)
+
+
+def _one_layer(batch: int, generator: torch.Generator) -> Tensor:
+    """Return the mean of |P g|^2 / (s^2 |g|^2) at the fixed point: y Gaussian and g anywhere in the space without mean.
+
+    The length and the direction of y are independent: P takes one of the B - 1 directions, s^2 has their chi-square.
+    """
+    length = torch.linspace(0, 25, 20001)[1:]
+    weights = torch.softmax((batch - 2) * length.log() - length.square() / 2, 0)
+    left = torch.trace(project(standardize(normal(generator, batch))[0])) / (batch - 1)
+    return left * (weights * (batch - 1) / length.square()).sum()
 
 
 def _identity(x: Tensor) -> Tensor:

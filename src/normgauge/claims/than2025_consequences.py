@@ -34,7 +34,8 @@ UNIFORM = "0 <= f <= C, a partition fixed before the data, independent samples"
     hypotheses="alpha = 1e-3, ReLU, the loss log(1 + e^u), K = 2, gradient descent with step 1 in W_1",
     cite=(*CITE, "zhang2020"),
     note="A lower bound over a class says nothing about one member, and s_k only bounds the weights. The steeper the "
-    "loss, the sooner the units of W_1 die. (All weights 0 is stationary too, before the first step.)",
+    "loss, the sooner the units of W_1 die. (All weights 0 is stationary too, before the first step.) The text after "
+    "it says 'in the worst case'; read so, it would need a worst network, and none is given.",
 )
 def _iterations(generator: torch.Generator) -> Iterator[Check]:
     data, alpha = normal(generator, 8, 3).abs() + 0.1, 1e-3
@@ -99,8 +100,9 @@ def _evaluations(generator: torch.Generator) -> Iterator[Check]:
     hypotheses=f"{UNIFORM}; all outcomes of m draws over two and three cells are enumerated, losses chosen after the "
     "data",
     cite=(*CITE, "kawaguchi2022"),
-    note="f >= 0 is not said and is needed: for f <= 0 the slack g vanishes with C (fact). For one h fixed in advance "
-    "Hoeffding's bound alone is smaller than g; the content is the uniformity.",
+    note="f >= 0 is not said and is needed: for f <= 0 the slack g vanishes with C (fact). It is taken as what a loss "
+    "is; a stricter reader may call it a missing hypothesis. For one h fixed in advance Hoeffding's bound alone is "
+    "smaller than g; the content is the uniformity.",
 )
 def _generalization(generator: torch.Generator) -> Iterator[Check]:
     for delta in (0.05, 0.5):

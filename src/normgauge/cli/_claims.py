@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ import typer
 def claims(
     id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
     paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3 or S4.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the claims as one browsable page to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list on stdout and nothing else.")] = False,
     seed: Annotated[int, typer.Option(help="From which the judges draw their instances.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes; 0 takes one per core.")] = 0,
@@ -28,8 +30,15 @@ def claims(
             workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1,
             progress=lambda name, done, total: bar.update(task, completed=done, description=name),
         )
+    if html is not None:
+        from normgauge.report import ledger_page
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(ledger_page(book), encoding="utf-8")
     if json:
         typer.echo(book.json())
+    elif html is not None:
+        typer.echo(html)
     elif id:
         typer.echo("\n\n".join(book.explain(claim.id) for claim in book))
     else:

@@ -1,5 +1,6 @@
 """Stored tables -> one self-contained HTML page; sees no model. Needs the `lab` extra to draw."""
 
+from normgauge.report._ledger import ledger_page as ledger_page
 from normgauge.report._page import page as page
 from normgauge.report._page import page_of_store as page_of_store
 from normgauge.report._study import Picture as Picture
@@ -10,6 +11,7 @@ from normgauge.report._tables import ReportTables as ReportTables
 __all__ = [
     "Picture",
     "ReportTables",
+    "ledger_page",
     "page",
     "page_of_store",
     "study_markdown",

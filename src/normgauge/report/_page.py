@@ -10,9 +10,14 @@ from typing import Any
 
 from normgauge import charts
 from normgauge.errors import StoreError, explain
-from normgauge.report import _pictures, _sections
+from normgauge.report import _claim, _pictures, _sections
 from normgauge.report._markup import finite, swatch, text
 from normgauge.report._tables import ReportTables
+
+_CLAIMS_HINT = (
+    '<p class="hint">What this study decides about sentences of the papers, by criteria fixed before it ran. '
+    "<code>normgauge claims --html FILE</code> writes the whole ledger.</p>"
+)
 
 
 def page(tables: ReportTables, out: str | Path) -> Path:
@@ -89,11 +94,12 @@ def compose(tables: ReportTables) -> str:
         "tiles": _sections.tiles(tables),
         "comparison": _section("comparison", "Comparison", _comparison_hint(tables), _sections.comparison(tables)),
         "pictures": _charts(tables, pictures),
+        "claims": _section("claims", "Claims of the papers", _CLAIMS_HINT, _claim.stored(tables.rows("claims"))),
         "runs": _section("runs", "Runs", _runs_hint(tables), _sections.runs(tables)),
         "settings": _section("settings", "Settings", "", _cards(_sections.settings(tables))),
         "provenance": _section("provenance", "Made with", "", _cards(_sections.provenance(tables))),
         "citation": _section("citation", "How to cite", "", _sections.citation(tables)),
-        "css": _asset("page.css"),
+        "css": _asset("page.css") + _asset("claim.css"),
         "js": _asset("page.js"),
         "vega": charts.javascript() if pictures else "",
         "data": charts.script_json(finite(data)),

@@ -16,7 +16,8 @@ class ReportTables:
     Args:
         runs: dicts with `id`, `status`, `sentence`, `seconds` and `spec` (flat: norm, lr, seed, model, ...).
         readings: dicts with `run`, `step`, `name`, `layer`, `value`, `kind`, `status`.
-        documents: by name: `study`, `comparison` (one row per arm), `columns`, `answer`, `chosen`, `provenance`.
+        documents: by name: `study`, `comparison` (one row per arm), `columns`, `answer`, `chosen`, `provenance`,
+            `claims` (the records of `Ledger.json` that the study decides).
             A share (a column whose unit is "%") is stored as a fraction, in the comparison as in the readings.
 
     Example:

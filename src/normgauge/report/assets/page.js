@@ -99,7 +99,7 @@
     const [x, y] = [Number(a), Number(b)];
     return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y;
   }
-  for (const heading of all("thead th")) {
+  for (const heading of all("thead th[data-first]")) {
     heading.querySelector("button").addEventListener("click", () => {
       const other = { ascending: "descending", descending: "ascending" };
       const order = other[heading.getAttribute("aria-sort")] || heading.dataset.first;
