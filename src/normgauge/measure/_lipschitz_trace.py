@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +88,10 @@ def graph_of(model: nn.Module) -> fx.GraphModule:
         ModelError: when the steps depend on the values of the input, or tracing fails otherwise.
     """
     root = unrolled(model)
+    tracer = _Tracer(autowrap_functions=wrapped_functions())
+    if tracer.is_leaf_module(root, ""):  # a model that is one layer
+        root = nn.Sequential(OrderedDict(model=root))
     try:
-        tracer = _Tracer(autowrap_functions=wrapped_functions())
         return fx.GraphModule(root, tracer.trace(root))
     except NormgaugeError:
         raise
