@@ -54,11 +54,10 @@ class Folded:
         if self.weight.ndim == 1:
             return float(self.weight.abs().max()) * (1 + _SLACK)
         if self.layer is None:
-            operator, shape = Convolution(self.weight.unsqueeze(-1), (1,)), (self.weight.shape[1],)
+            operator = Convolution(self.weight.unsqueeze(-1), (1,))
         else:
             operator = Convolution.of(self.layer, self.size, self.weight)
-            shape = operator.input_shape
-        map_ = LinearMap("layer", shape, self.weight, operator, torch.float32)
+        map_ = LinearMap("layer", operator.input_shape, self.weight, operator, torch.float32)
         return bracket_of(map_, kind, steps=None, delta=1e-10).upper * (1 + _SLACK)
 
     def scaled(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:

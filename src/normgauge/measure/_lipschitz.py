@@ -122,7 +122,8 @@ class LipschitzBracket(Result):
 
     def _title(self) -> str:
         where = "on all inputs" if self.radius is None else f"within {self.radius:g} of {self.samples} data"
-        return f"Lipschitz constant of {self.model} {where}: between {_spoken(self.log10_lower)} and {_spoken(self.log10_upper)}"
+        low, high = _spoken(self.log10_lower), _spoken(self.log10_upper)
+        return f"Lipschitz constant of {self.model} {where}: between {low} and {high}"
 
     def _rows(self) -> list[dict[str, Any]]:
         total = sum(abs(layer.log10) for layer in self.layers)
@@ -146,7 +147,7 @@ class LipschitzBracket(Result):
         return (
             f"upper at the data {_spoken(self.log10_at_data)}{ball}, on all inputs {_spoken(self.log10_global)}{lost}; "
             f"normalizers: 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|\n"
-            f"kind: upper certified (product of certified norms, slack {SLACK:g}), lower certified (Jacobian in float64); "
+            f"kind: upper certified (norms of the layers, slack {SLACK:g}), lower certified (Jacobian in float64); "
             f"evaluation mode; seed {self.seed}; {self.samples} data, {self.gradients} backward passes"
         )
 
@@ -157,7 +158,9 @@ class LipschitzBracket(Result):
             {**row, "place": place, "what": "normalizer" if row["normalizer"] else "other layer"}
             for place, row in enumerate(self._rows(), 1)
         ]
-        rows = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows]
+        rows = [
+            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
+        ]
         base = alt.Chart(alt.Data(values=rows)).encode(
             x=alt.X("place:Q", title="layer"), y=alt.Y("total:Q", title="log10 of the bound up to here")
         )
@@ -216,7 +219,9 @@ def lipschitz(
         than2025, sedghi2019.
     """
     if radius is not None and (isinstance(radius, bool) or not 0 < radius < math.inf):
-        raise InputError(explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs"))
+        raise InputError(
+            explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
+        )
     data = checked_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()

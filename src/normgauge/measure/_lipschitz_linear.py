@@ -169,7 +169,9 @@ def _matmul(call: Call) -> Reach | Pending:
     if known is a and other.ndim == 2:
         return Pending(call.value, Folded(known.light(), (call.name,), call.norms, _finite(call, other.T), None))
     if known is b and known.value.ndim < 3:
-        raise call.refuse("samples must not be mixed", "a constant times [samples, features]", "Multiply from the right")
+        raise call.refuse(
+            "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
+        )
     return known.through(constant_gain(_spectral(other.double())), call.value)
 
 
