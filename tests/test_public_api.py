@@ -31,6 +31,7 @@ PUBLIC = {
     "Symmetries",
     "Symmetry",
     "Trace",
+    "WeightLipschitz",
     "__version__",
     "activation_history",
     "activations",
@@ -68,6 +69,7 @@ PUBLIC = {
     "theory",
     "trace",
     "weight_dynamics",
+    "weight_lipschitz",
 }
 
 

@@ -225,7 +225,7 @@ def lipschitz(
     data = checked_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
-    graph = graph_of(_without_inplace(private_copy(model).double()))
+    graph = graph_of(without_inplace(private_copy(model).double()))
     walk = Walk(graph, data.double())
     output = walk.run(0.0 if radius is None else radius)
     check_agreement(double, data.double(), output.value)
@@ -293,7 +293,7 @@ def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[Lay
     )
 
 
-def _without_inplace(model: nn.Module) -> nn.Module:
+def without_inplace(model: nn.Module) -> nn.Module:
     """Let no step overwrite what a later one reads: values are needed as they were."""
     for module in model.modules():
         if getattr(module, "inplace", False) is True:

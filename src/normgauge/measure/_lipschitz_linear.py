@@ -89,9 +89,10 @@ def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pend
             f"shape {tuple(known.value.shape)}",
             "Add the batch axis",
         )
-    folded = known.folded.then_convolution(call.name, layer, kernel, size) if isinstance(known, Pending) else None
+    name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
+    folded = known.folded.then_convolution(name, layer, kernel, size) if isinstance(known, Pending) else None
     if folded is None:
-        folded = Folded(_base(known), (call.name,), call.norms, kernel, None, layer, size)
+        folded = Folded(_base(known), (name,), call.norms, kernel, None, layer, size)
     return Pending(call.value, folded)
 
 
