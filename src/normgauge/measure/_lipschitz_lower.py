@@ -127,7 +127,7 @@ def steepest(
 
 def _moves(direction: Tensor, length: float, random: torch.Generator) -> Tensor:
     """Return steps along the top singular vector, both ways, and along random directions, of several lengths."""
-    noise = torch.randn((4, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
+    noise = torch.randn((2, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
     noise = _unit(noise.flatten(1)).view_as(noise)
     ways = torch.cat([direction[None], -direction[None], noise])
     return torch.cat([ways * (length * scale) for scale in _SCALES])

@@ -43,7 +43,7 @@ class Step:
 
     def reach(self) -> Reach:
         """Return the numbers of the output; of a map that was folded into the next, an estimate."""
-        return self.known.estimated() if isinstance(self.known, Pending) else self.known
+        return self.known.likely() if isinstance(self.known, Pending) else self.known
 
 
 class _Tracer(fx.Tracer):

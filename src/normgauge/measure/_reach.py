@@ -129,13 +129,9 @@ class Pending:
         """The reach of the output, by a certified norm."""
         return self._reach(self.folded.norm())
 
-    def estimated(self) -> Reach:
-        """Return the reach by the certified norm if it is known, else by an estimate; for display only."""
-        return (
-            self.certified
-            if ("certified", *self.folded.key) in self.folded.norms
-            else self._reach(self.folded.norm("estimate"))
-        )
+    def likely(self) -> Reach:
+        """Return the reach by the certified norm if it was taken, else by an estimate; for display only."""
+        return self._reach(self.folded.likely_norm())
 
     def _reach(self, norm: float) -> Reach:
         folded, base = self.folded, self.folded.base
