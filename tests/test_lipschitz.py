@@ -396,3 +396,39 @@ def test_heads_packed_before_the_batch_are_followed():
     generator = torch.Generator().manual_seed(0)
     assert steepest_near(net, data, 0.05, generator) <= bracket.upper < 100
     assert math.isfinite(bracket.everywhere)
+
+
+class ByMask(nn.Module):
+    def forward(self, x):
+        return x * (x > 0)
+
+
+class ByItem(nn.Module):
+    def forward(self, x):
+        return x * x.sum(dim=1).sum(dim=0, keepdim=True).item()
+
+
+class ByData(nn.Module):
+    def forward(self, x):
+        return x * x.data
+
+
+class ByClamp(nn.Module):
+    def forward(self, x):
+        return torch.clamp(x, min=5 * torch.sigmoid(x))
+
+
+class BySharedKeys(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x[:, :1], x[:, :1])
+
+
+@pytest.mark.parametrize("net", [ByMask(), ByItem(), ByData(), ByClamp()], ids=lambda m: type(m).__name__)
+def test_values_that_leave_the_graph_are_refused(net):
+    with pytest.raises(ModelError):
+        ng.lipschitz(net, torch.randn(1, 3))
+
+
+def test_keys_shared_by_heads_are_refused():
+    with pytest.raises(ModelError, match="heads that share"):
+        ng.lipschitz(BySharedKeys(), torch.randn(2, 3, 4, 5))

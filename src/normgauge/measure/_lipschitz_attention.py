@@ -27,13 +27,15 @@ class _Sizes:
         return attention_slopes(scale, self.keys, self.values, self.queries, self.share)
 
 
-@on_function("scaled_dot_product_attention")
+@on_function("scaled_dot_product_attention", several=True)
 def _attention(call: Call) -> Reach:
     query, key, value = call.argument(0, "query"), call.argument(1, "key"), call.argument(2, "value")
     if call.argument(4, "dropout_p", 0.0) or call.kwargs.get("enable_gqa"):
         raise call.refuse("attention has a rule without dropout and grouped queries", "one of them")
     if not all(isinstance(x, Reach) for x in (query, key, value)) or isinstance(call.argument(3, "attn_mask"), Reach):
         raise call.refuse("queries, keys and values must depend on the input, the mask must not", "another case")
+    if not query.value.shape[:-2] == key.value.shape[:-2] == value.value.shape[:-2]:
+        raise call.refuse("every head needs its own queries, keys and values", "heads that share them")
     scale = call.kwargs.get("scale") or 1 / math.sqrt(query.value.shape[-1])
     mask = _mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
     return _bounded(query, key, value, float(scale), mask, call.value)
@@ -104,7 +106,7 @@ def _on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: float) -
     return _Sizes(longest[0], keys, values, share)
 
 
-@on_module(nn.MultiheadAttention)
+@on_module(nn.MultiheadAttention, several=True)
 def _multihead(call: Call) -> Any:
     layer: nn.MultiheadAttention = call.module
     inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]

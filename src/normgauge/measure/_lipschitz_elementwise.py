@@ -120,7 +120,7 @@ def _square(call: Call) -> Reach:
     return before.through(gain, call.value)
 
 
-@on_function("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
+@on_function("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub", several=True)
 def _sum(call: Call) -> Reach:
     a, b = call.args[0], call.argument(1, "other")
     alpha = abs(float(call.kwargs.get("alpha", 1.0)))
@@ -136,13 +136,13 @@ def _sum(call: Call) -> Reach:
     factor = alpha if known is b else 1.0
     gain = _repeated(call, known, factor)
     size = _size(other) * (alpha if other is b else 1.0)
-    rows = factor * known.rows + size * math.sqrt(width(call.value))
+    rows = factor * known.rows + _length(other, call.value) * (alpha if other is b else 1.0)
     if known.value.shape != call.value.shape:
         rows = math.inf
     return known.through(Gain(gain.at, gain.ball, gain.everywhere, factor * known.peak + size, rows), call.value)
 
 
-@on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True)
+@on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
 def _times(call: Call) -> Reach | Pending:
     a, b = call.args[0], call.argument(1, "other")
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
@@ -157,10 +157,10 @@ def _times(call: Call) -> Reach | Pending:
     return _scaled(call, _certified(known), _size(other))
 
 
-@on_function("truediv", "itruediv", "div", "divide", "__truediv__")
+@on_function("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
 def _quotient(call: Call) -> Reach:
     a, b = call.args[0], call.argument(1, "other")
-    if isinstance(b, Reach):
+    if isinstance(b, Reach) or not isinstance(a, Reach):
         raise call.refuse("no rule for dividing by something that depends on the input", "such a division")
     smallest = abs(float(b)) if not isinstance(b, Tensor) else float(b.abs().min())
     if call.kwargs.get("rounding_mode") is not None or smallest == 0:
@@ -221,6 +221,13 @@ def _factors(value: Tensor, other: Any) -> tuple[Tensor, int] | None:
 
 def _size(constant: Any) -> float:
     return float(constant.abs().max()) if isinstance(constant, Tensor) else abs(float(constant))
+
+
+def _length(constant: Any, value: Tensor) -> float:
+    """Return the length of the longest row of a constant that is added to `value`."""
+    if isinstance(constant, Tensor) and constant.ndim and constant.shape[-1] == width(value):
+        return float(constant.double().norm(dim=-1).max())
+    return _size(constant) * math.sqrt(width(value))
 
 
 def _largest(value: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def _batch_norm_function(call: Call) -> Reach:
     return call.input.through(constant_gain(float(factors.abs().max())), call.value)
 
 
-@on_function("matmul", "bmm", "__matmul__", "__rmatmul__")
+@on_function("matmul", "bmm", "__matmul__", "__rmatmul__", several=True)
 def _matmul(call: Call) -> Reach | Pending:
     a, b = call.args[0], call.argument(1, "other", call.kwargs.get("mat2"))
     if isinstance(a, Reach) and isinstance(b, Reach):

@@ -80,6 +80,7 @@ class Rule:
         normalizer: it counts as a normalizer in tables.
         shown: it has a line in tables; steps that only move entries have none.
         moves: it takes tensors whose batch is not the first axis.
+        several: it looks at more than one argument that depends on the input; others are given the first one only.
     """
 
     bound: Callable[[Call], Outcome]
@@ -87,6 +88,7 @@ class Rule:
     normalizer: bool = False
     shown: bool = True
     moves: bool = False
+    several: bool = False
 
 
 _MODULES: dict[type, Rule] = {}

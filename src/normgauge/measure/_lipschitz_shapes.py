@@ -33,7 +33,7 @@ def _dropout_function(call: Call) -> Reach | Pending:
     return _same(call)
 
 
-@on_function("contiguous", "clone", "to", "float", "double", "type", "type_as", folds=True, shown=False)
+@on_function("contiguous", "clone", "to", "float", "double", "type", "type_as", folds=True, shown=False, several=True)
 def _same(call: Call) -> Reach | Pending:
     known = call.input
     if isinstance(known, Pending):
@@ -43,7 +43,7 @@ def _same(call: Call) -> Reach | Pending:
 
 @on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
 @on_function("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "pixel_shuffle",
-             "pixel_unshuffle", "channel_shuffle", "ravel", shown=False)  # fmt: skip
+             "pixel_unshuffle", "channel_shuffle", "ravel", shown=False, several=True)  # fmt: skip
 def _reshaped(call: Call) -> Reach:
     """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
     known: Reach = call.input
@@ -90,7 +90,7 @@ def _batch_after(call: Call, known: Reach, axis: int, *, dropped: bool) -> int:
     return known.batch - 1 if dropped and axis < known.batch else known.batch
 
 
-@on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True)
+@on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
 def _item(call: Call) -> Any:
     known, index = call.input, call.argument(1, "dim")
     if isinstance(known, tuple):
@@ -128,7 +128,7 @@ def _cut(known: Reach, piece: Tensor) -> float | None:
     return known.rows if same and piece.ndim > 1 else None
 
 
-@on_function("cat", "concat", "concatenate", "stack", "hstack")
+@on_function("cat", "concat", "concatenate", "stack", "hstack", several=True)
 def _joined(call: Call) -> Reach:
     parts = call.input
     axis = call.argument(1, "dim", 1 if call.kind == "hstack" else 0)
@@ -144,7 +144,7 @@ def _joined(call: Call) -> Reach:
     return joined(known, call.value, peak, rows)
 
 
-@on_function("expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to")
+@on_function("expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", several=True)
 def _repeated(call: Call) -> Reach:
     known: Reach = call.input
     if known.value.ndim != call.value.ndim:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from normgauge.errors import DataError, ModelError, NormgaugeError, explain
 from normgauge.measure._folded import Norms
@@ -20,7 +21,9 @@ from normgauge.measure._reach import Pending, Reach
 
 _AGREEMENT = 1e-6  # between the traced and the called model, relative to the largest output
 _CHECKED = 2  # samples on which they are compared; fewer than all, so that a coupling of samples shows
-_KNOWN_HOOKS = ("SpectralNorm", "WeightNorm", "_LearnSize")
+_KNOWN_HOOKS = ("SpectralNorm", "WeightNorm", "_LearnSize")  # of torch and normgauge: they set the weight
+_SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "get_device"}
+_SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,12 @@ def private_copy(model: nn.Module) -> nn.Module:
     """
     for name, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        foreign = [hook for hook in hooks if type(hook).__name__ not in _KNOWN_HOOKS]
+        foreign = [
+            hook
+            for hook in hooks
+            if type(hook).__name__ not in _KNOWN_HOOKS
+            or type(hook).__module__.split(".")[0] not in ("torch", "normgauge")
+        ]
         if foreign:
             raise ModelError(
                 explain(
@@ -74,11 +82,15 @@ def private_copy(model: nn.Module) -> nn.Module:
                 )
             )
     try:
-        return copy.deepcopy(model).requires_grad_(False)
+        twin = copy.deepcopy(model).requires_grad_(False).cpu()
     except (RuntimeError, TypeError) as error:
         raise ModelError(
             explain("lipschitz", "the model must allow copy.deepcopy", str(error), "Detach the tensors it stores")
         ) from error
+    for module in twin.modules():
+        if parametrize.is_parametrized(module):
+            module.parametrizations.eval()  # type: ignore[union-attr] # no power iteration between two reads
+    return twin
 
 
 def graph_of(model: nn.Module) -> fx.GraphModule:
@@ -144,7 +156,7 @@ class Walk:
             inside = [parent for parent in node.all_input_nodes if parent in known]
             if (node.op == "placeholder" and source is None) or node.name == source:
                 known[node], places[node] = Reach.of_inputs(values[node], radius), (-1,)
-            elif inside and isinstance(values[node], (Tensor, tuple, list)) and _floating(values[node]):
+            elif inside and not _only_shape(node):
                 self._bound(node, inside, known, values, places, modules)
             for parent in node.all_input_nodes:  # activations of a large batch are freed as soon as they can be
                 left[parent] -= 1
@@ -215,6 +227,8 @@ class Walk:
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), seen)
         call = Call(name, kind, module, tuple(args), kwargs, values[node], self.norms)
         _check_first(call, rule)
+        if not rule.several and (len(call.dependent()) != 1 or call.dependent()[0] is not call.input):
+            raise call.refuse("one argument, the first, may depend on the input", f"{len(call.dependent())} that do")
         known[node] = rule.bound(call)
         _check_batch(call, known[node], len(self.inputs))
         sources = tuple(dict.fromkeys(place for parent in inside for place in places[parent]))
@@ -297,16 +311,11 @@ def _check_batch(call: Call, known: Any, samples: int) -> None:
             )
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _tensors(item)
-
-
-def _floating(tree: Any) -> bool:
-    return any(tensor.is_floating_point() for tensor in _tensors(tree))
+def _only_shape(node: fx.Node) -> bool:
+    """Tell whether a step asks for the shape or type of a tensor, not for its values."""
+    if node.op == "call_method":
+        return node.target in _SHAPE_METHODS
+    return node.op == "call_function" and node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
 
 
 def _spoken(target: Any) -> str:
@@ -331,7 +340,7 @@ def checked_inputs(inputs: Any) -> Tensor:
                 "Distances between token ids mean nothing: measure from the embeddings on",
             )
         )
-    return inputs.detach()
+    return inputs.detach().cpu()
 
 
 _OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
