@@ -17,6 +17,7 @@ PUBLIC = {
     "Flatness",
     "LandscapeBands",
     "LayerSpectra",
+    "LipschitzBracket",
     "LossSurface",
     "Margins",
     "NormgaugeError",
@@ -31,6 +32,7 @@ PUBLIC = {
     "Symmetries",
     "Symmetry",
     "Trace",
+    "WeightLipschitz",
     "__version__",
     "activation_history",
     "activations",
@@ -48,6 +50,7 @@ PUBLIC = {
     "landscape",
     "landscape_bands",
     "layer_spectra",
+    "lipschitz",
     "loss_surface",
     "margins",
     "nn",
@@ -56,6 +59,7 @@ PUBLIC = {
     "param_groups",
     "prune_norms",
     "quotient_spectrum",
+    "register_lipschitz_rule",
     "report",
     "reproduce",
     "robustness",
@@ -68,6 +72,7 @@ PUBLIC = {
     "theory",
     "trace",
     "weight_dynamics",
+    "weight_lipschitz",
 }
 
 

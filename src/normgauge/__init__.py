@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Flatness as Flatness
     from normgauge.measure import LandscapeBands as LandscapeBands
     from normgauge.measure import LayerSpectra as LayerSpectra
+    from normgauge.measure import LipschitzBracket as LipschitzBracket
     from normgauge.measure import LossSurface as LossSurface
     from normgauge.measure import Margins as Margins
     from normgauge.measure import QuotientSpectrum as QuotientSpectrum
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Spectrum as Spectrum
     from normgauge.measure import StableRate as StableRate
     from normgauge.measure import Trace as Trace
+    from normgauge.measure import WeightLipschitz as WeightLipschitz
     from normgauge.measure import activation_history as activation_history
     from normgauge.measure import activations as activations
     from normgauge.measure import covariate_shift as covariate_shift
@@ -51,16 +53,19 @@ if TYPE_CHECKING:
     from normgauge.measure import landscape as landscape
     from normgauge.measure import landscape_bands as landscape_bands
     from normgauge.measure import layer_spectra as layer_spectra
+    from normgauge.measure import lipschitz as lipschitz
     from normgauge.measure import loss_surface as loss_surface
     from normgauge.measure import margins as margins
     from normgauge.measure import operator_norm as operator_norm
     from normgauge.measure import quotient_spectrum as quotient_spectrum
+    from normgauge.measure import register_lipschitz_rule as register_lipschitz_rule
     from normgauge.measure import robustness as robustness
     from normgauge.measure import signal_propagation as signal_propagation
     from normgauge.measure import spectrum as spectrum
     from normgauge.measure import stable_rate as stable_rate
     from normgauge.measure import trace as trace
     from normgauge.measure import weight_dynamics as weight_dynamics
+    from normgauge.measure import weight_lipschitz as weight_lipschitz
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -104,6 +109,8 @@ _NAMES = {
     "LandscapeBands": "measure",
     "layer_spectra": "measure",
     "LayerSpectra": "measure",
+    "lipschitz": "measure",
+    "LipschitzBracket": "measure",
     "loss_surface": "measure",
     "LossSurface": "measure",
     "Margins": "measure",
@@ -116,6 +123,7 @@ _NAMES = {
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
     "reproduce": "lab",
+    "register_lipschitz_rule": "measure",
     "Robustness": "measure",
     "robustness": "measure",
     "signal_propagation": "measure",
@@ -133,6 +141,8 @@ _NAMES = {
     "Trace": "measure",
     "trace": "measure",
     "weight_dynamics": "measure",
+    "weight_lipschitz": "measure",
+    "WeightLipschitz": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

@@ -21,6 +21,10 @@ from normgauge.measure._landscape_bands import LandscapeBands as LandscapeBands
 from normgauge.measure._landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure._layer_spectra import LayerSpectra as LayerSpectra
 from normgauge.measure._layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure._lipschitz import LayerGain as LayerGain
+from normgauge.measure._lipschitz import LipschitzBracket as LipschitzBracket
+from normgauge.measure._lipschitz import lipschitz as lipschitz
+from normgauge.measure._lipschitz_rules import register_lipschitz_rule as register_lipschitz_rule
 from normgauge.measure._loss_surface import LossSurface as LossSurface
 from normgauge.measure._loss_surface import loss_surface as loss_surface
 from normgauge.measure._margins import Margins as Margins
@@ -44,6 +48,9 @@ from normgauge.measure._trace import trace as trace
 from normgauge.measure._weight_dynamics import WeightBlock as WeightBlock
 from normgauge.measure._weight_dynamics import WeightDynamics as WeightDynamics
 from normgauge.measure._weight_dynamics import weight_dynamics as weight_dynamics
+from normgauge.measure._weight_lipschitz import WeightGain as WeightGain
+from normgauge.measure._weight_lipschitz import WeightLipschitz as WeightLipschitz
+from normgauge.measure._weight_lipschitz import weight_lipschitz as weight_lipschitz
 
 __all__ = [
     "ActivationHistory",
@@ -56,9 +63,11 @@ __all__ = [
     "GradientFlow",
     "Landscape",
     "LandscapeBands",
+    "LayerGain",
     "LayerShift",
     "LayerSignal",
     "LayerSpectra",
+    "LipschitzBracket",
     "LossSurface",
     "Margins",
     "QuotientOperator",
@@ -70,6 +79,8 @@ __all__ = [
     "Trace",
     "WeightBlock",
     "WeightDynamics",
+    "WeightGain",
+    "WeightLipschitz",
     "activation_history",
     "activations",
     "covariate_shift",
@@ -80,14 +91,17 @@ __all__ = [
     "landscape",
     "landscape_bands",
     "layer_spectra",
+    "lipschitz",
     "loss_surface",
     "margins",
     "operator_norm",
     "quotient_spectrum",
+    "register_lipschitz_rule",
     "robustness",
     "signal_propagation",
     "spectrum",
     "stable_rate",
     "trace",
     "weight_dynamics",
+    "weight_lipschitz",
 ]
