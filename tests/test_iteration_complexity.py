@@ -1,6 +1,7 @@
 """Slope bounds and iteration counts of S2 section 5.1: against autograd, against a resisting function, the ledger."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from normgauge.theory.stationarity import goldstein_evaluations
 def net_and_data(seed, normed):
     source = torch.Generator().manual_seed(seed)
     widths = (4, 6, 5, 3)
-    weights = [torch.randn(b, a, generator=source) for a, b in zip(widths, widths[1:], strict=False)]
+    weights = [torch.randn(b, a, generator=source) for a, b in pairwise(widths)]
     data, targets = torch.randn(16, 4, generator=source), torch.randn(16, 3, generator=source)
     norms, h, inputs = [], data, []
     for W in weights:
@@ -121,7 +122,7 @@ def test_normalizers_enter_squared():
 
 
 def test_the_ledger_says_the_same():
-    verdicts = {claim.id: claim.verdict for claim in ng.claims.ledger()}
+    verdicts = {claim.id: claim.verdict for claim in ng.claims.ledger(ids=["S2-C18", "S2-C19", "S2-R16"]).claims}
     assert verdicts["S2-C18"] == verdicts["S2-C19"] == "false_as_stated"  # printed_iterations, and the units
     assert verdicts["S2-R16"] == "holds_with_correction"  # reach and outer in weight_slope_bound
 

@@ -1,0 +1,289 @@
+"""How the ingredients of `ng.generalization` are gathered: data, cells, slopes, norms, and the rescaling test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import DataError, InputError, explain
+from normgauge.measure._bounded_loss import BoundedLoss, PerSample, bounded_loss
+from normgauge.measure._bounds import Bound, Cell, Ingredients, bounds, cell, held_out
+from normgauge.measure._classes import decisions, raw_margins
+from normgauge.measure._complexity import Complexity, measures, network_of
+from normgauge.measure._flatness import _spherical
+from normgauge.measure._generalization import Generalization, _call
+from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
+from normgauge.measure._local_slopes import ball_slope, values_and_slopes
+from normgauge.measure._network_copy import Forward, difference, evaluation_copy, folded, look, rescaled
+from normgauge.measure._partition import Partition, Piece, around, assigned, fitted
+from normgauge.objective import Objective
+from normgauge.objective._data import to_device
+from normgauge.objective._recipe import LossRecipe, call_model
+from normgauge.rng import generator, preserved_rng
+
+_CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled or folded
+_FEW = 256  # samples for the Hessian and for PAC-Bayes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `generalization`, as given."""
+
+    loss: PerSample | None
+    loss_bound: float
+    loss_slope: float | None
+    margin: float
+    partition: int | Tensor | Sequence[int] | None
+    radius: float | None
+    holdout: float
+    delta: float
+    seed: int
+    forward: Forward
+
+
+def assemble(model: nn.Module, data: Any, test: Any, settings: Settings) -> Generalization:
+    """Gather everything and return the result; the user's model is only copied."""
+    _check(settings)
+    with preserved_rng():
+        return _assembled(model, data, test, settings)
+
+
+def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Generalization:
+    inputs, targets = _joined(model, data)
+    twin = evaluation_copy(model)
+    with torch.no_grad():
+        first = settings.forward(twin, inputs[:2])
+    loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
+    partition, rows, assignment = _partition(inputs, targets, loss, settings)
+    used, wanted = inputs[rows], targets[rows]
+    values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
+    seen = look(twin, settings.forward, inputs[:2])
+    plain, flat_names = folded(twin, seen)
+    other, moved_names = rescaled(twin, seen)
+    flat_other = folded(other, seen)[0]
+    with torch.no_grad():
+        some = inputs[: min(len(inputs), 64)]
+        outputs = [_tensor(settings.forward(m, some)) for m in (twin, plain, other)]
+    folding, error = difference(outputs[0], outputs[1]), difference(outputs[0], outputs[2])
+    if not folding <= _CLOSE:
+        plain, flat_names, flat_other = twin, (), other
+    chain = _chain(plain, settings, inputs[:2])
+    stored_chain = _chain(twin, settings, inputs[:2])
+    top = chain.slope if isinstance(chain, Chain) else math.inf
+    pieces = list(partition.pieces(_points(used, wanted), None if not loss.classes else wanted.long(), assignment))
+    cells = tuple(_cells(pieces, partition, plain, top, loss, used, slopes, settings))
+    test_bound, test_loss = _tested(twin, test, loss, settings)
+    of = Ingredients(
+        float(values.mean()),
+        loss.largest,
+        len(rows),
+        settings.delta,
+        cells,
+        partition.cells,
+        partition.given,
+        loss.slope,
+        loss.outputs,
+        float(used.double().norm()),
+        chain,
+        stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
+        _sharpness(model, inputs, targets, loss, [layer for layer, _ in seen.pairs], settings),
+        _unit_norms(seen.affine),
+    )
+    found = [*([test_bound] if test_bound else []), *bounds(of)]
+    tested = bool(moved_names) and error <= _CLOSE
+    return Generalization(
+        tuple(found),
+        _measures(twin, other if tested else None, plain, flat_other if tested else None, flat_names, loss, settings,
+                  inputs[:_FEW], targets[:_FEW]),
+        cells, loss.name, loss.largest, of.empirical, test_loss, of.samples, of.partition_cells, of.slack(of.samples),
+        settings.delta, float(slopes.max()), top, flat_names, moved_names, error if moved_names else math.nan,
+        settings.seed,
+    )  # fmt: skip
+
+
+def _partition(
+    inputs: Tensor, targets: Tensor, loss: BoundedLoss, settings: Settings
+) -> tuple[Partition, Tensor, Tensor | None]:
+    """Return the partition, which samples the bound uses, and their cells where the user gave them."""
+    points, classes, every = _points(inputs, targets), max(loss.classes, 1), torch.arange(len(inputs))
+    given = settings.partition
+    if given is None or isinstance(given, int):
+        source = generator(settings.seed)
+        order = torch.randperm(len(points), generator=source)
+        held = max(1, round(settings.holdout * len(points)))
+        count = max(1, (len(points) - held) // (100 * classes)) if given is None else given
+        part = fitted(points[order[:held]], count, classes, settings.radius, source)
+        return part, order[held:].sort().values, None
+    table = torch.as_tensor(given)
+    if table.is_floating_point():
+        centers = table.double().reshape(len(table), -1)
+        if centers.shape[1] != points.shape[1] or settings.radius is None:
+            raise InputError(
+                explain(
+                    "generalization",
+                    f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
+                    f"centres of {centers.shape[1]} entries, radius={settings.radius}",
+                    "Pass partition=centres with radius=, or a number of cells",
+                )
+            )
+        return around(centers, classes, settings.radius), every, None
+    if table.shape != (len(points),) or int(table.min()) < 0:
+        raise InputError(
+            explain(
+                "generalization",
+                f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
+                f"shape {tuple(table.shape)}",
+                "Pass a number of cells instead",
+            )
+        )
+    return assigned(points, table.long(), classes), every, table.long()
+
+
+def _cells(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    top: float,
+    loss: BoundedLoss,
+    used: Tensor,
+    slopes: Tensor,
+    settings: Settings,
+) -> list[Cell]:
+    """Return the cells with bracketed slopes; the network's on a ball is asked once per centre."""
+    on_ball: dict[int, float] = {}
+    found = []
+    for piece in pieces:
+        if piece.center >= 0 and piece.center not in on_ball:
+            middle = partition.centers[piece.center][: used[0].numel()].reshape(used.shape[1:]).to(used)
+            local = ball_slope(model, middle, piece.radius) if settings.forward is _call else math.inf
+            on_ball[piece.center] = min(top, local)
+        slope = on_ball.get(piece.center, math.inf)
+        upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
+        upper = math.inf if math.isnan(upper) else upper
+        numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
+        found.append(cell(numbers, len(used), float(slopes[piece.members].max()), upper, loss.largest))
+    return found
+
+
+def _measures(
+    twin: nn.Module,
+    other: nn.Module | None,
+    plain: nn.Module,
+    flat_other: nn.Module | None,
+    flat_names: tuple[str, ...],
+    loss: BoundedLoss,
+    settings: Settings,
+    inputs: Tensor,
+    targets: Tensor,
+) -> tuple[Complexity, ...]:
+    def score(called: Callable[[Tensor], Any]) -> float:
+        output = called(inputs)
+        if loss.classes:
+            logits, labels = decisions(output, targets)
+            return float((logits.argmax(1) == labels).double().mean())
+        return -float(loss(output, targets).mean()) / loss.largest
+
+    with torch.no_grad():
+        output = settings.forward(twin, inputs)
+    margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
+    looked = [
+        None if model is None else network_of(model, settings.forward, inputs, score, margin, settings.seed)
+        for model in (twin, other, plain if flat_names else None, flat_other if flat_names else None)
+    ]
+    assert looked[0] is not None
+    return measures(looked[0], looked[1], looked[2], looked[3])
+
+
+def _sharpness(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: BoundedLoss, layers: Sequence[str], settings: Settings
+) -> tuple[float, str]:
+    """Return the spherical sharpness of the cross-entropy in the weights before normalizers, and why there is none."""
+    if not loss.classes or not layers:
+        return math.nan, "for classifiers with weights before a normalizer, whose scale does not matter"
+    twin = evaluation_copy(model)
+    names = [f"{layer}.weight" for layer in layers]
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name in names)
+    batch = (inputs[:_FEW], targets[:_FEW])
+    objective = Objective(twin, _cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
+    reading = _spherical(objective, float(objective.loss()), settings.seed)
+    return reading.value, reading.sentence
+
+
+def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: Settings) -> tuple[Bound | None, float]:
+    if test is None:
+        return None, math.nan
+    values = values_and_slopes(twin, settings.forward, loss, *_joined(twin, test))[0]
+    return held_out(values.tolist(), loss.largest, settings.delta), float(values.mean())
+
+
+def _chain(model: nn.Module, settings: Settings, inputs: Tensor) -> Chain | str:
+    if settings.forward is not _call:
+        return "the model is called in its own way (forward=)"
+    try:
+        return chain_of(model, inputs)
+    except NotAChain as reason:
+        return f"for chains of layers only: {reason}"
+
+
+def _unit_norms(affine: Sequence[Any]) -> float:
+    norms = [float(call.module.weight.detach().double().norm()) for call in affine]
+    return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
+
+
+def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    pairs = [to_device(batch, device) for _, batch in LossRecipe(_cross_entropy, call_model).batches(data)]
+    for inputs, targets in pairs:
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
+            kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise DataError(
+                explain(
+                    "generalization",
+                    "inputs must be one real tensor, samples first, and targets one tensor",
+                    kind,
+                    "Measure from the embeddings on, where inputs are words",
+                )
+            )
+    return torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
+
+
+def _points(inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return inputs, with real targets beside them, as rows in float64: the space the cells lie in."""
+    flat = inputs.detach().double().reshape(len(inputs), -1).cpu()
+    if not targets.is_floating_point():
+        return flat
+    return torch.cat([flat, targets.detach().double().reshape(len(targets), -1).cpu()], dim=1)
+
+
+def _cross_entropy(output: Any, target: Any) -> Tensor:
+    return nn.functional.cross_entropy(*decisions(output, target))
+
+
+def _tensor(output: Any) -> Tensor:
+    value = getattr(output, "logits", output)
+    assert isinstance(value, Tensor)  # bounded_loss has seen to it
+    return value
+
+
+def _check(settings: Settings) -> None:
+    if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
+        raise InputError(
+            explain(
+                "generalization",
+                "delta and holdout lie between 0 and 1",
+                f"delta={settings.delta!r}, holdout={settings.holdout!r}",
+                "Pass delta=0.05 and holdout=0.2",
+            )
+        )
+    if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
+        raise InputError(
+            explain(
+                "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
+            )
+        )
