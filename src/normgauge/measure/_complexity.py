@@ -90,7 +90,7 @@ class _Norms:
 def _norms(network: Network) -> _Norms:
     spectral, frobenius, two_one, reshaped = [], [], [], []
     for call in network.seen.affine:
-        weight = call.module.weight.detach().double()  # type: ignore[union-attr,operator]
+        weight = call.module.weight.detach().double()  # type: ignore[operator]
         matrix = weight.reshape(weight.shape[0], -1)
         flat = float(torch.linalg.matrix_norm(matrix, 2))
         try:
@@ -169,7 +169,8 @@ def _path_norm(network: Network, norms: _Norms) -> float:
         for parameter in twin.parameters():
             parameter.square_()
         output = network.forward(twin, torch.ones_like(network.inputs[:1], dtype=torch.float64))
-    total = float(getattr(output, "logits", output).sum())
+    value: Any = getattr(output, "logits", output)
+    total = float(value.sum())
     return 0.5 * math.log10(total) if total > 0 else -math.inf
 
 

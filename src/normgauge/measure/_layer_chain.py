@@ -148,6 +148,8 @@ def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
     Raises:
         NotAChain: where branches, unknown operations or layers without a Lipschitz constant are met.
     """
+    if not any(True for _ in model.children()):  # a single layer is a chain of one, not the operations inside it
+        model = nn.Sequential(model)
     try:
         graph = _Leaves().trace(model)
         shapes = _Shapes(fx.GraphModule(model, graph))
@@ -244,7 +246,7 @@ def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> N
         chain.links.append(Link(name, float(rows.max()), rows, bias, max(units // len(rows), 1), units, units))
 
 
-def _pool_slope(name: str, module: nn.Module, given: tuple[int, ...], made: tuple[int, ...]) -> float:
+def _pool_slope(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> float:
     """Return the constant of a pooling layer: 1 where windows do not overlap, else the root of how often they do."""
     kind = type(module).__name__.lower()
     if kind.startswith("adaptiveavgpool") and all(a % b == 0 for a, b in zip(given[2:], made[2:], strict=False)):
@@ -253,8 +255,7 @@ def _pool_slope(name: str, module: nn.Module, given: tuple[int, ...], made: tupl
         raise NotAChain(f"{name} ({type(module).__name__}) is not known here")
     axes = int(kind[-2])
     sizes, strides = (
-        (value,) * axes if isinstance(value, int) else tuple(value)
-        for value in (module.kernel_size, module.stride)  # type: ignore[union-attr]
+        (value,) * axes if isinstance(value, int) else tuple(value) for value in (module.kernel_size, module.stride)
     )
     spread = getattr(module, "dilation", 1) != 1  # then windows share more inputs than their strides tell
     return math.sqrt(math.prod(k if spread else math.ceil(k / s) for k, s in zip(sizes, strides, strict=True)))

@@ -62,7 +62,7 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
         ) from error
     for module in twin.modules():
         if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[arg-type,union-attr]
+            for name in list(module.parametrizations):  # type: ignore[arg-type]
                 parametrize.remove_parametrizations(module, name, leave_parametrized=True)
         if isinstance(module, _BatchNorm) and module.running_var is None:
             raise ModelError(
@@ -96,7 +96,7 @@ def look(model: nn.Module, forward: Forward, inputs: Tensor) -> Seen:
             if id(source) in makers:
                 pairs.append((makers[id(source)], name))
         elif role == "affine" and isinstance(getattr(module, "weight", None), Tensor):
-            rows = module.weight.shape[0]  # type: ignore[union-attr,index]
+            rows = module.weight.shape[0]  # type: ignore[index]
             positions = max(value.numel() // max(value.shape[0], 1) // int(rows), 1)
             affine.append(AffineCall(name, module, tuple(source.shape[1:]), positions))
             makers[id(value)] = name
@@ -149,7 +149,7 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
                 continue
             layer.weight.mul_(factor)
             if isinstance(getattr(layer, "bias", None), Tensor):
-                layer.bias.mul_(factor)  # type: ignore[operator,union-attr]
+                layer.bias.mul_(factor)  # type: ignore[operator]
             if isinstance(norm, _BatchNorm) and norm.running_var is not None and norm.running_mean is not None:
                 norm.running_mean.mul_(factor)
                 norm.running_var.mul_(factor**2)

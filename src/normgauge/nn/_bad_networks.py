@@ -160,7 +160,7 @@ def network_with_gradient(
     inputs, targets = batch
     unit = _with_last(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
     place = 2 * (layer - 1)
-    variable = unit[place].weight
+    variable = unit.get_parameter(f"{place}.weight")
     (gradient,) = torch.autograd.grad(loss(unit(inputs), targets), variable)
     found = float(gradient.norm())
     if not (math.isfinite(found) and found > 0):
