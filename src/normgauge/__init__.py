@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Generalization as Generalization
     from normgauge.measure import LandscapeBands as LandscapeBands
     from normgauge.measure import LayerSpectra as LayerSpectra
+    from normgauge.measure import LipschitzBracket as LipschitzBracket
     from normgauge.measure import LossSurface as LossSurface
     from normgauge.measure import Margins as Margins
     from normgauge.measure import QuotientSpectrum as QuotientSpectrum
@@ -53,10 +54,12 @@ if TYPE_CHECKING:
     from normgauge.measure import landscape as landscape
     from normgauge.measure import landscape_bands as landscape_bands
     from normgauge.measure import layer_spectra as layer_spectra
+    from normgauge.measure import lipschitz as lipschitz
     from normgauge.measure import loss_surface as loss_surface
     from normgauge.measure import margins as margins
     from normgauge.measure import operator_norm as operator_norm
     from normgauge.measure import quotient_spectrum as quotient_spectrum
+    from normgauge.measure import register_lipschitz_rule as register_lipschitz_rule
     from normgauge.measure import robustness as robustness
     from normgauge.measure import signal_propagation as signal_propagation
     from normgauge.measure import spectrum as spectrum
@@ -107,6 +110,8 @@ _NAMES = {
     "LandscapeBands": "measure",
     "layer_spectra": "measure",
     "LayerSpectra": "measure",
+    "lipschitz": "measure",
+    "LipschitzBracket": "measure",
     "loss_surface": "measure",
     "LossSurface": "measure",
     "Margins": "measure",
@@ -117,6 +122,7 @@ _NAMES = {
     "param_groups": "symmetry",
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
+    "register_lipschitz_rule": "measure",
     "Robustness": "measure",
     "robustness": "measure",
     "signal_propagation": "measure",

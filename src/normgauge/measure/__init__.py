@@ -26,6 +26,10 @@ from normgauge.measure._landscape_bands import LandscapeBands as LandscapeBands
 from normgauge.measure._landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure._layer_spectra import LayerSpectra as LayerSpectra
 from normgauge.measure._layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure._lipschitz import LayerGain as LayerGain
+from normgauge.measure._lipschitz import LipschitzBracket as LipschitzBracket
+from normgauge.measure._lipschitz import lipschitz as lipschitz
+from normgauge.measure._lipschitz_rules import register_lipschitz_rule as register_lipschitz_rule
 from normgauge.measure._loss_surface import LossSurface as LossSurface
 from normgauge.measure._loss_surface import loss_surface as loss_surface
 from normgauge.measure._margins import Margins as Margins
@@ -67,9 +71,11 @@ __all__ = [
     "GradientFlow",
     "Landscape",
     "LandscapeBands",
+    "LayerGain",
     "LayerShift",
     "LayerSignal",
     "LayerSpectra",
+    "LipschitzBracket",
     "LossSurface",
     "Margins",
     "QuotientOperator",
@@ -93,10 +99,12 @@ __all__ = [
     "landscape",
     "landscape_bands",
     "layer_spectra",
+    "lipschitz",
     "loss_surface",
     "margins",
     "operator_norm",
     "quotient_spectrum",
+    "register_lipschitz_rule",
     "robustness",
     "signal_propagation",
     "spectrum",

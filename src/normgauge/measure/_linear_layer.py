@@ -79,7 +79,7 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
     weight = _usable(weight, name).to(torch.float64)  # folding in the layer's precision would move the norm
     for number, part in enumerate(parts):
         if part is not main:
-            weight = _fold(main, weight, scales[id(part)], after=number > place)
+            weight = fold(main, weight, scales[id(part)], after=number > place)
     size = spatial_size(main, input_shape)
     channels = main.in_features if isinstance(main, nn.Linear) else main.in_channels
     try:
@@ -152,8 +152,12 @@ def _usable(weight: Tensor, name: str) -> Tensor:
     return weight
 
 
-def _fold(main: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
-    """Multiply output channels (BatchNorm after the layer) or input channels (before it) of a weight."""
+def fold(main: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
+    """Multiply output channels (BatchNorm after the layer) or input channels (before it) of a weight.
+
+    Raises:
+        ModelError: when the number of factors is not that of the channels.
+    """
     groups = getattr(main, "groups", 1)
     outputs = getattr(main, "out_channels", getattr(main, "out_features", None))
     inputs = getattr(main, "in_channels", getattr(main, "in_features", None))

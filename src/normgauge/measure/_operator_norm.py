@@ -176,7 +176,19 @@ def operator_norm(
         raise unknown_name("kind of bracket", str(kind), KINDS)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise InputError(explain("operator_norm", "steps is a positive integer", repr(steps), "Try steps=30"))
-    map_ = read_layer(layer, input_shape)
+    return bracket_of(read_layer(layer, input_shape), kind, steps=steps, delta=delta, start=start, seed=seed)
+
+
+def bracket_of(
+    map_: LinearMap,
+    kind: BracketKind,
+    *,
+    steps: int | None,
+    delta: float,
+    start: Bracket | Tensor | None = None,
+    seed: int = 0,
+) -> Bracket:
+    """Return the bracket of a linear map that has been read from a layer."""
     if map_.diagonal is not None:
         value = float(map_.diagonal.abs().max())
         return Bracket(

@@ -1,0 +1,100 @@
+"""Linear layers that follow each other, kept as one linear map so that its own norm can be taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.linalg import Convolution
+from normgauge.measure._linear_layer import LinearMap, fold
+from normgauge.measure._operator_norm import BracketKind, bracket_of
+
+if TYPE_CHECKING:
+    from normgauge.measure._reach import Reach
+
+_SLACK = 1e-11
+Norms = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One linear map from `base` to here: a diagonal per channel, a matrix on the last axis, or a convolution.
+
+    Attributes:
+        base: the tensor before it.
+        key: the layers it is made of, under which its norm is remembered.
+        norms: norms found so far, shared by all maps of one network.
+        weight: factors per channel, matrix, or kernel, in float64.
+        offset: what a matrix adds; `None` for the others.
+        layer: the convolution whose geometry the kernel has; `None` for a diagonal and a matrix.
+        size: spatial size of the convolution's input.
+        axis: of the channels, for a diagonal.
+    """
+
+    base: Reach
+    key: tuple[str, ...]
+    norms: Norms = field(repr=False)
+    weight: Tensor
+    offset: Tensor | None = None
+    layer: nn.Module | None = None
+    size: tuple[int, ...] = ()
+    axis: int = 1
+
+    def norm(self, kind: BracketKind = "certified") -> float:
+        """Return an upper bound of the norm (certified), or its estimate."""
+        key = (kind, *self.key)
+        if key not in self.norms:
+            self.norms[key] = self._norm(kind)
+        return self.norms[key]
+
+    def _norm(self, kind: BracketKind) -> float:
+        if self.weight.ndim == 1:
+            return float(self.weight.abs().max()) * (1 + _SLACK)
+        if self.layer is None:
+            operator, shape = Convolution(self.weight.unsqueeze(-1), (1,)), (self.weight.shape[1],)
+        else:
+            operator = Convolution.of(self.layer, self.size, self.weight)
+            shape = operator.input_shape
+        map_ = LinearMap("layer", shape, self.weight, operator, torch.float32)
+        return bracket_of(map_, kind, steps=None, delta=1e-10).upper * (1 + _SLACK)
+
+    def scaled(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:
+        """Return the map followed by factors per channel; `None` where they act on another axis."""
+        key = (*self.key, name)
+        if self.weight.ndim == 1:
+            same = axis == self.axis
+            return Folded(self.base, key, self.norms, self.weight * factors, axis=axis) if same else None
+        if self.layer is None:
+            if axis != -1:
+                return None
+            return Folded(
+                self.base, key, self.norms, self.weight * factors[:, None], _moved(self.offset, factors, offset)
+            )
+        if axis != 1:
+            return None
+        weight = fold(self.layer, self.weight, factors, after=True)
+        return Folded(self.base, key, self.norms, weight, None, self.layer, self.size)
+
+    def then_matrix(self, name: str, matrix: Tensor, offset: Tensor | None) -> Folded | None:
+        """Return the map followed by a matrix on the last axis."""
+        if self.layer is not None or (self.weight.ndim == 1 and self.axis != -1):
+            return None
+        key = (*self.key, name)
+        if self.weight.ndim == 1:  # its own offset is not known
+            return Folded(self.base, key, self.norms, matrix * self.weight, None)
+        total = None if self.offset is None or offset is None else matrix @ self.offset + offset
+        return Folded(self.base, key, self.norms, matrix @ self.weight, total)
+
+    def then_convolution(self, name: str, layer: nn.Module, weight: Tensor, size: tuple[int, ...]) -> Folded | None:
+        """Return the map followed by a convolution: factors per input channel enter its kernel."""
+        if self.weight.ndim != 1 or self.axis != 1:
+            return None
+        weight = fold(layer, weight, self.weight, after=False)
+        return Folded(self.base, (*self.key, name), self.norms, weight, None, layer, size)
+
+
+def _moved(offset: Tensor | None, factors: Tensor, shift: Tensor | None) -> Tensor | None:
+    return None if offset is None or shift is None else offset * factors + shift

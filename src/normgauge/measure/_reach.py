@@ -1,0 +1,180 @@
+"""What is known of one tensor inside a network as a function of the input: slopes in three senses, size, movement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from normgauge.measure._folded import Folded
+
+_ROUNDING = math.log1p(1e-12)  # per step, for the float64 arithmetic of norms and statistics
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much one step may stretch its input; logarithms, so that depth cannot overflow.
+
+    Attributes:
+        at: at each datum `[N]`, or one number for all.
+        ball: on the image of the ball around each datum.
+        everywhere: on all inputs.
+        peak: what no entry of the output exceeds in size, whatever the input.
+        rows: what no row (last axis) of the output exceeds in length.
+        reach: how far the output can move at all.
+    """
+
+    at: Tensor
+    ball: Tensor
+    everywhere: Tensor
+    peak: float = math.inf
+    rows: float = math.inf
+    reach: float = math.inf
+
+
+def constant_gain(value: float | Tensor, peak: float = math.inf, rows: float = math.inf) -> Gain:
+    """Return the gain of a step with one Lipschitz constant in all three senses."""
+    return three_gains(value, value, value, peak, rows)
+
+
+def three_gains(
+    at: float | Tensor,
+    ball: float | Tensor,
+    everywhere: float | Tensor,
+    peak: float = math.inf,
+    rows: float = math.inf,
+    reach: float = math.inf,
+) -> Gain:
+    """Return the gain of a step from its constants at the data, on the ball and everywhere."""
+    # what cannot be told (infinity times zero, a value that overflowed) is not bounded
+    logs = [
+        torch.nan_to_num(torch.as_tensor(value, dtype=torch.float64).log(), math.inf, math.inf, -math.inf)
+        for value in (at, ball, everywhere)
+    ]
+    return Gain(logs[0], logs[1], logs[2], peak, rows, reach)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A tensor of the network, seen from the input.
+
+    Attributes:
+        value: at the data `[N, ...]`, float64.
+        at: log of a bound on the norm of the Jacobian at each datum `[N]`.
+        ball: log of a Lipschitz constant on the ball around each datum `[N]`.
+        everywhere: log of a Lipschitz constant on all inputs.
+        spread: how far the value may move while the input stays in the ball `[N]`; 0 without a ball.
+        peak: bound on the size of an entry over all inputs.
+        rows: bound on the length of a row (last axis) over all inputs.
+    """
+
+    value: Tensor
+    at: Tensor
+    ball: Tensor
+    everywhere: Tensor
+    spread: Tensor
+    peak: float = math.inf
+    rows: float = math.inf
+
+    @classmethod
+    def of_inputs(cls, inputs: Tensor, radius: float) -> Reach:
+        """Return the input itself: slope 1, moving by the radius."""
+        zeros = torch.zeros(len(inputs), dtype=torch.float64)
+        return cls(inputs, zeros, zeros, torch.zeros((), dtype=torch.float64), torch.full_like(zeros, radius))
+
+    def through(self, gain: Gain, value: Tensor) -> Reach:
+        """Return the output of a step with a gain."""
+        spread = torch.where(self.spread == 0, self.spread, self.spread * gain.ball.exp())
+        spread = torch.where(torch.isneginf(gain.ball), torch.zeros_like(spread), spread)
+        rows = min(gain.rows, gain.peak * math.sqrt(width(value)))
+        return Reach(
+            value,
+            chained(self.at, gain.at),
+            chained(self.ball, gain.ball),
+            chained(self.everywhere, gain.everywhere),
+            spread.clamp_max(gain.reach) * (1 + 1e-12),
+            min(gain.peak, rows),
+            rows,
+        )
+
+    def moved(self, value: Tensor, rows: float | None = None) -> Reach:
+        """Return the same numbers for a step that only moves or drops entries; lengths of rows are lost if not given."""
+        limit = self.peak * math.sqrt(width(value))
+        return replace(self, value=value, rows=limit if rows is None else min(rows, limit))
+
+    def light(self) -> Reach:
+        """Return the numbers without the tensor."""
+        return replace(self, value=self.value.new_empty(0))
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The output of a linear map whose norm is taken only when something not linear follows.
+
+    Attributes:
+        value: at the data.
+        folded: the map.
+    """
+
+    value: Tensor
+    folded: Folded
+
+    @cached_property
+    def certified(self) -> Reach:
+        """The reach of the output, by a certified norm."""
+        return self._reach(self.folded.norm())
+
+    def estimated(self) -> Reach:
+        """Return the reach by the certified norm if it is known, else by an estimate; for display only."""
+        return self.certified if ("certified", *self.folded.key) in self.folded.norms else self._reach(
+            self.folded.norm("estimate")
+        )
+
+    def _reach(self, norm: float) -> Reach:
+        folded, base = self.folded, self.folded.base
+        rows = peak = math.inf
+        if folded.offset is not None and math.isfinite(base.rows):
+            rows = norm * base.rows + float(folded.offset.norm())
+            peak = float(folded.weight.norm(dim=1).max()) * base.rows + float(folded.offset.abs().max())
+        return base.through(constant_gain(norm, peak, rows), self.value)
+
+    def light(self) -> Pending:
+        """Return the numbers without the tensor."""
+        return Pending(self.value.new_empty(0), self.folded)
+
+
+def width(value: Tensor) -> int:
+    """Return the number of entries of a row, the last axis; 1 for one number per datum."""
+    return value.shape[-1] if value.ndim > 1 else 1
+
+
+def chained(first: Tensor, second: Tensor) -> Tensor:
+    """Return the log of a product of constants; a constant of zero wins against an infinite one."""
+    total = first + second + _ROUNDING
+    nothing = torch.isneginf(first) | torch.isneginf(second)
+    return torch.where(nothing, torch.full_like(total, -math.inf), total)
+
+
+def added(parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf, rows: float = math.inf) -> Reach:
+    """Return a sum of steps: constants and movements add up."""
+    moved = [reach.through(gain, value) for reach, gain in parts]
+    first = moved[0]
+    at, ball, everywhere, spread = first.at, first.ball, first.everywhere, first.spread
+    for other in moved[1:]:
+        at, ball = torch.logaddexp(at, other.at), torch.logaddexp(ball, other.ball)
+        everywhere, spread = torch.logaddexp(everywhere, other.everywhere), spread + other.spread
+    rows = min(rows, peak * math.sqrt(width(value)))
+    return Reach(value, at, ball, everywhere, spread, min(peak, rows), rows)
+
+
+def joined(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach:
+    """Return parts laid side by side: squares of constants and of movements add up."""
+    at, ball, everywhere = (
+        torch.stack([2 * getattr(part, name) for part in parts]).logsumexp(0) / 2 + _ROUNDING
+        for name in ("at", "ball", "everywhere")
+    )
+    spread = torch.stack([part.spread for part in parts]).square().sum(0).sqrt() * (1 + 1e-12)
+    return Reach(value, at, ball, everywhere, spread, peak, min(rows, peak * math.sqrt(width(value))))
