@@ -92,9 +92,11 @@ class Ingredients:
         partition_cells: N.
         estimated: whether the cells' extent was estimated.
         loss_slope: of the loss in the outputs.
+        classes: number of classes; 0 for real targets, which then move with the inputs.
         outputs: of the network.
         inputs: root of the sum of squared input norms.
         chain: the folded network as a chain, or why it is none.
+        network_slope: bound of the network's Lipschitz constant on all inputs; inf if unknown.
         printed: the product of the weights' norms and of the normalizers' constants as S2 prints them; nan if unknown.
         sharpness: spherical sharpness of the cross-entropy, nan if unknown, and why.
         last: norm of the last layer's weights, where all others have Frobenius norm 1; nan otherwise.
@@ -108,9 +110,11 @@ class Ingredients:
     partition_cells: int
     estimated: bool
     loss_slope: float
+    classes: int
     outputs: int
     inputs: float
     chain: Chain | str
+    network_slope: float
     printed: float
     sharpness: tuple[float, str]
     last: float
@@ -173,25 +177,29 @@ def _local(of: Ingredients) -> Bound:
 
 
 def _products(of: Ingredients) -> list[Bound]:
-    names = ("S2 Corollary 22, as printed", "S2 Corollary 22, folded")
-    if isinstance(of.chain, str):
-        return [_lost(name, of.chain) for name in names]
+    why = of.chain if isinstance(of.chain, str) else "a weight of the chain could not be read"
+    unknown = "no bound of the network's Lipschitz constant on all inputs is known"
+    return [
+        _product("S2 Corollary 22, as printed", of, of.printed, why),
+        _product("S2 Corollary 22, folded", of, of.network_slope, unknown),
+    ]
+
+
+def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
+    if math.isnan(product) or (product == math.inf and why.startswith("no bound")):
+        return _lost(name, why)
     distance = sum(cell.share * cell.distance for cell in of.cells if cell.center >= 0)
     rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
-    found = []
-    for name, product in zip(names, (of.printed, of.chain.slope), strict=True):
-        if math.isnan(product):
-            found.append(_lost(name, "a weight or normalizer of the chain could not be read"))
-            continue
-        value = of.empirical + of.loss_slope * product * distance + rest + of.slack(of.samples)
-        factor = of.loss_slope * product * distance / max(of.room - rest - of.slack(of.samples), 0.0 + 1e-300)
-        needed = (
-            f"a norm product {factor:.2g} times smaller" if factor < 1e290 else "more samples: g alone is too large"
-        )
-        kind: BoundKind = "estimate" if of.estimated else "upper"
-        sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
-        found.append(_bound(name, value, value, kind, of.largest, needed, sentence))
-    return found
+    g = of.slack(of.samples)
+    slope = of.loss_slope * product if of.classes else of.loss_slope * math.hypot(product, 1.0)
+    value = of.empirical + slope * distance + rest + g
+    left = of.room - rest - g
+    needed = (
+        f"a norm product {slope * distance / left:.2g} times smaller" if left > 0 else "more samples: g is too large"
+    )
+    kind: BoundKind = "estimate" if of.estimated else "upper"
+    sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
+    return _bound(name, value, value, kind, of.largest, needed, sentence)
 
 
 def _transport(of: Ingredients) -> Bound:

@@ -18,7 +18,7 @@ from normgauge.measure._complexity import Complexity, measures, network_of
 from normgauge.measure._flatness import _spherical
 from normgauge.measure._generalization import Generalization, _call
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
-from normgauge.measure._local_slopes import ball_slope, values_and_slopes
+from normgauge.measure._local_slopes import ball_slopes, values_and_slopes
 from normgauge.measure._network_copy import Forward, difference, evaluation_copy, folded, look, rescaled
 from normgauge.measure._partition import Partition, Piece, around, assigned, fitted
 from normgauge.objective import Objective
@@ -74,9 +74,9 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
         plain, flat_names, flat_other = twin, (), other
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
-    top = chain.slope if isinstance(chain, Chain) else math.inf
     pieces = list(partition.pieces(_points(used, wanted), None if not loss.classes else wanted.long(), assignment))
-    cells = tuple(_cells(pieces, partition, plain, top, loss, used, slopes, settings))
+    on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
+    cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
     test_bound, test_loss = _tested(twin, test, loss, settings)
     of = Ingredients(
         float(values.mean()),
@@ -87,9 +87,11 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
         partition.cells,
         partition.given,
         loss.slope,
+        loss.classes,
         loss.outputs,
         float(used.double().norm()),
         chain,
+        top,
         stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
         _sharpness(model, inputs, targets, loss, [layer for layer, _ in seen.pairs], settings),
         _unit_norms(seen.affine),
@@ -144,29 +146,36 @@ def _partition(
     return assigned(points, table.long(), classes), every, table.long()
 
 
-def _cells(
+def _on_balls(
     pieces: Sequence[Piece],
     partition: Partition,
     model: nn.Module,
-    top: float,
-    loss: BoundedLoss,
+    chain: Chain | str,
     used: Tensor,
-    slopes: Tensor,
     settings: Settings,
+) -> tuple[dict[int, float], float]:
+    """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
+    top = chain.slope if isinstance(chain, Chain) else math.inf
+    wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
+    if not wanted or settings.forward is not _call:
+        return dict.fromkeys(wanted, top), top
+    middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
+    found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
+    top = min(top, everywhere)
+    return {center: min(slope, top) for center, slope in zip(wanted, found, strict=True)}, top
+
+
+def _cells(
+    pieces: Sequence[Piece], on_balls: dict[int, float], loss: BoundedLoss, slopes: Tensor, samples: int
 ) -> list[Cell]:
-    """Return the cells with bracketed slopes; the network's on a ball is asked once per centre."""
-    on_ball: dict[int, float] = {}
+    """Return the cells with bracketed slopes of the loss."""
     found = []
     for piece in pieces:
-        if piece.center >= 0 and piece.center not in on_ball:
-            middle = partition.centers[piece.center][: used[0].numel()].reshape(used.shape[1:]).to(used)
-            local = ball_slope(model, middle, piece.radius) if settings.forward is _call else math.inf
-            on_ball[piece.center] = min(top, local)
-        slope = on_ball.get(piece.center, math.inf)
+        slope = on_balls.get(piece.center, math.inf)
         upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
         upper = math.inf if math.isnan(upper) else upper
         numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
-        found.append(cell(numbers, len(used), float(slopes[piece.members].max()), upper, loss.largest))
+        found.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError
+from normgauge.errors import NormgaugeError
 from normgauge.measure._bounded_loss import BoundedLoss
+from normgauge.measure._lipschitz import lipschitz
 
 _CHUNK = 256
+_GROUPS = 4
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -43,19 +44,25 @@ def values_and_slopes(
     return torch.cat(values), torch.cat(slopes)
 
 
-def ball_slope(model: nn.Module, center: Tensor, radius: float) -> float:
-    """Return a bound of the network's Lipschitz constant on a ball; inf where there is no rule for a layer.
+def ball_slopes(model: nn.Module, centers: Tensor, radii: Tensor) -> tuple[list[float], float]:
+    """Return bounds of the network's Lipschitz constant on balls, and on all inputs; inf where there is no bound.
+
+    Balls of similar size are asked for together, at the largest radius among them: at most four brackets.
 
     Args:
         model: a copy in evaluation mode.
-        center: one input, without batch axis.
-        radius: of the ball.
+        centers: inputs, `[k, ...]`.
+        radii: of the balls, `[k]`.
     """
-    try:
-        room = importlib.import_module("normgauge.measure._lipschitz")
-    except ImportError:
-        return math.inf
-    try:
-        return float(room.lipschitz(model, center[None], radius=radius).upper)
-    except InputError:  # a layer without a rule, named in the error: then nothing is known on the ball
-        return math.inf
+    found, everywhere = [math.inf] * len(centers), math.inf
+    order = radii.argsort()
+    for group in order.chunk(min(_GROUPS, len(order))):
+        size = max(float(radii[group].max()), 1e-12)
+        try:
+            bracket = lipschitz(model, centers[group], radius=size, climbs=0)
+        except NormgaugeError:  # a layer without a rule, named in the error: then nothing is known
+            return [math.inf] * len(centers), math.inf
+        everywhere = min(everywhere, bracket.everywhere)
+        for place, log in zip(group.tolist(), bracket.per_datum.tolist(), strict=True):
+            found[place] = 10.0**log if log < 308 else math.inf
+    return found, everywhere
