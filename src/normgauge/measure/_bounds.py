@@ -22,6 +22,7 @@ from normgauge.theory.partition_bound import partition_slack
 
 BoundVerdict = Literal["non-vacuous", "vacuous", "undecided", "does not apply"]
 BoundKind = Literal["upper", "estimate", "main terms"]
+NO_SLOPE = "the slope of the loss in the outputs is not known; pass loss_slope="
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _local(of: Ingredients) -> Bound:
         elif room > 0 and math.isfinite(free):
             enough = room - g > 0
             factor = free / (room - g if enough else room)
-            needed = f"local constants {factor:.2g} times smaller" + ("" if enough else f", and g = {g:.2g} too")
+            needed = f"local constants {factor:.2g} times smaller" + ("" if enough else ", and more samples")
         else:
             needed = "a smaller empirical loss, a rule for every layer, or balls that hold more of the samples"
     elif of.estimated:
@@ -186,6 +187,8 @@ def _products(of: Ingredients) -> list[Bound]:
 
 
 def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
+    if math.isnan(of.loss_slope):
+        return _lost(name, NO_SLOPE)
     if math.isnan(product) or (product == math.inf and why.startswith("no bound")):
         return _lost(name, why)
     distance = sum(cell.share * cell.distance for cell in of.cells if cell.center >= 0)
@@ -235,8 +238,8 @@ def _normalized(of: Ingredients) -> Bound:
 
 def _margins(of: Ingredients) -> list[Bound]:
     names = ("spectral (2,1) margin bound", "Frobenius margin bound", "(2,1)/(2,inf) sketch of S0")
-    if isinstance(of.chain, str):
-        return [_lost(name, of.chain) for name in names]
+    if isinstance(of.chain, str) or math.isnan(of.loss_slope):
+        return [_lost(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
     chain, links = of.chain, of.chain.links
     last = len(links) - 1
     biased = chain.biased
@@ -245,23 +248,23 @@ def _margins(of: Ingredients) -> list[Bound]:
     slopes = [max(link.slope, 1.0) if biased else link.slope for link in links]
 
     def by_spectral(samples: float) -> float:
-        return spectral_margin_term(
+        return of.largest * spectral_margin_term(
             spectral,
             [link.two_one for link in links],
             slopes,
             inputs=inputs * math.sqrt(samples / of.samples),
             width=chain.width + biased,
-            loss_slope=of.loss_slope,
+            loss_slope=of.loss_slope / of.largest,
             samples=samples,
             delta=of.delta,
         )
 
     def by_frobenius(samples: float) -> float:
-        return frobenius_margin_term(
+        return of.largest * frobenius_margin_term(
             [link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
             inputs=inputs * math.sqrt(samples / of.samples),
             outputs=of.outputs,
-            loss_slope=of.loss_slope,
+            loss_slope=of.loss_slope / of.largest,
             samples=samples,
             delta=of.delta,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from normgauge.measure._flatness import _spherical
 from normgauge.measure._generalization import Generalization, _call
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure._local_slopes import ball_slopes, values_and_slopes
-from normgauge.measure._network_copy import Forward, difference, evaluation_copy, folded, look, rescaled
+from normgauge.measure._network_copy import Forward, Seen, difference, evaluation_copy, folded, look, rescaled
 from normgauge.measure._partition import Partition, Piece, around, assigned, fitted
 from normgauge.objective import Objective
 from normgauge.objective._data import to_device
@@ -27,7 +27,12 @@ from normgauge.objective._recipe import LossRecipe, call_model
 from normgauge.rng import generator, preserved_rng
 
 _CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled or folded
-_FEW = 256  # samples for the Hessian and for PAC-Bayes
+_SOME = 64  # samples on which that is checked
+_FEW = 256  # samples for PAC-Bayes
+_FEWER = 128  # samples for the Hessian
+
+
+Act = Callable[[nn.Module, Seen], tuple[nn.Module, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -63,15 +68,12 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
     used, wanted = inputs[rows], targets[rows]
     values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
     seen = look(twin, settings.forward, inputs[:2])
-    plain, flat_names = folded(twin, seen)
-    other, moved_names = rescaled(twin, seen)
-    flat_other = folded(other, seen)[0]
-    with torch.no_grad():
-        some = inputs[: min(len(inputs), 64)]
-        outputs = [_tensor(settings.forward(m, some)) for m in (twin, plain, other)]
-    folding, error = difference(outputs[0], outputs[1]), difference(outputs[0], outputs[2])
-    if not folding <= _CLOSE:
-        plain, flat_names, flat_other = twin, (), other
+    foldable = _harmless(twin, seen, folded, inputs[:_SOME], settings)
+    free = _harmless(twin, seen, rescaled, inputs[:_SOME], settings)
+    plain, flat_names = folded(twin, foldable)
+    other, moved_names = rescaled(twin, free)
+    flat_other = folded(other, foldable)[0]
+    error = _change(twin, other, inputs[:_SOME], settings)
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
     pieces = list(partition.pieces(_points(used, wanted), None if not loss.classes else wanted.long(), assignment))
@@ -93,11 +95,11 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
         chain,
         top,
         stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
-        _sharpness(model, inputs, targets, loss, [layer for layer, _ in seen.pairs], settings),
+        _sharpness(model, inputs, targets, loss, moved_names, settings),
         _unit_norms(seen.affine),
     )
     found = [*([test_bound] if test_bound else []), *bounds(of)]
-    tested = bool(moved_names) and error <= _CLOSE
+    tested = bool(moved_names)
     return Generalization(
         tuple(found),
         _measures(twin, other if tested else None, plain, flat_other if tested else None, flat_names, loss, settings,
@@ -106,6 +108,20 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
         settings.delta, float(slopes.max()), top, flat_names, moved_names, error if moved_names else math.nan,
         settings.seed,
     )  # fmt: skip
+
+
+def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: Settings) -> Seen:
+    """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
+    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= _CLOSE:
+        return seen
+    alone = [replace(seen, pairs=(pair,)) for pair in seen.pairs]
+    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= _CLOSE]
+    return replace(seen, pairs=tuple(good))
+
+
+def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: Settings) -> float:
+    with torch.no_grad():
+        return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
 
 
 def _partition(
@@ -218,7 +234,7 @@ def _sharpness(
     names = [f"{layer}.weight" for layer in layers]
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(name in names)
-    batch = (inputs[:_FEW], targets[:_FEW])
+    batch = (inputs[:_FEWER], targets[:_FEWER])
     objective = Objective(twin, _cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
     reading = _spherical(objective, float(objective.loss()), settings.seed)
     return reading.value, reading.sentence
