@@ -4,8 +4,8 @@ from normgauge.measure._activations import ActivationHistory as ActivationHistor
 from normgauge.measure._activations import Activations as Activations
 from normgauge.measure._activations import activation_history as activation_history
 from normgauge.measure._activations import activations as activations
-from normgauge.measure._bounds import Bound as Bound
-from normgauge.measure._bounds import Cell as Cell
+from normgauge.measure._bound_records import Bound as Bound
+from normgauge.measure._bound_records import Cell as Cell
 from normgauge.measure._complexity import Complexity as Complexity
 from normgauge.measure._covariate_shift import CovariateShift as CovariateShift
 from normgauge.measure._covariate_shift import LayerShift as LayerShift

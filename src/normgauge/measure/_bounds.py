@@ -1,15 +1,12 @@
-"""Generalization bounds of one model on one set of data: value, verdict, and what would be needed."""
+"""Generalization bounds of one model on one set of data, those of S2 and those it is compared with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
-from normgauge.measure._layer_chain import Chain
+from normgauge.measure._bound_records import NO_SLOPE, Bound, BoundKind, Ingredients, counted, judged, lost, order
 from normgauge.theory.generalization_bounds import (
-    cell_terms,
     frobenius_margin_term,
     row_norm_term,
     samples_needed,
@@ -18,116 +15,6 @@ from normgauge.theory.generalization_bounds import (
     transport_terms,
     weight_normalized_term,
 )
-from normgauge.theory.partition_bound import partition_slack
-
-BoundVerdict = Literal["non-vacuous", "vacuous", "undecided", "does not apply"]
-BoundKind = Literal["upper", "estimate", "main terms"]
-NO_SLOPE = "the slope of the loss in the outputs is not known; pass loss_slope="
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One occupied cell of the partition and its term in S2 Theorem 20.
-
-    Args:
-        center: index of its centre; -1 for the rest, where nothing but 0 <= f <= C is used.
-        label: class of its samples; -1 where cells are not split by class.
-        samples: m_i.
-        share: m_i / m.
-        radius: of the ball it lies in.
-        distance: lambda_i, a bound: radius plus the mean distance of the samples from the centre.
-        distance_seen: the mean distance between two of its samples, an estimate of lambda_i.
-        slope_lower: the largest gradient norm of the loss at its samples: L_i is at least this.
-        slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; inf if unknown.
-        term_lower: share times distance_seen times slope_lower, at most share times C.
-        term_upper: share times distance times slope_upper, at most share times C.
-    """
-
-    center: int
-    label: int
-    samples: int
-    share: float
-    radius: float
-    distance: float
-    distance_seen: float
-    slope_lower: float
-    slope_upper: float
-    term_lower: float
-    term_upper: float
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One bound of the expected loss.
-
-    Args:
-        name: of the bound.
-        lower: what its right-hand side is at least, from what was seen; nan where it does not apply.
-        upper: what it is at most.
-        kind: "upper" (holds with probability 1 - delta), "estimate" (an ingredient was estimated), or "main terms"
-            (constants the source does not give are left out or taken as 1).
-        verdict: vacuous if it says no more than f <= C.
-        needed: what would make it say more.
-        sentence: what it rests on, or why it does not apply.
-    """
-
-    name: str
-    lower: float
-    upper: float
-    kind: BoundKind
-    verdict: BoundVerdict
-    needed: str = ""
-    sentence: str = ""
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """What the bounds are made of.
-
-    Attributes:
-        empirical: F(D, h), the mean loss on the m samples that were not used for the partition.
-        largest: C.
-        samples: m.
-        delta: the probability of failure.
-        cells: the occupied cells.
-        partition_cells: N.
-        estimated: whether the cells' extent was estimated.
-        loss_slope: of the loss in the outputs.
-        classes: number of classes; 0 for real targets, which then move with the inputs.
-        outputs: of the network.
-        inputs: root of the sum of squared input norms.
-        chain: the folded network as a chain, or why it is none.
-        network_slope: bound of the network's Lipschitz constant on all inputs; inf if unknown.
-        printed: the product of the weights' norms and of the normalizers' constants as S2 prints them; nan if unknown.
-        sharpness: spherical sharpness of the cross-entropy, nan if unknown, and why.
-        last: norm of the last layer's weights, where all others have Frobenius norm 1; nan otherwise.
-    """
-
-    empirical: float
-    largest: float
-    samples: int
-    delta: float
-    cells: tuple[Cell, ...]
-    partition_cells: int
-    estimated: bool
-    loss_slope: float
-    classes: int
-    outputs: int
-    inputs: float
-    chain: Chain | str
-    network_slope: float
-    printed: float
-    sharpness: tuple[float, str]
-    last: float
-
-    @property
-    def room(self) -> float:
-        """How much a bound may add to the empirical loss and still say something."""
-        return self.largest - self.empirical
-
-    def slack(self, samples: float) -> float:
-        """Return g(D, delta) as it would be with more samples in the same cells."""
-        return partition_slack(len(self.cells), self.partition_cells, samples, self.delta, self.largest)
 
 
 def bounds(of: Ingredients) -> list[Bound]:
@@ -142,7 +29,7 @@ def held_out(losses: Sequence[float], largest: float, delta: float) -> Bound:
     """Return Hoeffding's bound from test data: `mean + C sqrt(ln(1/delta)/(2n))`."""
     mean, n = sum(losses) / len(losses), len(losses)
     value = mean + largest * math.sqrt(math.log(1 / delta) / (2 * n))
-    return _bound(
+    return judged(
         "held-out test set",
         value,
         value,
@@ -174,7 +61,7 @@ def _local(of: Ingredients) -> Bound:
         needed = "cells of a known extent: pass centres and radius="
     sentence = f"sum {low:.3g} (slopes seen) to {high:.3g}, g {g:.3g}, |T| {len(of.cells)}, N {of.partition_cells}"
     kind: BoundKind = "estimate" if of.estimated else "upper"
-    return _bound("S2 Theorem 20", of.empirical + low + g, of.empirical + high + g, kind, of.largest, needed, sentence)
+    return judged("S2 Theorem 20", of.empirical + low + g, of.empirical + high + g, kind, of.largest, needed, sentence)
 
 
 def _products(of: Ingredients) -> list[Bound]:
@@ -188,9 +75,9 @@ def _products(of: Ingredients) -> list[Bound]:
 
 def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
     if math.isnan(of.loss_slope):
-        return _lost(name, NO_SLOPE)
+        return lost(name, NO_SLOPE)
     if math.isnan(product) or (product == math.inf and why.startswith("no bound")):
-        return _lost(name, why)
+        return lost(name, why)
     distance = sum(cell.share * cell.distance for cell in of.cells if cell.center >= 0)
     rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
     g = of.slack(of.samples)
@@ -202,7 +89,7 @@ def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
     )
     kind: BoundKind = "estimate" if of.estimated else "upper"
     sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
-    return _bound(name, value, value, kind, of.largest, needed, sentence)
+    return judged(name, value, value, kind, of.largest, needed, sentence)
 
 
 def _transport(of: Ingredients) -> Bound:
@@ -217,29 +104,29 @@ def _transport(of: Ingredients) -> Bound:
         ends.append(transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest)
     low, high = (of.empirical + end for end in ends)
     need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
-    return _bound("HKK", low, high, "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
+    return judged("HKK", low, high, "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
 
 
 def _sharp(of: Ingredients) -> Bound:
     sharpness, why = of.sharpness
     if math.isnan(sharpness):
-        return _lost("LLA", why)
+        return lost("LLA", why)
     term = sharpness_terms(sharpness, of.samples)
     told = f"spherical sharpness {sharpness:.3g} of the cross-entropy; for the loss averaged over noise on the weights"
-    return _order("LLA", of, term, told)
+    return order("LLA", of, term, told)
 
 
 def _normalized(of: Ingredients) -> Bound:
     name = "weight normalization"
     if math.isnan(of.last):
-        return _lost(name, "for networks whose weights below the last layer have Frobenius norm 1; these have not")
-    return _order(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
+        return lost(name, "for networks whose weights below the last layer have Frobenius norm 1; these have not")
+    return order(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
 
 
 def _margins(of: Ingredients) -> list[Bound]:
     names = ("spectral (2,1) margin bound", "Frobenius margin bound", "(2,1)/(2,inf) sketch of S0")
     if isinstance(of.chain, str) or math.isnan(of.loss_slope):
-        return [_lost(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
+        return [lost(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
     chain, links = of.chain, of.chain.links
     last = len(links) - 1
     biased = chain.biased
@@ -269,50 +156,13 @@ def _margins(of: Ingredients) -> list[Bound]:
             delta=of.delta,
         )
 
-    found = [_counted(names[0], of, by_spectral, "Bartlett et al., constants written out; biases as a column")]
+    found = [counted(names[0], of, by_spectral, "Bartlett et al., constants written out; biases as a column")]
     if chain.homogeneous:
-        found.append(_counted(names[1], of, by_frobenius, "Golowich et al., constants written out"))
+        found.append(counted(names[1], of, by_frobenius, "Golowich et al., constants written out"))
     else:
-        found.append(_lost(names[1], "for activations that are positively homogeneous, element by element, only"))
+        found.append(lost(names[1], "for activations that are positively homogeneous, element by element, only"))
     tops = [float(link.rows.max()) for link in links]
     sums = [link.positions * float(link.rows.sum()) for link in links]
     told = "no bound: equal unit rows stretch by sqrt(n) per layer and leave it as it is"
-    found.append(_order(names[2], of, row_norm_term(sums, tops, of.samples), told))
+    found.append(order(names[2], of, row_norm_term(sums, tops, of.samples), told))
     return found
-
-
-def _counted(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
-    value = of.empirical + penalty(of.samples)
-    wanted = samples_needed(penalty, of.room)
-    needed = f"about {wanted:.2g} samples (now {of.samples})" if math.isfinite(wanted) else "smaller norms"
-    return _bound(name, value, value, "upper", of.largest, needed, sentence)
-
-
-def _order(name: str, of: Ingredients, term: float, sentence: str) -> Bound:
-    value = of.empirical + term
-    needed = f"a constant in O() below {of.room / term:.2g}" if 0 < term < math.inf else ""
-    return _bound(name, value, value, "main terms", of.largest, needed, sentence)
-
-
-def _bound(name: str, lower: float, upper: float, kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
-    verdict: BoundVerdict = "vacuous" if lower >= largest else "undecided"
-    if upper < largest and kind == "upper":
-        verdict, needed = "non-vacuous", ""
-    return Bound(name, lower, upper, kind, verdict, needed, sentence)
-
-
-def _lost(name: str, why: str) -> Bound:
-    return Bound(name, math.nan, math.nan, "main terms", "does not apply", "", why)
-
-
-def cell(
-    piece: tuple[int, int, int, float, float, float], samples: int, lower: float, upper: float, largest: float
-) -> Cell:
-    """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen) and its slopes."""
-    center, label, count, radius, distance, seen = piece
-    share = count / samples
-    if center < 0:
-        return Cell(center, label, count, share, radius, distance, seen, lower, upper, 0.0, share * largest)
-    low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [lower], largest)[0]
-    high = cell_terms([share], [distance], [upper], largest)[0]
-    return Cell(center, label, count, share, radius, distance, seen, lower, upper, low, high)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from normgauge.errors import unknown_name
+from normgauge.measure._bound_records import Bound, Cell
 from normgauge.measure._bounded_loss import PerSample
-from normgauge.measure._bounds import Bound, Cell
 from normgauge.measure._complexity import Complexity
 from normgauge.measure._network_copy import Forward
 from normgauge.records import Result, format_table
@@ -212,7 +212,8 @@ def generalization(
     References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, neyshabur2015,
         jiang2020, akbar2025
     """
-    from normgauge.measure._generalization_parts import Settings, assemble
+    from normgauge.measure._generalization_data import Settings
+    from normgauge.measure._generalization_parts import assemble
 
     settings = Settings(loss, loss_bound, loss_slope, margin, partition, radius, holdout, delta, seed, forward or _call)
     return assemble(model, data, test, settings)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, explain
-from normgauge.measure._bounded_loss import BoundedLoss, PerSample, bounded_loss
-from normgauge.measure._bounds import Bound, Cell, Ingredients, bounds, cell, held_out
+from normgauge.measure._bound_records import Bound, Cell, Ingredients, cell
+from normgauge.measure._bounded_loss import BoundedLoss, bounded_loss
+from normgauge.measure._bounds import bounds, held_out
 from normgauge.measure._classes import decisions, raw_margins
 from normgauge.measure._complexity import Complexity, measures, network_of
 from normgauge.measure._flatness import _spherical
 from normgauge.measure._generalization import Generalization, _call
+from normgauge.measure._generalization_data import Settings, check, cross_entropy, joined, partition_of, points_of
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure._local_slopes import ball_slopes, values_and_slopes
-from normgauge.measure._network_copy import Forward, Seen, difference, evaluation_copy, folded, look, rescaled
-from normgauge.measure._partition import Partition, Piece, around, assigned, fitted
+from normgauge.measure._network_copy import Seen, difference, evaluation_copy, folded, look, rescaled
+from normgauge.measure._partition import Partition, Piece
 from normgauge.objective import Objective
-from normgauge.objective._data import to_device
-from normgauge.objective._recipe import LossRecipe, call_model
-from normgauge.rng import generator, preserved_rng
+from normgauge.rng import preserved_rng
 
 _CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled or folded
 _SOME = 64  # samples on which that is checked
@@ -35,36 +34,20 @@ _FEWER = 128  # samples for the Hessian
 Act = Callable[[nn.Module, Seen], tuple[nn.Module, tuple[str, ...]]]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The options of `generalization`, as given."""
-
-    loss: PerSample | None
-    loss_bound: float
-    loss_slope: float | None
-    margin: float
-    partition: int | Tensor | Sequence[int] | None
-    radius: float | None
-    holdout: float
-    delta: float
-    seed: int
-    forward: Forward
-
-
 def assemble(model: nn.Module, data: Any, test: Any, settings: Settings) -> Generalization:
     """Gather everything and return the result; the user's model is only copied."""
-    _check(settings)
+    check(settings)
     with preserved_rng():
         return _assembled(model, data, test, settings)
 
 
 def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Generalization:
-    inputs, targets = _joined(model, data)
+    inputs, targets = joined(model, data)
     twin = evaluation_copy(model)
     with torch.no_grad():
         first = settings.forward(twin, inputs[:2])
     loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
-    partition, rows, assignment = _partition(inputs, targets, loss, settings)
+    partition, rows, assignment = partition_of(inputs, targets, loss, settings)
     used, wanted = inputs[rows], targets[rows]
     values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
     seen = look(twin, settings.forward, inputs[:2])
@@ -76,7 +59,7 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
     error = _change(twin, other, inputs[:_SOME], settings)
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
-    pieces = list(partition.pieces(_points(used, wanted), None if not loss.classes else wanted.long(), assignment))
+    pieces = list(partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long(), assignment))
     on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
     cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
     test_bound, test_loss = _tested(twin, test, loss, settings)
@@ -122,44 +105,6 @@ def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: S
 def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: Settings) -> float:
     with torch.no_grad():
         return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
-
-
-def _partition(
-    inputs: Tensor, targets: Tensor, loss: BoundedLoss, settings: Settings
-) -> tuple[Partition, Tensor, Tensor | None]:
-    """Return the partition, which samples the bound uses, and their cells where the user gave them."""
-    points, classes, every = _points(inputs, targets), max(loss.classes, 1), torch.arange(len(inputs))
-    given = settings.partition
-    if given is None or isinstance(given, int):
-        source = generator(settings.seed)
-        order = torch.randperm(len(points), generator=source)
-        held = max(1, round(settings.holdout * len(points)))
-        count = max(1, (len(points) - held) // (100 * classes)) if given is None else given
-        part = fitted(points[order[:held]], count, classes, settings.radius, source)
-        return part, order[held:].sort().values, None
-    table = torch.as_tensor(given)
-    if table.is_floating_point():
-        centers = table.double().reshape(len(table), -1)
-        if centers.shape[1] != points.shape[1] or settings.radius is None:
-            raise InputError(
-                explain(
-                    "generalization",
-                    f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
-                    f"centres of {centers.shape[1]} entries, radius={settings.radius}",
-                    "Pass partition=centres with radius=, or a number of cells",
-                )
-            )
-        return around(centers, classes, settings.radius), every, None
-    if table.shape != (len(points),) or int(table.min()) < 0:
-        raise InputError(
-            explain(
-                "generalization",
-                f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
-                f"shape {tuple(table.shape)}",
-                "Pass a number of cells instead",
-            )
-        )
-    return assigned(points, table.long(), classes), every, table.long()
 
 
 def _on_balls(
@@ -235,7 +180,7 @@ def _sharpness(
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(name in names)
     batch = (inputs[:_FEWER], targets[:_FEWER])
-    objective = Objective(twin, _cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
+    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
     reading = _spherical(objective, float(objective.loss()), settings.seed)
     return reading.value, reading.sentence
 
@@ -243,7 +188,7 @@ def _sharpness(
 def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: Settings) -> tuple[Bound | None, float]:
     if test is None:
         return None, math.nan
-    values = values_and_slopes(twin, settings.forward, loss, *_joined(twin, test))[0]
+    values = values_and_slopes(twin, settings.forward, loss, *joined(twin, test))[0]
     return held_out(values.tolist(), loss.largest, settings.delta), float(values.mean())
 
 
@@ -261,54 +206,7 @@ def _unit_norms(affine: Sequence[Any]) -> float:
     return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
 
 
-def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    pairs = [to_device(batch, device) for _, batch in LossRecipe(_cross_entropy, call_model).batches(data)]
-    for inputs, targets in pairs:
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
-            kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise DataError(
-                explain(
-                    "generalization",
-                    "inputs must be one real tensor, samples first, and targets one tensor",
-                    kind,
-                    "Measure from the embeddings on, where inputs are words",
-                )
-            )
-    return torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
-
-
-def _points(inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return inputs, with real targets beside them, as rows in float64: the space the cells lie in."""
-    flat = inputs.detach().double().reshape(len(inputs), -1).cpu()
-    if not targets.is_floating_point():
-        return flat
-    return torch.cat([flat, targets.detach().double().reshape(len(targets), -1).cpu()], dim=1)
-
-
-def _cross_entropy(output: Any, target: Any) -> Tensor:
-    return nn.functional.cross_entropy(*decisions(output, target))
-
-
 def _tensor(output: Any) -> Tensor:
     value = getattr(output, "logits", output)
     assert isinstance(value, Tensor)  # bounded_loss has seen to it
     return value
-
-
-def _check(settings: Settings) -> None:
-    if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
-        raise InputError(
-            explain(
-                "generalization",
-                "delta and holdout lie between 0 and 1",
-                f"delta={settings.delta!r}, holdout={settings.holdout!r}",
-                "Pass delta=0.05 and holdout=0.2",
-            )
-        )
-    if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
-        raise InputError(
-            explain(
-                "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
-            )
-        )
