@@ -365,3 +365,51 @@ def test_models_and_data_that_cannot_be_bounded_are_refused():
         ng.generalization(words, (torch.zeros(6, 2, dtype=torch.long), torch.zeros(6, dtype=torch.long)))
     with pytest.raises(DataError, match="class is a whole number"):
         ng.generalization(nn.Linear(4, 1), (torch.randn(9, 4), torch.randn(9, 1)))
+
+
+def test_the_layers_rescaled_are_those_whose_scale_is_a_symmetry(found):
+    """Read off the forward pass here, discovered by probing there."""
+    for norm in ("batch", "layer"):
+        objective = ng.Objective(network(norm), nn.functional.cross_entropy, clusters(40), mode="train")
+        scales = [s for s in ng.symmetries(objective).generators if s.kind == "scale"]
+        named = {name for s in scales for name in s.parameters if name.endswith("weight")}
+        assert {f"{layer}.weight" for layer in found[norm].rescaled} <= named
+
+
+def test_a_normalizer_of_another_make_is_rescaled_but_not_folded():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), ng.nn.LpBatchNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    data = clusters(60)
+    model.train()(data[0])
+    r = ng.generalization(model, data, partition=1)
+    assert r.folded == () and r["spectral (2,1) margin bound"].verdict == "does not apply"
+    assert r.rescaled == ("0",) and r.measure("log10 product of Frobenius norms").verdict == "meaningless here"
+
+
+def test_a_subclass_is_not_taken_for_its_parent():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    with pytest.raises(NotAChain):
+        chain_of(nn.Sequential(Doubled(4, 3)), torch.randn(2, 4))
+
+
+def test_a_layer_whose_output_is_used_twice_is_left_as_it_is():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            h = self.a(x)
+            return self.b(torch.relu(self.norm(h)) + h)
+
+    torch.manual_seed(0)
+    model = Shared()
+    with torch.no_grad():
+        model.norm.weight.fill_(3.0)
+        model(clusters(60)[0])
+    r = ng.generalization(model, clusters(60), partition=1)
+    assert r.folded == () and r.rescaled == ()
+    assert {m.verdict for m in r.measures} <= {"untested", "skipped"}

@@ -59,7 +59,9 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
     error = _change(twin, other, inputs[:_SOME], settings)
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
-    pieces = list(partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long(), assignment))
+    pieces = list(
+        partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
+    )
     on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
     cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
     test_bound, test_loss = _tested(twin, test, loss, settings)

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.errors import NormgaugeError
+from normgauge.measure._network_copy import BATCH, LINEAR
 from normgauge.measure._operator_norm import operator_norm
 from normgauge.measure._signal_calls import activation_name, role_of
+from normgauge.nn import ChannelLayerNorm, GroupNorm, LayerNorm, RMSNorm
 
-_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BY_SAMPLE = {nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, LayerNorm, GroupNorm, RMSNorm, ChannelLayerNorm}
+_BY_SAMPLE |= {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d}
 _NEUTRAL = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 # Lipschitz constants of activations that are 0 at 0, rounded up; those in _HOMOGENEOUS also commute with factors > 0
 _SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13, "silu": 1.1, "mish": 1.09, "hardtanh": 1.0, "softsign": 1.0}
@@ -187,11 +189,11 @@ def _extend(chain: Chain, node: fx.Node, model: nn.Module, given: tuple[int, ...
         raise NotAChain(f"it applies {getattr(node.target, '__name__', node.target)}, which is not known here")
     name = str(node.target)
     module = model.get_submodule(name)
-    if isinstance(module, _LINEAR):
+    if type(module) in LINEAR:
         return chain.links.append(_link(name, module, given, made))
-    if isinstance(module, _BatchNorm):
+    if type(module) in BATCH:
         return chain.links.append(_diagonal(name, module, made))
-    if role_of(module) == "normalizer":
+    if type(module) in _BY_SAMPLE and not getattr(module, "track_running_stats", False):
         return _normalize(chain, name, module, made)
     kind = activation_name(module)
     if kind in _SLOPES:

@@ -16,9 +16,12 @@ from torch.nn.utils import parametrize
 from normgauge.errors import ModelError, explain
 from normgauge.measure._execution import first_tensor, watched
 from normgauge.measure._signal_calls import role_of
+from normgauge.nn import BatchNorm
 
 Forward = Callable[[nn.Module, Any], Any]
-_FOLDABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# exact types: a subclass may do something else in its forward
+LINEAR: frozenset[type] = frozenset({nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d})
+BATCH: frozenset[type] = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNorm})
 _FACTORS = (2.0, 5.0, 3.0)  # all above 1: the share of eps falls, and no product of them is 1
 
 
@@ -117,8 +120,9 @@ def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     done = []
     for layer_name, norm_name in seen.pairs:
         layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
-        if not isinstance(norm, _BatchNorm) or not isinstance(layer, _FOLDABLE):
+        if type(norm) not in BATCH or type(layer) not in LINEAR:
             continue
+        assert isinstance(norm, _BatchNorm) and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
         assert norm.running_var is not None and norm.running_mean is not None
         factors = (norm.running_var.double() + norm.eps).rsqrt()
         factors = factors if norm.weight is None else factors * norm.weight.double()
@@ -137,7 +141,7 @@ def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
 def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a copy with the weights before each normalizer multiplied: the function is the same, up to eps.
 
-    Stored statistics of a BatchNorm move along: they would, had the network been trained at these weights.
+    Stored statistics move along: they would, had the network been trained at these weights.
     """
     twin = copy.deepcopy(model)
     done = []
@@ -150,9 +154,12 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
             layer.weight.mul_(factor)
             if isinstance(getattr(layer, "bias", None), Tensor):
                 layer.bias.mul_(factor)  # type: ignore[operator]
-            if isinstance(norm, _BatchNorm) and norm.running_var is not None and norm.running_mean is not None:
-                norm.running_mean.mul_(factor)
-                norm.running_var.mul_(factor**2)
+            moment = getattr(norm, "p", 2.0)  # our batch normalizers keep the mean of |x|^p
+            powers = {"running_mean": 1.0, "running_var": 2.0, "running_moment": 1.0 if math.isinf(moment) else moment}
+            for buffer, power in powers.items():
+                stored = getattr(norm, buffer, None)
+                if isinstance(stored, Tensor):
+                    stored.mul_(factor**power)
             done.append(layer_name)
     return twin, tuple(done)
 
