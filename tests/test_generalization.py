@@ -406,10 +406,27 @@ def test_a_layer_whose_output_is_used_twice_is_left_as_it_is():
             return self.b(torch.relu(self.norm(h)) + h)
 
     torch.manual_seed(0)
-    model = Shared()
-    with torch.no_grad():
-        model.norm.weight.fill_(3.0)
-        model(clusters(60)[0])
+    model = Shared()  # a fresh BatchNorm, which in evaluation does next to nothing
     r = ng.generalization(model, clusters(60), partition=1)
     assert r.folded == () and r.rescaled == ()
     assert {m.verdict for m in r.measures} <= {"untested", "skipped"}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_models_that_keep_what_they_computed_can_be_copied():
+    """The hooks of torch's first weight_norm, and a module that stores its input, as tracing would see it."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            self.last = x
+            return self.linear(x)
+
+    hooked = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3))
+    for model in (hooked, Keeps()):
+        model(clusters(9)[0]).sum().backward()
+        r = ng.generalization(model, clusters(40), partition=1)
+        assert r["S2 Theorem 20"].upper > 0 and math.isfinite(r.network_slope)

@@ -99,8 +99,9 @@ class Generalization(Result):
         if not self.rescaled:
             return "Complexity measures (no layer stands before a normalizer, so there is nothing to rescale)"
         return (
-            f"Complexity measures, before and after the weights of {len(self.rescaled)} layers before normalizers were "
-            f"multiplied, which changed the outputs by {self.rescaling_error:.2g}"
+            f"Complexity measures, before and after the weights before normalizers ({', '.join(self.rescaled[:6])}"
+            f"{', ...' if len(self.rescaled) > 6 else ''}) were multiplied, which changed the outputs by "
+            f"{self.rescaling_error:.2g}"
         )
 
     def _footer(self) -> str:

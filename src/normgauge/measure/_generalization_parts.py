@@ -20,12 +20,13 @@ from normgauge.measure._generalization import Generalization, _call
 from normgauge.measure._generalization_data import Settings, check, cross_entropy, joined, partition_of, points_of
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure._local_slopes import ball_slopes, values_and_slopes
-from normgauge.measure._network_copy import Seen, difference, evaluation_copy, folded, look, rescaled
+from normgauge.measure._network_copy import Seen, difference, evaluation_copy, folded, look, rescaled, stirred
 from normgauge.measure._partition import Partition, Piece
 from normgauge.objective import Objective
 from normgauge.rng import preserved_rng
 
-_CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled or folded
+_CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled
+_SAME = 1e-4  # the same for folding, where there is only rounding
 _SOME = 64  # samples on which that is checked
 _FEW = 256  # samples for PAC-Bayes
 _FEWER = 128  # samples for the Hessian
@@ -51,8 +52,8 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
     used, wanted = inputs[rows], targets[rows]
     values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
     seen = look(twin, settings.forward, inputs[:2])
-    foldable = _harmless(twin, seen, folded, inputs[:_SOME], settings)
-    free = _harmless(twin, seen, rescaled, inputs[:_SOME], settings)
+    foldable = _harmless(stirred(twin), seen, folded, inputs[:_SOME], settings, _SAME)
+    free = _harmless(stirred(twin), seen, rescaled, inputs[:_SOME], settings, _CLOSE)
     plain, flat_names = folded(twin, foldable)
     other, moved_names = rescaled(twin, free)
     flat_other = folded(other, foldable)[0]
@@ -95,12 +96,12 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
     )  # fmt: skip
 
 
-def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: Settings) -> Seen:
+def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: Settings, most: float) -> Seen:
     """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
-    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= _CLOSE:
+    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= most:
         return seen
     alone = [replace(seen, pairs=(pair,)) for pair in seen.pairs]
-    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= _CLOSE]
+    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= most]
     return replace(seen, pairs=tuple(good))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from dataclasses import dataclass, field
@@ -150,6 +151,7 @@ def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
     Raises:
         NotAChain: where branches, unknown operations or layers without a Lipschitz constant are met.
     """
+    model = copy.deepcopy(model)  # tracing may leave its proxies in a module that keeps what it sees
     if not any(True for _ in model.children()):  # a single layer is a chain of one, not the operations inside it
         model = nn.Sequential(model)
     try:

@@ -57,9 +57,15 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: when the model cannot be copied, or its outputs depend on the batch.
     """
+    computed = {  # tensors a module keeps from its last forward, as the hooks of torch's first weight_norm do
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
     try:
-        twin = copy.deepcopy(model).eval()
-    except (RuntimeError, TypeError) as error:
+        twin = copy.deepcopy(model, dict(computed)).eval()
+    except (RuntimeError, TypeError, AssertionError) as error:
         raise ModelError(
             explain("generalization", "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps")
         ) from error
@@ -120,7 +126,7 @@ def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     done = []
     for layer_name, norm_name in seen.pairs:
         layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
-        if type(norm) not in BATCH or type(layer) not in LINEAR:
+        if type(norm) not in BATCH or type(layer) not in LINEAR or not isinstance(layer.weight, nn.Parameter):
             continue
         assert isinstance(norm, _BatchNorm) and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
         assert norm.running_var is not None and norm.running_mean is not None
@@ -162,6 +168,29 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
                     stored.mul_(factor**power)
             done.append(layer_name)
     return twin, tuple(done)
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """Return a copy with other stored statistics, gains and shifts in its normalizers.
+
+    At a fresh BatchNorm almost everything is harmless; here only what is so by structure.
+    """
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in twin.modules():
+            if role_of(module) != "normalizer":
+                continue
+            for name, factor, shift in (
+                ("running_mean", 1.0, 0.3),
+                ("running_var", 1.7, 0.0),
+                ("running_moment", 1.7, 0.0),
+                ("weight", 1.3, 0.0),
+                ("bias", 1.0, 0.2),
+            ):
+                value = getattr(module, name, None)
+                if isinstance(value, Tensor):
+                    value.mul_(factor).add_(shift)
+    return twin
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -100,10 +100,10 @@ class Stability(Result):
         ]
 
     def _footer(self) -> str:
-        runs = 2 * len(self.pairs) + len(self.seeds)
+        runs = 1 + len(self.pairs) + len(self.seeds)
         return (
             f"kind: uniform stability lower, means estimate; {len(self.pairs)} paired runs, {self.points} points; "
-            f"mode eval, seed {self.seed}, cost at most {runs} trainings"
+            f"mode eval, seed {self.seed}, cost {runs} trainings"
         )
 
     def chart(self) -> altair.TopLevelMixin:
