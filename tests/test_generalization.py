@@ -10,7 +10,14 @@ import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError, UnknownNameError
 from normgauge.measure._layer_chain import NotAChain, chain_of
 from normgauge.measure._network_copy import evaluation_copy, folded, look, rescaled
-from reference.generalization import dense_of, path_norm, spectral_complexity, theorem_20_by_loop
+from reference.generalization import (
+    dense_of,
+    noisy_accuracy,
+    path_norm,
+    printed_product,
+    spectral_complexity,
+    theorem_20_by_loop,
+)
 from reference.tracks import same, tracks
 
 
@@ -135,6 +142,8 @@ def test_folding_is_exact_and_the_chain_is_dense_algebra():
     assert chain.slope == pytest.approx(product, rel=1e-9)
     stored = chain_of(model, inputs[:2])
     assert stored.slope >= chain.slope and stored.printed_slope >= stored.slope
+    naive = printed_product([(model[0], model[1]), (model[3], model[4]), (model[6], None)])
+    assert stored.printed_slope == pytest.approx(naive, rel=1e-9)
 
 
 def test_augmented_norms_bound_the_matrix_with_its_bias():
@@ -168,12 +177,20 @@ def test_measures_are_the_naive_ones(found):
     assert 10**log == pytest.approx(math.prod(float(W.norm()) for W in weights), rel=1e-9)
     ranks = sum(float(W.norm() / torch.linalg.matrix_norm(W, 2)) ** 2 for W in weights)
     assert r.measure("sum of stable ranks", "folded").value == pytest.approx(ranks, rel=1e-9)
-    margins = ng.margins(ng.Objective(network("batch"), nn.functional.cross_entropy, clusters(256), mode="eval"))
     inputs, labels = clusters()
     margins = ng.margins(
         ng.Objective(network("batch"), nn.functional.cross_entropy, (inputs[:256], labels[:256]), mode="eval")
     )
     assert r.measure("inverse squared margin").value == pytest.approx(margins.quantile(0.1) ** -2, rel=1e-9)
+
+
+def test_pac_bayes_finds_the_noise_that_costs_a_tenth(found):
+    model = evaluation_copy(network("batch"))
+    inputs, labels = (part[:256] for part in clusters())
+    sigma = found["batch"].measure("PAC-Bayes 1/sigma^2").value ** -0.5
+    clean = noisy_accuracy(model, inputs, labels, 0.0, 0, 1)
+    assert noisy_accuracy(model, inputs, labels, sigma, 0, 8) >= clean - 0.1
+    assert noisy_accuracy(model, inputs, labels, 1.02 * sigma, 0, 8) < clean - 0.1
 
 
 SCALE_FREE = {"sum of stable ranks", "inverse squared margin"}

@@ -19,4 +19,4 @@ def slope_by_differences(function, x, step):
         e = torch.zeros_like(x)
         e[i] = step
         columns.append((function(x + e) - function(x - e)) / (2 * step))
-    return float(torch.linalg.matrix_norm(torch.stack(columns, dim=1), 2))
+    return float(torch.linalg.matrix_norm(torch.stack(columns, dim=1).detach(), 2))

@@ -101,3 +101,30 @@ def ridge(inputs, targets, penalty):
     """Return the weights that minimize the mean squared error plus penalty |w|^2."""
     m, n = inputs.shape
     return torch.linalg.solve(inputs.T @ inputs / m + penalty * torch.eye(n), inputs.T @ targets / m)
+
+
+def printed_product(layers):
+    """Return prod |W_k| sigma^-K of S2 Corollary 22 for (Linear, BatchNorm or None) pairs, gains included."""
+    product, norms = 1.0, []
+    for linear, norm in layers:
+        product *= float(np.linalg.svd(linear.weight.detach().numpy(), compute_uv=False)[0])
+        if norm is not None:
+            inverse = [1 / math.sqrt(float(v) + norm.eps) for v in norm.running_var]
+            norms.append(math.sqrt(sum(v * v for v in inverse)) * float(norm.weight.detach().abs().max()))
+    return product * max(norms, default=1.0) ** len(norms)
+
+
+def noisy_accuracy(model, inputs, labels, sigma, seed, draws):
+    """Return the mean accuracy under noise of size sigma on every parameter, draw by draw."""
+    source = torch.Generator().manual_seed(seed)
+    origin = [p.detach().clone() for p in model.parameters()]
+    total = 0.0
+    for _ in range(draws):
+        with torch.no_grad():
+            for p, o in zip(model.parameters(), origin, strict=True):
+                p.copy_(o + sigma * torch.randn(o.shape, generator=source))
+            total += float((model(inputs).argmax(1) == labels).double().mean())
+    with torch.no_grad():
+        for p, o in zip(model.parameters(), origin, strict=True):
+            p.copy_(o)
+    return total / draws

@@ -148,7 +148,7 @@ def _margins(of: Ingredients) -> list[Bound]:
 
     def by_frobenius(samples: float) -> float:
         return of.largest * frobenius_margin_term(
-            [link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
+            [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
             inputs=inputs * math.sqrt(samples / of.samples),
             outputs=of.outputs,
             loss_slope=of.loss_slope / of.largest,

@@ -175,9 +175,10 @@ def generalization(
         loss_bound: C.
         loss_slope: Lipschitz constant of `loss` in the outputs (and in real targets).
         margin: of the ramp loss; to be chosen before the data are seen.
-        partition: number of centres, found by k-means on `holdout` of the data, which the bound then leaves out (a
-            partition must be fixed before the samples it is used with); or centres `[k, ...]`, with `radius`; or one
-            cell number per sample, for which the cells' extent can only be estimated.
+        partition: number of centres (by default one per 100 samples and class), found by k-means on `holdout` of the
+            data, which the bound then leaves out: a partition must be fixed before the samples it is used with. Or
+            centres `[k, ...]`, with `radius`. Or one cell number per sample, for which the cells' extent can only be
+            estimated.
         radius: of the balls; by default each reaches the farthest sample k-means gave it.
         holdout: share of the data for k-means.
         delta: the probability of failure of each bound.
