@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.lipschitz import KINDS, Gated, PlainAttention, Residual, random_net, slope_at, steepest_near
 from torch import nn
 
 import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError
 from normgauge.theory import lipschitz_constants
+from reference.lipschitz import KINDS, Gated, PlainAttention, Residual, random_net, slope_at, steepest_near
 
 
 def typical_length(data):
@@ -23,11 +23,11 @@ def check_sound(kind, seed):
     net, data = random_net(kind, seed)
     generator = torch.Generator().manual_seed(seed)
     radius = typical_length(data) * 10 ** float(-3 * torch.rand((), generator=generator))
-    ball = ng.lipschitz(net, data, radius=radius, climbs=2)
-    free = ng.lipschitz(net, data, climbs=2)
+    ball = ng.lipschitz(net, data, radius=radius, climbs=1)
+    free = ng.lipschitz(net, data, climbs=1)
     measured = max(slope_at(net, x) for x in data)
     assert measured <= ball.at_data * (1 + 1e-9)
-    assert max(ball.lower, steepest_near(net, data, radius, generator, draws=2)) <= ball.upper
+    assert max(ball.lower, steepest_near(net, data, radius, generator, draws=1)) <= ball.upper
     assert max(free.lower, ball.lower) <= free.upper
     assert ball.at_data <= ball.upper <= free.upper
     assert free.at_data == pytest.approx(ball.at_data, rel=1e-6)
@@ -198,14 +198,15 @@ def test_the_ball_closes_in_on_the_data():
     assert ball.upper == pytest.approx(ball.at_data, rel=1e-4)
 
 
-def test_depth_1000_does_not_overflow():
-    net = nn.Sequential(*(m for _ in range(1000) for m in (nn.Linear(2, 2, bias=False), nn.ReLU())))
+@pytest.mark.parametrize("depth", [200, pytest.param(1000, marks=pytest.mark.heavy)])
+def test_depth_does_not_overflow(depth):
+    net = nn.Sequential(*(m for _ in range(depth) for m in (nn.Linear(2, 2, bias=False), nn.ReLU())))
     with torch.no_grad():
         for layer in net[::2]:
-            layer.weight.copy_(torch.eye(2) * 10)
+            layer.weight.copy_(torch.eye(2) * 10 ** (1000 / depth))
     bracket = ng.lipschitz(net, -torch.ones(1, 2), climbs=0)
     assert bracket.log10_upper == pytest.approx(1000, abs=1e-3)
-    assert bracket.upper == math.inf and "10^1000" in str(bracket)
+    assert bracket.upper == math.inf and "10^1000" in bracket._title()
 
 
 class Clipped(nn.Module):
@@ -371,3 +372,27 @@ def test_residual_sum_and_gate_rules_on_known_numbers():
     data = torch.ones(1, 2, 3, 3)
     assert ng.lipschitz(gated, data, climbs=0).upper == math.inf  # x times something of x grows without end
     assert slope_at(gated, data[0]) <= ng.lipschitz(gated, data, climbs=0).at_data < 3.0
+
+
+class PackedHeads(nn.Module):
+    """Attention as vision transformers write it: the three parts are stacked before the batch, then taken apart."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x):
+        samples, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(samples, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(samples, tokens, width))
+
+
+def test_heads_packed_before_the_batch_are_followed():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.LayerNorm(6), PackedHeads(6, 2)).eval()
+    data = torch.randn(3, 4, 6)
+    bracket = ng.lipschitz(net, data, radius=0.05, climbs=1)
+    generator = torch.Generator().manual_seed(0)
+    assert steepest_near(net, data, 0.05, generator) <= bracket.upper < 100
+    assert math.isfinite(bracket.everywhere)

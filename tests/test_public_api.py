@@ -33,6 +33,7 @@ PUBLIC = {
     "Symmetries",
     "Symmetry",
     "Trace",
+    "WeightLipschitz",
     "__version__",
     "activation_history",
     "activations",
@@ -72,6 +73,7 @@ PUBLIC = {
     "theory",
     "trace",
     "weight_dynamics",
+    "weight_lipschitz",
 }
 
 

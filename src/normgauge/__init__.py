@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Stability as Stability
     from normgauge.measure import StableRate as StableRate
     from normgauge.measure import Trace as Trace
+    from normgauge.measure import WeightLipschitz as WeightLipschitz
     from normgauge.measure import activation_history as activation_history
     from normgauge.measure import activations as activations
     from normgauge.measure import covariate_shift as covariate_shift
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from normgauge.measure import stable_rate as stable_rate
     from normgauge.measure import trace as trace
     from normgauge.measure import weight_dynamics as weight_dynamics
+    from normgauge.measure import weight_lipschitz as weight_lipschitz
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.references import cite as cite
@@ -141,6 +143,8 @@ _NAMES = {
     "Trace": "measure",
     "trace": "measure",
     "weight_dynamics": "measure",
+    "weight_lipschitz": "measure",
+    "WeightLipschitz": "measure",
 }
 
 __all__ = [  # noqa: PLE0604 (the two tables above are the list)

@@ -55,6 +55,9 @@ from normgauge.measure._trace import trace as trace
 from normgauge.measure._weight_dynamics import WeightBlock as WeightBlock
 from normgauge.measure._weight_dynamics import WeightDynamics as WeightDynamics
 from normgauge.measure._weight_dynamics import weight_dynamics as weight_dynamics
+from normgauge.measure._weight_lipschitz import WeightGain as WeightGain
+from normgauge.measure._weight_lipschitz import WeightLipschitz as WeightLipschitz
+from normgauge.measure._weight_lipschitz import weight_lipschitz as weight_lipschitz
 
 __all__ = [
     "ActivationHistory",
@@ -88,6 +91,8 @@ __all__ = [
     "Trace",
     "WeightBlock",
     "WeightDynamics",
+    "WeightGain",
+    "WeightLipschitz",
     "activation_history",
     "activations",
     "covariate_shift",
@@ -112,4 +117,5 @@ __all__ = [
     "stable_rate",
     "trace",
     "weight_dynamics",
+    "weight_lipschitz",
 ]

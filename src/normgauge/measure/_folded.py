@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from normgauge.measure._reach import Reach
 
 _SLACK = 1e-11
-Norms = dict[tuple[str, ...], float]
+Norms = dict[tuple[str, ...], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Folded:
     Attributes:
         base: the tensor before it.
         key: the layers it is made of, under which its norm is remembered.
-        norms: norms found so far, shared by all maps of one network.
+        norms: lower and upper bounds of norms found so far, shared by all maps of one network.
         weight: factors per channel, matrix, or kernel, in float64.
         offset: what a matrix adds; `None` for the others.
         layer: the convolution whose geometry the kernel has; `None` for a diagonal and a matrix.
@@ -43,23 +43,35 @@ class Folded:
     size: tuple[int, ...] = ()
     axis: int = 1
 
-    def norm(self, kind: BracketKind = "certified") -> float:
-        """Return an upper bound of the norm (certified), or its estimate."""
+    def norm(self) -> float:
+        """Return a certified upper bound of the norm."""
+        return self._bracket("certified")[1]
+
+    def likely_norm(self) -> float:
+        """Return an estimate of the norm, widened as the bound was where this map went on to be folded; for display."""
+        if ("certified", *self.key) in self.norms:
+            return self.norm()
+        later = [key for key in self.norms if key[0] == "certified" and key[1 : len(self.key) + 1] == self.key]
+        low, high = self.norms[later[0]] if later else (1.0, 1.0)
+        return self._bracket("estimate")[0] * (high / low if low > 0 else 1.0)
+
+    def _bracket(self, kind: BracketKind) -> tuple[float, float]:
         key = (kind, *self.key)
         if key not in self.norms:
-            self.norms[key] = self._norm(kind)
+            self.norms[key] = self._measured(kind)
         return self.norms[key]
 
-    def _norm(self, kind: BracketKind) -> float:
+    def _measured(self, kind: BracketKind) -> tuple[float, float]:
         if self.weight.ndim == 1:
-            return float(self.weight.abs().max()) * (1 + _SLACK)
+            largest = float(self.weight.abs().max())
+            return largest, largest * (1 + _SLACK)
         if self.layer is None:
-            operator, shape = Convolution(self.weight.unsqueeze(-1), (1,)), (self.weight.shape[1],)
+            operator = Convolution(self.weight.unsqueeze(-1), (1,))
         else:
             operator = Convolution.of(self.layer, self.size, self.weight)
-            shape = operator.input_shape
-        map_ = LinearMap("layer", shape, self.weight, operator, torch.float32)
-        return bracket_of(map_, kind, steps=None, delta=1e-10).upper * (1 + _SLACK)
+        map_ = LinearMap("layer", operator.input_shape, self.weight, operator, torch.float32)
+        bracket = bracket_of(map_, kind, steps=None, delta=1e-10)
+        return bracket.lower, bracket.upper * (1 + _SLACK)
 
     def scaled(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:
         """Return the map followed by factors per channel; `None` where they act on another axis."""

@@ -124,7 +124,8 @@ def _multihead(call: Call) -> Any:
     if mask is not None and mask.dtype == torch.bool:
         mask = ~mask  # torch's layer hides where its mask is True, its function where it is False
     scale = 1 / math.sqrt(layer.head_dim)
-    middle = _bounded(*heads, scale, _mask(mask, False, heads[0], heads[1]), heads[0].value)
+    q, k, v = heads
+    middle = _bounded(q, k, v, scale, _mask(mask, False, q, k), q.value)
     weight, bias = layer.out_proj.weight.double(), layer.out_proj.bias
     norm = _norm(weight)
     rows = norm * middle.rows * math.sqrt(layer.num_heads)  # a row of all heads side by side

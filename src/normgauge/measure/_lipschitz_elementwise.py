@@ -24,6 +24,7 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "hardsigmoid": (constants.HARD_SIGMOID, 1.0, 0.5),
     "sigmoid": (constants.SIGMOID, 1.0, 0.5),
     "logsigmoid": (1.0, math.inf, 0.7),
+    "log_sigmoid": (1.0, math.inf, 0.7),
     "tanh": (1.0, 1.0, 0.0),
     "tanhshrink": (1.0, math.inf, 0.0),
     "softsign": (1.0, 1.0, 0.0),
@@ -67,15 +68,14 @@ def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
     return before.through(constant_gain(slope, peak, rows), call.value)
 
 
-def _register() -> None:
-    for name, (slope, limit, zero) in _SLOPES.items():
-        on_function(name)(lambda call, a=slope, b=limit, c=zero: _activation(call, a, b, c))
-    for type_, name in _TYPES.items():
-        slope, limit, zero = _SLOPES[name]
-        on_module(type_)(lambda call, a=slope, b=limit, c=zero: _activation(call, a, b, c))
+@on_function(*_SLOPES)
+def _function(call: Call) -> Reach:
+    return _activation(call, *_SLOPES[call.kind])
 
 
-_register()
+@on_module(*_TYPES)
+def _module(call: Call) -> Reach:
+    return _activation(call, *_SLOPES[next(_TYPES[base] for base in type(call.module).__mro__ if base in _TYPES)])
 
 
 @on_module(nn.Hardtanh)
@@ -176,7 +176,8 @@ def _scaled(call: Call, known: Reach, size: float) -> Reach:
 
 def _product(call: Call, a: Reach, b: Reach) -> Reach:
     """d(a b) = a db + b da, where a tensor that is repeated collects what it is multiplied with over the repeats."""
-    _aligned(call, a), _aligned(call, b)
+    _aligned(call, a)
+    _aligned(call, b)
     return added([(a, _multiplied(call, a, b)), (b, _multiplied(call, b, a))], call.value, a.peak * b.peak)
 
 

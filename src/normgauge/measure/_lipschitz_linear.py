@@ -89,9 +89,10 @@ def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pend
             f"shape {tuple(known.value.shape)}",
             "Add the batch axis",
         )
-    folded = known.folded.then_convolution(call.name, layer, kernel, size) if isinstance(known, Pending) else None
+    name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
+    folded = known.folded.then_convolution(name, layer, kernel, size) if isinstance(known, Pending) else None
     if folded is None:
-        folded = Folded(_base(known), (call.name,), call.norms, kernel, None, layer, size)
+        folded = Folded(_base(known), (name,), call.norms, kernel, None, layer, size)
     return Pending(call.value, folded)
 
 
@@ -169,7 +170,9 @@ def _matmul(call: Call) -> Reach | Pending:
     if known is a and other.ndim == 2:
         return Pending(call.value, Folded(known.light(), (call.name,), call.norms, _finite(call, other.T), None))
     if known is b and known.value.ndim < 3:
-        raise call.refuse("samples must not be mixed", "a constant times [samples, features]", "Multiply from the right")
+        raise call.refuse(
+            "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
+        )
     return known.through(constant_gain(_spectral(other.double())), call.value)
 
 

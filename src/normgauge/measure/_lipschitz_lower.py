@@ -51,7 +51,9 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
         outputs = model(x).flatten(1)
         if not outputs.requires_grad:
             raise NotDifferentiableError(
-                explain("lipschitz", "the output must depend on the input differentiably", "no gradient", "Look for detach")
+                explain(
+                    "lipschitz", "the output must depend on the input differentiably", "no gradient", "Look for detach"
+                )
             )
         return _all_rows(outputs, x) if outputs.shape[1] <= FEW_OUTPUTS else _power(outputs, x, seed)
 
@@ -120,14 +122,12 @@ def steepest(
             best, point, direction = float(found[top]), candidates[top], rights[top]
         else:
             length /= 3
-    return Steepest(
-        _certified(double, point, home, radius, random), float(norms.max()), datum, spent
-    )
+    return Steepest(_certified(double, point, home, radius, random), float(norms.max()), datum, spent)
 
 
 def _moves(direction: Tensor, length: float, random: torch.Generator) -> Tensor:
     """Return steps along the top singular vector, both ways, and along random directions, of several lengths."""
-    noise = torch.randn((4, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
+    noise = torch.randn((2, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
     noise = _unit(noise.flatten(1)).view_as(noise)
     ways = torch.cat([direction[None], -direction[None], noise])
     return torch.cat([ways * (length * scale) for scale in _SCALES])
@@ -143,9 +143,7 @@ def _inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
     return home + shrunk.view_as(points)
 
 
-def _certified(
-    double: nn.Module, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator
-) -> float:
+def _certified(double: nn.Module, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator) -> float:
     """Return the norm at a point a hair away, where the function is differentiable with probability one."""
     centre, start = home.double(), point.double()
     jitter = torch.randn((3, *point.shape), generator=random, dtype=torch.float64).to(point.device)

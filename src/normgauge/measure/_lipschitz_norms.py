@@ -48,9 +48,7 @@ def _normalized(
     return known.through(gain, call.value)
 
 
-def _trailing(
-    call: Call, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool
-) -> Reach:
+def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Reach:
     value: Tensor = call.input.value
     if axes >= value.ndim:
         raise call.refuse("the batch must not be normalized over", f"{axes} axes of {value.ndim}", "Add a batch axis")
@@ -123,7 +121,7 @@ def _instance_norm(call: Call) -> Reach:
 
 @on_function("normalize", normalizer=True)
 def _unit_length(call: Call) -> Reach:
-    """x / max(|x|, eps) along one axis: slope at most 1 / max(|x|, eps)."""
+    """Bound x / max(|x|, eps) along one axis: slope at most 1 / max(|x|, eps)."""
     known: Reach = call.input
     p, axis, eps = call.argument(1, "p", 2.0), call.argument(2, "dim", 1), call.argument(3, "eps", 1e-12)
     if p != 2 or not isinstance(axis, int) or axis % call.value.ndim == 0:

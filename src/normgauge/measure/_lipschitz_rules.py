@@ -79,12 +79,14 @@ class Rule:
         folds: it takes linear maps whose norm has not been taken yet.
         normalizer: it counts as a normalizer in tables.
         shown: it has a line in tables; steps that only move entries have none.
+        moves: it takes tensors whose batch is not the first axis.
     """
 
     bound: Callable[[Call], Outcome]
     folds: bool = False
     normalizer: bool = False
     shown: bool = True
+    moves: bool = False
 
 
 _MODULES: dict[type, Rule] = {}
@@ -123,9 +125,7 @@ def rule_of_module(module: nn.Module) -> Rule | None:
     for base in type_.__mro__:
         rule = _MODULES.get(base)
         if rule is not None:
-            same = all(
-                getattr(type_, name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward")
-            )
+            same = all(getattr(type_, name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
             return rule if same else None
     return None
 
@@ -189,7 +189,10 @@ def register_lipschitz_rule(
     if target in _MODULES or target in _CALLABLES:
         raise InputError(
             explain(
-                "register_lipschitz_rule", "one rule per target", f"{target!r}, which has one", "Subclass it, or wrap it"
+                "register_lipschitz_rule",
+                "one rule per target",
+                f"{target!r}, which has one",
+                "Subclass it, or wrap it",
             )
         )
     made = Rule(lambda call: _bounded_by_user(call, rule), normalizer=normalizer)
@@ -209,7 +212,9 @@ def _bounded_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
         raise call.refuse("a rule returns one constant or three", repr(answer), "Return (at_data, on_ball, everywhere)")
     tensors = [torch.as_tensor(value, dtype=torch.float64) for value in constants]
     if any(bool((t < 0).any()) or bool(t.isnan().any()) for t in tensors) or tensors[2].ndim:
-        raise call.refuse("constants are not negative", repr(answer), "Return Lipschitz constants, inf where there is none")
+        raise call.refuse(
+            "constants are not negative", repr(answer), "Return Lipschitz constants, inf where there is none"
+        )
     return reaches[0].through(three_gains(tensors[0], tensors[1], tensors[2]), call.value)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normgauge.measure._lipschitz_rules import Call, on_function, on_module
-from normgauge.measure._reach import Gain, Pending, Reach, constant_gain, joined, width
+from normgauge.measure._reach import Gain, Pending, Reach, constant_gain, joined
 from normgauge.theory import lipschitz_constants as constants
 
 _ONE_TO_THREE = (1, 2, 3)
@@ -27,7 +27,9 @@ def _nothing(call: Call) -> Reach | Pending:
 @on_function("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", folds=True, shown=False)
 def _dropout_function(call: Call) -> Reach | Pending:
     if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
-        raise call.refuse("dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()")
+        raise call.refuse(
+            "dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()"
+        )
     return _same(call)
 
 
@@ -54,43 +56,76 @@ def _finer(known: Reach, value: Tensor) -> float | None:
     return known.rows if value.ndim > 1 and known.value.shape[-1] % value.shape[-1] == 0 else None
 
 
-@on_function("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "flip", "roll", shown=False)
+@on_function("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", shown=False, moves=True)
 def _permuted(call: Call) -> Reach:
+    """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
     known: Reach = call.input
-    samples, ndim = known.value.shape[0], known.value.ndim
-    axes = _integers((*call.args[1:], *call.kwargs.values()))
-    keeps = axes[0] % ndim == 0 if call.kind == "permute" and axes else all(a % ndim for a in axes)
-    if call.kind == "roll":
-        keeps = all(a % ndim for a in _integers((call.argument(2, "dims", 0),)))
-    if not keeps and samples > 1:
-        raise call.refuse(
-            "the first axis must stay the batch", f"axes {axes}", "Keep the batch first (batch_first=True)"
-        )
-    return known.moved(call.value, known.rows if call.kind == "permute" and axes[-1] % ndim == ndim - 1 else None)
+    marked = torch.empty(tuple(range(2, known.value.ndim + 2)))
+    order = [n - 2 for n in getattr(marked, call.kind)(*call.args[1:], **call.kwargs).shape]
+    kept = order[-1] == known.value.ndim - 1
+    return known.moved(call.value, known.rows if kept else None, order.index(known.batch))
 
 
-@on_function("chunk", "split", "unbind", "tensor_split", shown=False)
+@on_function("flip", "roll", shown=False)
+def _turned(call: Call) -> Reach:
+    place, name = (2, "dims") if call.kind == "roll" else (1, "dims")
+    axes = _integers((call.args[place:] or call.kwargs.get(name),))
+    if not axes or any(axis % call.value.ndim == 0 for axis in axes):
+        raise call.refuse("samples must not be exchanged", f"dims {axes or None}", "Name the other axes")
+    return call.input.moved(call.value, call.input.rows)
+
+
+@on_function("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
 def _pieces(call: Call) -> tuple[Reach, ...]:
+    known: Reach = call.input
     axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
-    if axis % call.input.value.ndim == 0:
+    batch = _batch_after(call, known, axis, dropped=call.kind == "unbind")
+    return tuple(known.moved(piece, _cut(known, piece), batch) for piece in call.value)
+
+
+def _batch_after(call: Call, known: Reach, axis: int, *, dropped: bool) -> int:
+    axis %= known.value.ndim
+    if axis == known.batch:
         raise call.refuse("the batch must not be split", f"dim {axis}", "Split another axis")
-    return tuple(call.input.moved(piece, call.input.rows) for piece in call.value)
+    return known.batch - 1 if dropped and axis < known.batch else known.batch
 
 
-@on_function("getitem", "__getitem__", "select", "narrow", shown=False)
+@on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True)
 def _item(call: Call) -> Any:
-    known, index = call.input, call.args[1]
+    known, index = call.input, call.argument(1, "dim")
     if isinstance(known, tuple):
         return known[index]
     if call.kind in ("select", "narrow"):
-        keeps = index % known.value.ndim != 0
-    else:
-        parts = index if isinstance(index, tuple) else (index,)
-        simple = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)
-        keeps = simple and parts[0] in (Ellipsis, slice(None)) and (parts[0] is not Ellipsis or len(parts) < known.value.ndim)
-    if not keeps:
-        raise call.refuse("only slices and numbers index, and the batch stays whole", f"{index!r}", "Write x[:, ...]")
-    return known.moved(call.value, known.rows if known.value.shape[-1] >= width(call.value) else None)
+        batch = _batch_after(call, known, index, dropped=call.kind == "select")
+        return known.moved(call.value, _cut(known, call.value), batch)
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not all(part is None or part is Ellipsis or _plain(part) for part in parts):
+        raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
+    if Ellipsis in parts:
+        place, used = parts.index(Ellipsis), sum(part is not None and part is not Ellipsis for part in parts)
+        parts[place : place + 1] = [slice(None)] * (known.value.ndim - used)
+    parts += [slice(None)] * (known.value.ndim - sum(part is not None for part in parts))
+    batch, axis, new = -1, 0, 0
+    for part in parts:
+        if part is None:
+            new += 1
+            continue
+        if axis == known.batch and part == slice(None):
+            batch = new
+        axis, new = axis + 1, new + isinstance(part, slice)
+    if batch < 0:
+        raise call.refuse("the batch must stay whole", f"{index!r}", "Write x[:, ...]")
+    return known.moved(call.value, _cut(known, call.value), batch)
+
+
+def _plain(part: Any) -> bool:
+    return isinstance(part, (int, slice)) and not isinstance(part, bool)
+
+
+def _cut(known: Reach, piece: Tensor) -> float | None:
+    """Lengths of rows hold for pieces of rows, as long as the last axis is the same one."""
+    same = piece.ndim == known.value.ndim or piece.shape[-1:] == known.value.shape[-1:]
+    return known.rows if same and piece.ndim > 1 else None
 
 
 @on_function("cat", "concat", "concatenate", "stack", "hstack")

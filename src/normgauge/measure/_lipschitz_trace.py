@@ -43,7 +43,7 @@ class Step:
 
     def reach(self) -> Reach:
         """Return the numbers of the output; of a map that was folded into the next, an estimate."""
-        return self.known.estimated() if isinstance(self.known, Pending) else self.known
+        return self.known.likely() if isinstance(self.known, Pending) else self.known
 
 
 class _Tracer(fx.Tracer):
@@ -95,7 +95,7 @@ def graph_of(model: nn.Module) -> fx.GraphModule:
         return fx.GraphModule(root, tracer.trace(root))
     except NormgaugeError:
         raise
-    except Exception as error:  # noqa: BLE001 (tracing runs the user's code and may raise anything)
+    except Exception as error:
         raise ModelError(
             explain(
                 f"lipschitz of {type(model).__name__}",
@@ -142,9 +142,7 @@ class Walk:
                 return self._finish(node.args[0], known)
             values[node] = self._value(node, values, modules)
             inside = [parent for parent in node.all_input_nodes if parent in known]
-            if node.op == "placeholder" and source is None:
-                known[node], places[node] = Reach.of_inputs(values[node], radius), (-1,)
-            elif node.name == source:
+            if (node.op == "placeholder" and source is None) or node.name == source:
                 known[node], places[node] = Reach.of_inputs(values[node], radius), (-1,)
             elif inside and isinstance(values[node], (Tensor, tuple, list)) and _floating(values[node]):
                 self._bound(node, inside, known, values, places, modules)
@@ -171,7 +169,7 @@ class Walk:
             name = str(node.target)
             plain = name.rstrip("_") if name.endswith("_") and not name.endswith("__") else name
             return getattr(args[0], plain)(*args[1:], **kwargs)
-        return _OUT_OF_PLACE.get(node.target, node.target)(*args, **kwargs)  # type: ignore[arg-type,operator]
+        return _OUT_OF_PLACE.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
 
     def _placeholder(self, node: fx.Node) -> Any:
         first = next(iter(self.graph.graph.nodes))
@@ -216,8 +214,9 @@ class Walk:
 
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), seen)
         call = Call(name, kind, module, tuple(args), kwargs, values[node], self.norms)
+        _check_first(call, rule)
         known[node] = rule.bound(call)
-        _check_batch(call, len(self.inputs))
+        _check_batch(call, known[node], len(self.inputs))
         sources = tuple(dict.fromkeys(place for parent in inside for place in places[parent]))
         places[node] = sources
         main = known[node][0] if isinstance(known[node], tuple) else known[node]
@@ -236,6 +235,8 @@ class Walk:
                 )
             )
         found = known[output]
+        if isinstance(found, Reach) and found.batch:
+            raise ModelError(explain("lipschitz", "outputs are [samples, ...]", "another order", "Put the batch first"))
         found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
         if not isinstance(found, (Reach, Pending)):
             raise ModelError(explain("lipschitz", "the model must return one tensor", "several", "Return one of them"))
@@ -273,13 +274,26 @@ def _taken(known: Any, rule: Rule) -> Any:
     return known
 
 
-def _check_batch(call: Call, samples: int) -> None:
-    for value in _tensors(call.value):
-        if not value.ndim or value.shape[0] != samples:
+def _check_first(call: Call, rule: Rule) -> None:
+    if not rule.moves and any(isinstance(known, Reach) and known.batch for known in call.dependent()):
+        raise call.refuse(
+            "the first axis must be the batch, except between steps that move axes",
+            f"{call.kind} on another order",
+            "Move the batch to the front first (batch_first=True)",
+        )
+
+
+def _check_batch(call: Call, known: Any, samples: int) -> None:
+    parts = known if isinstance(known, tuple) else (known,)
+    for part in parts:
+        if part is None:
+            continue
+        axis = part.batch if isinstance(part, Reach) else 0
+        if part.value.ndim <= axis or part.value.shape[axis] != samples:
             raise call.refuse(
-                f"the first axis must stay the batch of {samples}",
-                f"an output of shape {tuple(value.shape)}",
-                "Keep the batch first: samples are bounded one by one",
+                f"axis {axis} must stay the batch of {samples}",
+                f"an output of shape {tuple(part.value.shape)}",
+                "Keep the batch apart: samples are bounded one by one",
             )
 
 
@@ -308,9 +322,7 @@ def checked_inputs(inputs: Any) -> Tensor:
     """
     good = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim >= 2 and inputs.numel() > 0
     if not good or not bool(torch.isfinite(inputs).all()):
-        got = (
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        )
+        got = f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         raise DataError(
             explain(
                 "lipschitz",
@@ -320,7 +332,6 @@ def checked_inputs(inputs: Any) -> Tensor:
             )
         )
     return inputs.detach()
-
 
 
 _OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {

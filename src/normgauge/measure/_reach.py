@@ -69,6 +69,7 @@ class Reach:
         spread: how far the value may move while the input stays in the ball `[N]`; 0 without a ball.
         peak: bound on the size of an entry over all inputs.
         rows: bound on the length of a row (last axis) over all inputs.
+        batch: axis of the data; other than 0 only between two steps that move axes.
     """
 
     value: Tensor
@@ -78,6 +79,7 @@ class Reach:
     spread: Tensor
     peak: float = math.inf
     rows: float = math.inf
+    batch: int = 0
 
     @classmethod
     def of_inputs(cls, inputs: Tensor, radius: float) -> Reach:
@@ -100,10 +102,10 @@ class Reach:
             rows,
         )
 
-    def moved(self, value: Tensor, rows: float | None = None) -> Reach:
-        """Return the same numbers for a step that only moves or drops entries; lengths of rows are lost if not given."""
+    def moved(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
+        """Return the numbers after a step that only moves or drops entries; lengths of rows are lost if not given."""
         limit = self.peak * math.sqrt(width(value))
-        return replace(self, value=value, rows=limit if rows is None else min(rows, limit))
+        return replace(self, value=value, rows=limit if rows is None else min(rows, limit), batch=batch)
 
     def light(self) -> Reach:
         """Return the numbers without the tensor."""
@@ -127,11 +129,9 @@ class Pending:
         """The reach of the output, by a certified norm."""
         return self._reach(self.folded.norm())
 
-    def estimated(self) -> Reach:
-        """Return the reach by the certified norm if it is known, else by an estimate; for display only."""
-        return self.certified if ("certified", *self.folded.key) in self.folded.norms else self._reach(
-            self.folded.norm("estimate")
-        )
+    def likely(self) -> Reach:
+        """Return the reach by the certified norm if it was taken, else by an estimate; for display only."""
+        return self._reach(self.folded.likely_norm())
 
     def _reach(self, norm: float) -> Reach:
         folded, base = self.folded, self.folded.base
