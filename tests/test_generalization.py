@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import normgauge as ng
@@ -344,7 +346,8 @@ def test_it_prints_frames_and_draws(found):
     r = found["batch"]
     text = str(r)
     assert r._footer() in text and "meaningless here" in text and "kind:" in text and "seed 0" in text
-    assert list(r.frame()["name"]) == [b.name for b in r.bounds]
+    assert list(r.frame()["name"]) == [b.name for b in r.bounds] == list(r.verdicts)
+    assert r.verdicts["held-out test set"] == "non-vacuous"
     assert len(r.frame("measures")) == len(r.measures) and len(r.frame("cells")) == len(r.cells)
     assert r.chart().to_dict()["layer"]
     with pytest.raises(UnknownNameError, match="Did you mean 'cells'"):
@@ -447,3 +450,53 @@ def test_models_that_keep_what_they_computed_can_be_copied():
         model(clusters(9)[0]).sum().backward()
         r = ng.generalization(model, clusters(40), partition=1)
         assert r["S2 Theorem 20"].upper > 0 and math.isfinite(r.network_slope)
+
+
+def test_bounds_hold_for_a_network_that_learned_noise_by_heart():
+    """Random labels: the training loss is 0, the expected loss is not, and no bound that holds may lie below it."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(120, 6), torch.randint(2, (120,))
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2))
+    step = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(300):
+        step.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        step.step()
+    test = torch.randn(4000, 6), torch.randint(2, (4000,))
+    for partition in (1, 3, 8):
+        r = ng.generalization(model, (inputs, labels), test=test, partition=partition)
+        assert r.empirical < 0.05 < 0.3 < r.test_loss
+        for bound in r.bounds:
+            if bound.kind == "upper" and bound.verdict != "does not apply":
+                assert bound.upper >= r.test_loss - 0.05, bound
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from(["batch", "layer"]))
+def test_folding_and_rescaling_leave_any_network_as_it_is(seed, convolves, norm):
+    torch.manual_seed(seed)
+    if convolves:
+        norms = {"batch": lambda: nn.BatchNorm2d(4), "layer": lambda: nn.GroupNorm(1, 4, eps=1e-12)}
+        layers = [nn.Conv2d(2, 4, 3, bias=False), norms[norm](), nn.Tanh(), nn.Conv2d(4, 4, 2), norms[norm]()]
+        x = torch.randn(3, 2, 5, 5)
+    else:
+        norms = {"batch": lambda: nn.BatchNorm1d(4), "layer": lambda: nn.LayerNorm(4, eps=1e-12)}
+        layers = [nn.Linear(3, 4), norms[norm](), nn.Tanh(), nn.Linear(4, 4, bias=False), norms[norm]()]
+        x = torch.randn(3, 3)
+    model = nn.Sequential(*layers, nn.Flatten())
+    for module in model:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eps = 1e-12
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+            module.weight.data.normal_()
+            module.bias.data.normal_()
+    twin = evaluation_copy(model)
+    seen = look(twin, lambda m, v: m(v), x)
+    assert len(seen.pairs) == 2
+    plain, names = folded(twin, seen)
+    assert len(names) == (2 if norm == "batch" else 0)
+    torch.testing.assert_close(plain(x), twin(x), rtol=1e-9, atol=1e-9)
+    other, moved = rescaled(twin, seen)
+    assert moved == ("0", "3") and not torch.equal(other[0].weight, twin[0].weight)
+    torch.testing.assert_close(other(x), twin(x), rtol=1e-6, atol=1e-6)

@@ -71,6 +71,11 @@ class Generalization(Result):
                 return bound
         raise unknown_name("bound", name, [bound.name for bound in self.bounds])
 
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict of every bound, by name."""
+        return {bound.name: bound.verdict for bound in self.bounds}
+
     def measure(self, name: str, weights: str = "stored") -> Complexity:
         """Return a complexity measure by its name, on the stored or the folded weights."""
         for found in self.measures:
@@ -121,13 +126,13 @@ class Generalization(Result):
         return table.DataFrame([_fields(item) for item in getattr(self, of)])
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return the bounds from lower to upper on a log axis, those that apply."""
+        """Return the bounds that apply: a dot at the upper end, a bar down to the lower."""
         from normgauge.charts import intervals
 
         rows = [row for row in self._rows() if row["verdict"] != "does not apply"]
         return intervals(
             rows,
-            value="lower",
+            value="upper",
             low="lower",
             high="upper",
             series="name",
