@@ -12,6 +12,7 @@ import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError, UnknownNameError
 from normgauge.measure._layer_chain import NotAChain, chain_of
 from normgauge.measure._network_copy import evaluation_copy, folded, look, rescaled
+from normgauge.measure._partition import around
 from reference.generalization import (
     dense_of,
     noisy_accuracy,
@@ -125,7 +126,7 @@ def test_few_cells_and_many_samples_make_the_bound_speak():
     assert 60 < wanted < 3000
     model.weight.data *= 1e4
     steep = ng.generalization(model, (inputs, labels), partition=2)["S2 Theorem 20"]
-    assert steep.verdict == "undecided" and "local constants" in steep.needed
+    assert steep.verdict == "undecided" and "local constants" in steep.needed  # flat in the cells, as far as is seen
 
 
 def test_folding_is_exact_and_the_chain_is_dense_algebra():
@@ -500,3 +501,24 @@ def test_folding_and_rescaling_leave_any_network_as_it_is(seed, convolves, norm)
     other, moved = rescaled(twin, seen)
     assert moved == ("0", "3") and not torch.equal(other[0].weight, twin[0].weight)
     torch.testing.assert_close(other(x), twin(x), rtol=1e-6, atol=1e-6)
+
+
+def test_the_walk_finds_the_slope_between_samples_and_stays_in_the_cell():
+    """Samples far from the boundary see no slope; the ball holds the boundary, and there it is sqrt(2) |w| / margin."""
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data = torch.tensor([[3.0, 0.0], [-3.0, 0.0]])
+    inputs = torch.tensor([[2.0, 0.0], [2.5, 0.3], [3.0, -0.2]])
+    data = (inputs, torch.zeros(3, dtype=torch.long))
+    steep = 2 * 3.0  # of the margin 6 x, per unit of margin
+    wide = ng.generalization(model, data, partition=torch.tensor([[2.0, 0.0]]), radius=3.0)
+    assert wide.slope_lower == pytest.approx(steep) and wide.cells[0].slope_upper == pytest.approx(steep, rel=1e-6)
+    narrow = ng.generalization(model, data, partition=torch.tensor([[2.0, 0.0]]), radius=1.5)
+    assert narrow.slope_lower == 0.0
+    part = around(torch.tensor([[0.0, 0.0], [10.0, 0.0]]), 1, 3.0)
+    points, cells = torch.tensor([[1.0, 7.0], [6.0, 0.0], [4.0, 0.0], [99.0, 0.0]]), torch.tensor([0, 0, 1, -1])
+    before = torch.zeros(4, 2)
+    moved = part.stay(points, cells, before)
+    assert float(moved[0].norm()) == pytest.approx(3.0) and moved[1].tolist() == [3.0, 0.0]
+    assert moved[2].tolist() == [7.0, 0.0] and moved[3].tolist() == [0.0, 0.0]
+    near = around(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), 1, 9.0)
+    assert near.stay(torch.tensor([[3.0, 0.0]]), torch.tensor([0]), torch.ones(1, 2)).tolist() == [[1.0, 1.0]]

@@ -28,7 +28,8 @@ class Cell:
         radius: of the ball it lies in.
         distance: lambda_i, a bound: radius plus the mean distance of the samples from the centre.
         distance_seen: the mean distance between two of its samples, an estimate of lambda_i.
-        slope_lower: the largest gradient norm of the loss at its samples: L_i is at least this.
+        slope_lower: the largest gradient norm of the loss met at its samples and on walks from them inside the cell:
+            L_i is at least this.
         slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; inf if unknown.
         term_lower: share times distance_seen times slope_lower, at most share times C.
         term_upper: share times distance times slope_upper, at most share times C.

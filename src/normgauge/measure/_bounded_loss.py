@@ -27,6 +27,7 @@ class BoundedLoss:
         classes: number of classes where targets are classes, else 0.
         outputs: numbers the model gives per sample.
         function: the loss before it is clipped.
+        signed: whether that may be negative.
     """
 
     name: str
@@ -35,12 +36,17 @@ class BoundedLoss:
     classes: int
     outputs: int
     function: PerSample
+    signed: bool = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
-        """Return one value per sample.
+        """Return one value per sample, between 0 and `largest`."""
+        return self.raw(output, target).clamp(0, self.largest)
+
+    def raw(self, output: Any, target: Tensor) -> Tensor:
+        """Return one value per sample before it is clipped.
 
         Raises:
-            DataError: when there is not one value per sample, or one is negative or not a number.
+            DataError: when there is not one value per sample, or one is not a number or, of a user's loss, negative.
         """
         values = self.function(output, target)
         if values.shape != target.shape[:1]:
@@ -52,11 +58,11 @@ class BoundedLoss:
                     "Pass a loss without its mean, for example reduction='none'",
                 )
             )
-        if not bool((values.detach() >= 0).all()):
+        if bool((values.detach() < 0).any() & (not self.signed)) or bool(values.detach().isnan().any()):
             raise DataError(
                 explain("generalization", "the loss must be at least 0", "a negative value or nan", "Shift the loss")
             )
-        return values.clamp(max=self.largest)
+        return values
 
 
 def bounded_loss(
@@ -101,9 +107,9 @@ def bounded_loss(
 
     def ramp(output: Any, target: Any) -> Tensor:
         logits, labels = decisions(output, target)
-        return (1 - raw_margins(logits, labels) / margin).clamp(0, 1)
+        return 1 - raw_margins(logits, labels) / margin
 
-    return BoundedLoss(f"ramp loss of margin {margin:g}", 1.0, steep, classes, size, ramp)
+    return BoundedLoss(f"ramp loss of margin {margin:g}", 1.0, steep, classes, size, ramp, signed=True)
 
 
 def _outputs(output: Any) -> int:

@@ -38,7 +38,7 @@ class Generalization(Result):
         partition_cells: N.
         slack: g(D, delta).
         delta: the probability of failure.
-        slope_lower: the largest gradient norm of the loss at a sample.
+        slope_lower: the largest gradient norm of the loss met, at samples and inside their cells.
         network_slope: bound of the network's Lipschitz constant over all inputs; inf if unknown.
         folded: names of the BatchNorms that were multiplied into the layer before.
         rescaled: names of the layers whose weights were multiplied in the test of the measures.
@@ -112,7 +112,7 @@ class Generalization(Result):
     def _footer(self) -> str:
         return (
             f"kind: bounds of kind 'upper' hold with probability {1 - self.delta:g} each; lower and upper bracket the "
-            f"right-hand side; mode eval, seed {self.seed}, cost 1 backward to the inputs, an operator norm per "
+            f"right-hand side; mode eval, seed {self.seed}, cost 6 backwards to the inputs, an operator norm per "
             "layer, the noise of PAC-Bayes"
         )
 
@@ -167,9 +167,10 @@ def generalization(
     measures on stored and folded weights, each computed again after weights before normalizers were multiplied: a
     measure that moves while the network does not is "meaningless here".
 
-    Kind: per bound, see `Bound`. Slopes L_i are bracketed: gradients at the samples from below, a bound on the ball
-    from above. Cost: one backward pass to the inputs, an operator norm per layer, about 8 x 14 forwards for PAC-Bayes
-    per kind of weights, one top eigenvalue of the Hessian for LLA; nothing is left on the model, a copy is taken apart.
+    Kind: per bound, see `Bound`. Slopes L_i are bracketed: gradients met inside the cell from below, a bound on the
+    ball from above. Cost: six backward passes to the inputs, an operator norm per layer, about 8 x 14 forwards for
+    PAC-Bayes per kind of weights, one top eigenvalue of the Hessian for LLA; nothing is left on the model, a copy is
+    taken apart.
 
     Args:
         model: measured in evaluation mode.

@@ -19,7 +19,7 @@ from normgauge.measure._flatness import _spherical
 from normgauge.measure._generalization import Generalization, _call
 from normgauge.measure._generalization_data import Settings, check, cross_entropy, joined, partition_of, points_of
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
-from normgauge.measure._local_slopes import ball_slopes, values_and_slopes
+from normgauge.measure._local_slopes import ball_slopes, climbed, values_and_slopes
 from normgauge.measure._network_copy import Seen, difference, evaluation_copy, folded, look, rescaled, stirred
 from normgauge.measure._partition import Partition, Piece
 from normgauge.objective import Objective
@@ -64,6 +64,8 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: Settings) -> Ge
         partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
     )
     on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
+    if not partition.given:
+        slopes = _climbed(pieces, partition, twin, loss, used, wanted, settings)
     cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
     test_bound, test_loss = _tested(twin, test, loss, settings)
     of = Ingredients(
@@ -127,6 +129,27 @@ def _on_balls(
     found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
     top = min(top, everywhere)
     return {center: min(slope, top) for center, slope in zip(wanted, found, strict=True)}, top
+
+
+def _climbed(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    loss: BoundedLoss,
+    used: Tensor,
+    wanted: Tensor,
+    settings: Settings,
+) -> Tensor:
+    """Return the steepest slope met from each sample on, inside its cell."""
+    cells = torch.full((len(used),), -1)
+    for piece in pieces:
+        cells[piece.members] = piece.center
+
+    def stay(points: Tensor, before: Tensor) -> Tensor:
+        moved = partition.stay(points_of(points, wanted), cells, points_of(before, wanted))
+        return moved[:, : points[0].numel()].reshape(points.shape).to(points)
+
+    return climbed(model, settings.forward, loss, used, wanted, stay)
 
 
 def _cells(

@@ -72,6 +72,21 @@ class Partition:
                     center, label, members, radius, radius + float(reach[members].mean()), _spread(points[members])
                 )
 
+    def stay(self, points: Tensor, cells: Tensor, before: Tensor) -> Tensor:
+        """Return points moved into the balls of their cells; those another centre is nearer to are where they were.
+
+        Args:
+            points: `[n, d]`.
+            cells: the centre of each, -1 for the rest, where points stay where they were.
+            before: where they were.
+        """
+        inside = self.centers[cells]
+        away = points - inside
+        far = away.norm(dim=1, keepdim=True)
+        moved = inside + away * (self.radii[cells, None] / far.clamp_min(1e-300)).clamp_max(1.0)
+        nearest = torch.cdist(moved, self.centers).argmin(dim=1)
+        return torch.where(((nearest == cells) & (cells >= 0))[:, None], moved, before)
+
 
 def fitted(points: Tensor, count: int, classes: int, radius: float | None, source: torch.Generator) -> Partition:
     """Return the partition by k-means on `points`; each ball reaches the farthest of its points, or `radius`."""
