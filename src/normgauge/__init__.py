@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Density as Density
     from normgauge.measure import Drift as Drift
     from normgauge.measure import Flatness as Flatness
+    from normgauge.measure import Generalization as Generalization
     from normgauge.measure import LandscapeBands as LandscapeBands
     from normgauge.measure import LayerSpectra as LayerSpectra
     from normgauge.measure import LipschitzBracket as LipschitzBracket
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from normgauge.measure import Robustness as Robustness
     from normgauge.measure import SignalPropagation as SignalPropagation
     from normgauge.measure import Spectrum as Spectrum
+    from normgauge.measure import Stability as Stability
     from normgauge.measure import StableRate as StableRate
     from normgauge.measure import Trace as Trace
     from normgauge.measure import WeightLipschitz as WeightLipschitz
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from normgauge.measure import density as density
     from normgauge.measure import drift as drift
     from normgauge.measure import flatness as flatness
+    from normgauge.measure import generalization as generalization
     from normgauge.measure import gradient_flow as gradient_flow
     from normgauge.measure import landscape as landscape
     from normgauge.measure import landscape_bands as landscape_bands
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
     from normgauge.measure import robustness as robustness
     from normgauge.measure import signal_propagation as signal_propagation
     from normgauge.measure import spectrum as spectrum
+    from normgauge.measure import stability as stability
     from normgauge.measure import stable_rate as stable_rate
     from normgauge.measure import trace as trace
     from normgauge.measure import weight_dynamics as weight_dynamics
@@ -103,6 +107,8 @@ _NAMES = {
     "drift": "measure",
     "Flatness": "measure",
     "flatness": "measure",
+    "Generalization": "measure",
+    "generalization": "measure",
     "gradient_flow": "measure",
     "landscape": "measure",
     "landscape_bands": "measure",
@@ -130,6 +136,8 @@ _NAMES = {
     "SignalPropagation": "measure",
     "Spectrum": "measure",
     "spectrum": "measure",
+    "Stability": "measure",
+    "stability": "measure",
     "stable_rate": "measure",
     "StableRate": "measure",
     "Study": "lab",

@@ -4,6 +4,9 @@ from normgauge.measure._activations import ActivationHistory as ActivationHistor
 from normgauge.measure._activations import Activations as Activations
 from normgauge.measure._activations import activation_history as activation_history
 from normgauge.measure._activations import activations as activations
+from normgauge.measure._bound_records import Bound as Bound
+from normgauge.measure._bound_records import Cell as Cell
+from normgauge.measure._complexity import Complexity as Complexity
 from normgauge.measure._covariate_shift import CovariateShift as CovariateShift
 from normgauge.measure._covariate_shift import LayerShift as LayerShift
 from normgauge.measure._covariate_shift import covariate_shift as covariate_shift
@@ -13,6 +16,8 @@ from normgauge.measure._drift import Drift as Drift
 from normgauge.measure._drift import drift as drift
 from normgauge.measure._flatness import Flatness as Flatness
 from normgauge.measure._flatness import flatness as flatness
+from normgauge.measure._generalization import Generalization as Generalization
+from normgauge.measure._generalization import generalization as generalization
 from normgauge.measure._gradient_flow import GradientFlow as GradientFlow
 from normgauge.measure._gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure._landscape import Landscape as Landscape
@@ -41,6 +46,8 @@ from normgauge.measure._signal_propagation import SignalPropagation as SignalPro
 from normgauge.measure._signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure._spectrum import Spectrum as Spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
+from normgauge.measure._stability import Stability as Stability
+from normgauge.measure._stability import stability as stability
 from normgauge.measure._stable_rate import StableRate as StableRate
 from normgauge.measure._stable_rate import stable_rate as stable_rate
 from normgauge.measure._trace import Trace as Trace
@@ -55,11 +62,15 @@ from normgauge.measure._weight_lipschitz import weight_lipschitz as weight_lipsc
 __all__ = [
     "ActivationHistory",
     "Activations",
+    "Bound",
     "Bracket",
+    "Cell",
+    "Complexity",
     "CovariateShift",
     "Density",
     "Drift",
     "Flatness",
+    "Generalization",
     "GradientFlow",
     "Landscape",
     "LandscapeBands",
@@ -75,6 +86,7 @@ __all__ = [
     "Robustness",
     "SignalPropagation",
     "Spectrum",
+    "Stability",
     "StableRate",
     "Trace",
     "WeightBlock",
@@ -87,6 +99,7 @@ __all__ = [
     "density",
     "drift",
     "flatness",
+    "generalization",
     "gradient_flow",
     "landscape",
     "landscape_bands",
@@ -100,6 +113,7 @@ __all__ = [
     "robustness",
     "signal_propagation",
     "spectrum",
+    "stability",
     "stable_rate",
     "trace",
     "weight_dynamics",

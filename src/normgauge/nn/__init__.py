@@ -5,6 +5,7 @@ from normgauge.nn import functional as functional
 from normgauge.nn import init as init
 from normgauge.nn import none as none
 from normgauge.nn import registry as registry
+from normgauge.nn._bad_networks import cascade, network_with_gradient, network_with_slope
 from normgauge.nn._layer_geometry import LayerGeometry, layer_geometry
 from normgauge.nn._norm_propagation import norm_propagation
 from normgauge.nn._population import population_statistics
@@ -46,10 +47,13 @@ __all__ = [
     "SyncedBatchNorm",
     "WhiteningNorm",
     "all_reduce",
+    "cascade",
     "centered_weight_norm",
     "functional",
     "init",
     "layer_geometry",
+    "network_with_gradient",
+    "network_with_slope",
     "norm_propagation",
     "population_statistics",
     "registry",

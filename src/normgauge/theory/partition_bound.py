@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log, sqrt
 
 
-def partition_slack(occupied: float, cells: int, samples: int, delta: float, largest: float = 1.0) -> float:
+def partition_slack(occupied: float, cells: int, samples: float, delta: float, largest: float = 1.0) -> float:
     """Return `C (sqrt(2) + 1) sqrt(T ln(2N/delta) / m) + 2 C T ln(2N/delta) / m`.
 
     With probability 1 - delta the cell frequencies of m samples differ from their probabilities by at most this in the

@@ -1,0 +1,227 @@
+"""`ng.stability`: how much a trained model's losses change when one training sample is replaced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import DataError, InputError, explain
+from normgauge.records import Result
+from normgauge.rng import generator, preserved_rng
+
+if TYPE_CHECKING:
+    import altair
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two runs that differ in one sample, or in the seed alone.
+
+    Args:
+        replaced: index of the sample that was exchanged; -1 where only the seed differs.
+        seed: of both runs (of the first, where seeds differ).
+        largest: the largest difference of losses over the evaluation points.
+        mean: the mean difference, without signs.
+        at_replaced: the difference at the sample that was taken out; nan where only the seed differs.
+    """
+
+    replaced: int
+    seed: int
+    largest: float
+    mean: float
+    at_replaced: float
+
+
+@dataclass(frozen=True)
+class Stability(Result):
+    """Differences of losses between paired runs.
+
+    Attributes:
+        pairs: one `Pair` per replaced sample.
+        seeds: pairs of runs on the same data with different seeds, for comparison.
+        samples: size of the training set.
+        points: evaluation points.
+        seed: of the choice of samples.
+    """
+
+    pairs: tuple[Pair, ...]
+    seeds: tuple[Pair, ...]
+    samples: int
+    points: int
+    seed: int
+
+    @property
+    def uniform(self) -> float:
+        """The largest difference seen: the uniform stability of the algorithm is at least this."""
+        return max(pair.largest for pair in self.pairs)
+
+    @property
+    def mean(self) -> float:
+        """The mean difference over pairs and points: an estimate of stability in the mean, an unsigned one."""
+        return sum(pair.mean for pair in self.pairs) / len(self.pairs)
+
+    @property
+    def mean_error(self) -> float:
+        """Standard error of `mean` over the pairs; nan for one pair."""
+        count = len(self.pairs)
+        if count < 2:
+            return math.nan
+        return math.sqrt(sum((pair.mean - self.mean) ** 2 for pair in self.pairs) / (count - 1) / count)
+
+    @property
+    def pointwise(self) -> float:
+        """The mean difference at the sample taken out (hypothesis stability): it bounds the mean gap train to test."""
+        return sum(pair.at_replaced for pair in self.pairs) / len(self.pairs)
+
+    @property
+    def seed_noise(self) -> float:
+        """The mean difference between runs that differ in the seed alone; nan if not asked for."""
+        return sum(pair.mean for pair in self.seeds) / len(self.seeds) if self.seeds else math.nan
+
+    def _title(self) -> str:
+        noise = "" if not self.seeds else f"; another seed alone changes it by {self.seed_noise:.4g} in the mean"
+        return (
+            f"Replace-one stability on {self.samples} samples: the loss changes by {self.mean:.4g} in the mean, "
+            f"{self.uniform:.4g} at most, {self.pointwise:.4g} at the sample taken out{noise}"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"changed": what, **{name: getattr(pair, name) for name in Pair.__dataclass_fields__}}
+            for what, pairs in (("sample", self.pairs), ("seed", self.seeds))
+            for pair in pairs
+        ]
+
+    def _footer(self) -> str:
+        runs = 1 + len(self.pairs) + len(self.seeds)
+        return (
+            f"kind: uniform stability lower, means estimate; {len(self.pairs)} paired runs, {self.points} points; "
+            f"mode eval, seed {self.seed}, cost {runs} trainings"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the mean and the largest difference per pair of runs."""
+        from normgauge.charts import bars
+
+        rows = [
+            {"pair": f"{row['changed']} {number}", "difference": row[name], "of": name}
+            for number, row in enumerate(self._rows())
+            for name in ("mean", "largest")
+        ]
+        return bars(rows, x="pair", y="difference", series="of", title="loss difference between paired runs")
+
+
+def stability(
+    train: Callable[[Batch, int], torch.nn.Module],
+    data: Batch,
+    fresh: Batch,
+    *,
+    loss: Callable[[Any, Tensor], Tensor],
+    points: Batch | None = None,
+    pairs: int = 8,
+    seeds: int = 0,
+    seed: int = 0,
+) -> Stability:
+    """Measure replace-one stability: `|loss(A(S), z) - loss(A(S with z_i replaced), z)|` over points z.
+
+    Each pair of runs has the same seed and differs in one sample z_i, which gives way to a fresh one. An algorithm is
+    beta-stable if the difference is at most beta for all S, i and z; then its gap between training and test loss is at
+    most beta in the mean. What is measured bounds beta from below.
+
+    Kind: the maximum is a lower bound of uniform stability; means are estimates. Cost: pairs + 1 trainings, one more
+    per comparison of seeds, and a forward pass over the points for each.
+
+    Args:
+        train: `train((inputs, targets), seed) -> model`, all randomness from the seed.
+        data: the training set S.
+        fresh: samples from the same source, which replace; at least `pairs` of them.
+        loss: `loss(output, target)`, one value per sample.
+        points: where losses are compared; the fresh samples and the training set when `None`.
+        pairs: how many samples are replaced, one at a time.
+        seeds: how many runs on S with another seed are compared with the first, to see what the seed does by itself.
+        seed: which samples are replaced, and the seed of the paired runs.
+
+    Raises:
+        InputError: too few fresh samples, or no pairs.
+        DataError: a loss that is not one value per sample.
+
+    Example:
+        The mean of m numbers moves by (new - old)/m when one of them is replaced:
+
+        >>> class Constant(torch.nn.Module):
+        ...     def __init__(self, value):
+        ...         super().__init__()
+        ...         self.value = value
+        ...
+        ...     def forward(self, x):
+        ...         return self.value.expand(len(x))
+        >>> train = lambda data, seed: Constant(data[1].mean())
+        >>> zeros, ones = torch.zeros(10, 1), torch.ones(10, 1)
+        >>> away = lambda output, target: (output - target).abs()
+        >>> found = stability(train, (zeros, torch.zeros(10)), (ones, torch.ones(10)), loss=away, pairs=3)
+        >>> round(found.uniform, 6), round(found.mean, 6)
+        (0.1, 0.1)
+
+    References: bousquet2002, hardt2016
+    """
+    inputs, targets = data
+    _check(inputs, fresh[0], pairs, seeds)
+    where = (torch.cat([inputs, fresh[0]]), torch.cat([targets, fresh[1]])) if points is None else points
+    order = torch.randperm(len(inputs), generator=generator(seed))[:pairs].tolist()
+    with preserved_rng():
+        first = train((inputs, targets), seed)
+        at_points = _losses(first, loss, where)
+        at_data = _losses(first, loss, (inputs, targets))
+        found = []
+        for number, index in enumerate(order):
+            changed = inputs.clone(), targets.clone()
+            changed[0][index], changed[1][index] = fresh[0][number], fresh[1][number]
+            other = train(changed, seed)
+            away = (_losses(other, loss, where) - at_points).abs()
+            out = (_losses(other, loss, (inputs[index : index + 1], targets[index : index + 1])) - at_data[index]).abs()
+            found.append(Pair(index, seed, float(away.max()), float(away.mean()), float(out)))
+        compared = []
+        for number in range(seeds):
+            away = (_losses(train((inputs, targets), seed + 1 + number), loss, where) - at_points).abs()
+            compared.append(Pair(-1, seed, float(away.max()), float(away.mean()), math.nan))
+    return Stability(tuple(found), tuple(compared), len(inputs), len(where[0]), seed)
+
+
+def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], points: Batch) -> Tensor:
+    flags: Sequence[tuple[torch.nn.Module, bool]] = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            values = loss(model(points[0]), points[1])
+    finally:
+        for module, flag in flags:
+            module.training = flag
+    if values.shape[:1] != points[1].shape[:1] or values.ndim != 1:
+        raise DataError(
+            explain(
+                "stability",
+                f"the loss must give one value for each of the {len(points[1])} points",
+                f"a result of shape {tuple(values.shape)}",
+                "Pass a loss without its mean, for example reduction='none'",
+            )
+        )
+    return values.double()
+
+
+def _check(inputs: Tensor, fresh: Tensor, pairs: int, seeds: int) -> None:
+    if not 1 <= pairs <= min(len(inputs), len(fresh)) or seeds < 0:
+        raise InputError(
+            explain(
+                "stability",
+                "pairs lies between 1 and the number of samples and of fresh ones, and seeds is not negative",
+                f"pairs={pairs}, {len(inputs)} samples, {len(fresh)} fresh ones, seeds={seeds}",
+                "Ask for fewer pairs, or give more fresh samples",
+            )
+        )
