@@ -4,7 +4,6 @@ from normgauge.claims._claim import Claim
 from normgauge.claims._ledger import Ledger, ledger
 from normgauge.claims._shipped import shipped_tables
 from normgauge.claims._tables import by_seed, paired, paired_log10
-from normgauge.claims._verdict import Evidence, Verdict
 from normgauge.claims._typeset import typeset
 from normgauge.claims._verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.claims._weigh import poll, weigh
@@ -22,10 +21,7 @@ __all__ = [
     "shipped_tables",
     "OUTCOMES",
     "STANDINGS",
-    "Verdict",
     "WORDS",
-    "ledger",
-    "poll",
     "typeset",
     "weigh",
 ]
