@@ -155,6 +155,8 @@ def _path_norm(network: Network, norms: _Norms) -> float:
     """Return log10 of the root of the sum over paths of the squared products of weights along them.
 
     One forward pass with squared weights on inputs of ones, normalizers left out; pooling counts as it is.
+
+    References: neyshabur2015
     """
     for module in network.model.modules():
         kind = activation_name(module)
@@ -188,6 +190,8 @@ def _pac_bayes(network: Network, norms: _Norms) -> float:
     """Return 1/sigma^2 for the largest noise on the weights that costs at most 0.1 of the score, in the mean.
 
     The same draws serve every sigma; the score is accuracy, or minus the loss over C where there are no classes.
+
+    References: jiang2020
     """
     origin = {name: value.detach() for name, value in network.model.named_parameters()}
     source = generator(network.seed)

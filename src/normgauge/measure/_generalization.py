@@ -217,8 +217,7 @@ def generalization(
         >>> found["S2 Theorem 20"].verdict, round(found.network_slope, 4)  # |W| = sqrt(2)
         ('non-vacuous', 1.4142)
 
-    References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, neyshabur2015,
-        jiang2020, akbar2025
+    References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
     """
     from normgauge.measure._generalization_data import Settings
     from normgauge.measure._generalization_parts import assemble
