@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
-from normgauge.optim._rows import Block, Item, Pool, as_rows, blocks, count_rows, working_dtype
+from normgauge.optim._rows import Block, Item, Pool, beside, blocks, count_rows, facing, working_dtype
 
 GEOMETRIES = ("sphere", "euclidean")
 
@@ -90,26 +90,36 @@ class GeometricOptimizer(Optimizer):
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
     ) -> Iterator[Block]:
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
-        items = []
+        self._create(group, params, tensors, numbers)
+        granularity, items = group["granularity"], []
         for param in params:
-            state = self.state[param]
-            rows = count_rows(param, group["granularity"])
-            if "radius" in numbers and "radius" not in state:
-                state["radius"] = self._start(param, rows, group["radius"])
-            for key in numbers:
-                if key not in state:
-                    state[key] = torch.zeros(rows, dtype=param.dtype, device=param.device)
-            for key in tensors:
-                if key not in state:
-                    state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            grad = -param.grad if group["maximize"] else param.grad  # type: ignore[operator]
-            chosen = {key: state[key] for key in tensors}
-            items.append(Item(param, grad, rows, chosen, {key: state[key] for key in numbers}))  # type: ignore[arg-type]
+            state, grad = self.state[param], param.grad
+            if group["maximize"]:
+                grad = -grad  # type: ignore[operator]
+            own = [state[key] for key in tensors]
+            w, grad, *own = (facing(tensor, granularity) for tensor in (param.detach(), grad, *own))  # type: ignore[arg-type]
+            named = dict(zip(tensors, own, strict=True))
+            items.append(Item(w, grad, count_rows(w, granularity), named, {key: state[key] for key in numbers}))
         yield from blocks(items, self._pool, pack=group["foreach"] is not False)
 
-    def _start(self, param: Tensor, rows: int, radius: float | None) -> Tensor:
+    def _create(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> None:
+        """Give parameters the states they do not have yet, those of small ones side by side."""
+        for key in (*numbers, *tensors):
+            new = [param for param in params if key not in self.state[param]]
+            if key in tensors:
+                values = [torch.zeros_like(param, memory_format=torch.preserve_format) for param in new]
+            else:
+                start = self._start if key == "radius" else _zeros
+                values = [start(facing(param.detach(), group["granularity"]), group) for param in new]
+            for param, value in zip(new, beside(values), strict=True):
+                self.state[param][key] = value
+
+    def _start(self, param: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the radii of a parameter seen for the first time, and bring it onto its spheres."""
-        view = param.detach().reshape(rows, -1)
+        radius = group["radius"]
+        view = param.reshape(count_rows(param, group["granularity"]), -1)
         norms = torch.linalg.vector_norm(view, dim=1, dtype=working_dtype(param.dtype))
         if not bool((norms > 0).all()):  # the only look at values; once per parameter
             raise InputError(
@@ -187,7 +197,7 @@ class GeometricOptimizer(Optimizer):
             )
         for param in group["params"]:
             if self.is_curved(param, group):
-                count_rows(param, group["granularity"])
+                count_rows(facing(param, group["granularity"]), group["granularity"])
 
     def _warn_about_decay(self, group: dict[str, Any]) -> None:
         if self._warned or "radius" not in self.row_numbers or not float(group.get("weight_decay", 0)):
@@ -211,8 +221,5 @@ def rate_of(group: dict[str, Any]) -> float:
     return float(group["lr"])
 
 
-def rows_of(param: Tensor, granularity: str | int = "row") -> Tensor:
-    """Return a parameter as `[rows, width]`, a view where possible."""
-    rows = count_rows(param, granularity)
-    view = as_rows(param.detach(), rows)
-    return param.detach().reshape(rows, -1) if view is None else view
+def _zeros(param: Tensor, group: dict[str, Any]) -> Tensor:
+    return torch.zeros(count_rows(param, group["granularity"]), dtype=param.dtype, device=param.device)

@@ -9,28 +9,26 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose, sgd_
 from normgauge.optim._rows import Block
+from normgauge.optim._sums import column, sums
 from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
 from normgauge.optim.sphere_sgd import flat_sgd
 
 
 class _Sweep:
-    """A block before and after the plain step, with its row sums."""
+    """A block before and after the plain step, with its row sums as tensors `[rows, 1]`."""
 
-    def __init__(self, block: Block, number: int) -> None:
+    def __init__(self, block: Block, number: int, *, known: bool) -> None:
         self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
-        self.ww = sphere.norm(block.w).square_()
-        self.wg = block.dots(block.w, block.grad)
-        self.gg = sphere.norm(block.grad).square_()
-        self.wu = self.ww
+        self.ww = column(sums(block.w, block.w))
+        self.wg = self.gg = self.wu = self.ww
+        if not known:
+            self.wg, self.gg = column(sums(block.w, block.grad)), column(sums(block.grad, block.grad))
 
     def after(self) -> _Sweep:
-        # of the difference and not of the two dot products: it is exact where w and its successor are close
-        moved = torch.sub(self.before, self.block.w, out=self.block.scratch())
-        self.wu = self.block.dots(self.before, moved)
+        self.wu = self.ww - column(sums(self.before, self.block.w))  # <w, step>
         return self
 
 
@@ -147,7 +145,7 @@ class ProjectedSGD(GeometricOptimizer):
             for parts in _by_tensor(self._blocks(group, chosen, tensors, ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number)
+                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
                     buffer = block.state.get("momentum_buffer")
                     if group["nesterov"] and buffer is not None:
                         buffer.mul_(mu).add_(block.grad, alpha=keep)
@@ -225,7 +223,7 @@ class ProjectedAdam(AdamGroups):
             for parts in _by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number)
+                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
                     adam_(
                         block.w,
                         block.grad,

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 from torch.optim.optimizer import ParamsT
 
-from normgauge.manifolds import sphere
+from normgauge.errors import InputError, explain
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose
 from normgauge.optim._rows import Block
+from normgauge.optim._sums import column, functions, numbers, sums
+from normgauge.optim._turns import Map
 
 
 def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -67,13 +69,14 @@ class AdamGroups(GeometricOptimizer):
 
     def _counted(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
         """Advance every step count and return the parameters by it: those skipped before are at another one."""
-        by_step: dict[float, list[Tensor]] = {}
         for param in params:
-            state = self.state[param]
-            if "step" not in state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-            state["step"] += 1
-            by_step.setdefault(float(state["step"]), []).append(param)
+            if "step" not in self.state[param]:
+                self.state[param]["step"] = torch.zeros((), dtype=torch.float32)
+        steps = [self.state[param]["step"] for param in params]
+        torch._foreach_add_(steps, 1)
+        by_step: dict[float, list[Tensor]] = {}
+        for param, step in zip(params, torch.stack(steps).tolist(), strict=True):
+            by_step.setdefault(step, []).append(param)
         return by_step
 
 
@@ -126,7 +129,8 @@ class SphereAdam(AdamGroups):
                     eps=group["eps"],
                     fused=choose("adam", group["fused"], block.w),
                 )
-                block.w.mul_(block.numbers["radius"] / sphere.norm(block.w))
+                w2 = sums(block.w, block.w)
+                block.w.mul_(column(block.radius / functions(w2).sqrt(w2)))
                 block.write()
 
 
@@ -157,8 +161,6 @@ class GeodesicAdam(AdamGroups):
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         if group["fused"] and any(self.is_curved(param, group) for param in group["params"]):
-            from normgauge.errors import InputError, explain
-
             raise InputError(
                 explain("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
             )
@@ -172,20 +174,19 @@ class GeodesicAdam(AdamGroups):
 
 def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: float, step: float) -> None:
     """Do one step of Adam-G on rows, as a 2x2 map of `w` and the first moment."""
-    w, grad, mean = block.w, block.grad, block.state["exp_avg"]
-    radius, square = block.numbers["radius"], block.numbers["exp_avg_sq"]
+    w, grad, mean, radius = block.w, block.grad, block.state["exp_avg"], block.radius
     first, second = betas
-    w2 = sphere.norm(w).square_()
+    w2 = sums(w, w)
     # subtracted, not taken from norms: where the gradient is mostly radial, |g|^2 - <w, g>^2 / r^2 would cancel
-    slope = torch.addcmul(grad, w, -block.dots(w, grad) / w2, out=block.scratch())
-    square.mul_(second).add_(sphere.norm(slope).square_(), alpha=1 - second)
+    slope = torch.addcmul(grad, w, column(sums(w, grad) / w2), value=-1, out=block.scratch())
+    square = numbers(block.numbers["exp_avg_sq"])
+    square *= second
+    square += (1 - second) * sums(slope, slope)
     mean.lerp_(slope, 1 - first)
-    mean2 = sphere.norm(mean).square_()
-    root = (square / (1 - second**step)).sqrt_().add_(eps)
-    length = lr / ((1 - first**step) * root)  # of a step, per unit of the moment
-    angle = length * mean2.sqrt() / radius
-    cosine, sine = angle.cos(), torch.sinc(angle / torch.pi)
-    on_sphere = radius * w2.rsqrt()
-    torch.mul(w, on_sphere * (length * mean2 / radius.square()) * sine, out=slope)
-    w.mul_(on_sphere * cosine).addcmul_(mean, -length * sine)
-    mean.mul_(cosine).add_(slope)
+    mean2, known = sums(mean, mean), functions(w2)
+    length = (lr / (1 - first**step)) / (known.sqrt(square / (1 - second**step)) + eps)  # a step, per unit of moment
+    angle = length * known.sqrt(mean2) / radius
+    cosine, sine = known.cos(angle), length * known.sinc(angle / torch.pi)
+    on_sphere = radius / known.sqrt(w2)
+    lift = on_sphere * sine * mean2 / (radius * radius)
+    Map(on_sphere * cosine, -sine, lift, cosine).apply_(w, mean, block.scratch)

@@ -13,9 +13,9 @@ from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
 from normgauge.optim._rows import Block
-from normgauge.optim._turns import SMALL_RATE, Moments, apply_, retract_, retraction, rotation
+from normgauge.optim._turns import SMALL_RATE, Map, Moments, retract_, retraction, rotation
 
-Turn = Callable[[Moments, Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
+Turn = Callable[[Moments, float], Map]
 
 
 def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -113,7 +113,7 @@ class SphereSGD(GeometricOptimizer):
                 block.write()
 
     def _step_block(self, group: dict[str, Any], block: Block, keep: float) -> None:
-        lr, mu, radius = rate_of(group), float(group["momentum"]), block.numbers["radius"]
+        lr, mu = rate_of(group), float(group["momentum"])
         if group["nesterov"] or (lr == 0 and mu):
             self._explicit(block, lr, mu, keep, nesterov=group["nesterov"])
             return
@@ -121,11 +121,10 @@ class SphereSGD(GeometricOptimizer):
         sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
         moving = block.grad if buffer is None else buffer
         if not self.summed and lr >= SMALL_RATE:
-            retract_(block.w, moving, radius, lr, momentum=buffer is not None)
+            retract_(block.w, moving, block.radius, lr, momentum=buffer is not None)
             return
-        moments = Moments(block.w, moving, radius, lr, block.dots(block.w, moving))
-        scratch = None if buffer is None else block.scratch
-        apply_(block.w, moving, type(self).turn(moments, radius, lr), scratch)
+        turn = type(self).turn(Moments(block.w, moving, block.radius, lr), lr)
+        turn.apply_(block.w, moving, None if buffer is None else block.scratch)
 
     def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
         """Do the step in the words of the definition, where the short form does not apply."""
