@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
-from normgauge.optim._rows import Block, Item, Pool, beside, blocks, count_rows, facing, working_dtype
+from normgauge.optim._rows import Block, Item, Plan, Pool, beside, count_rows, facing, working_dtype
 
 GEOMETRIES = ("sphere", "euclidean")
+PLANS = 8  # kept at a time; more than a few means that other parameters have gradients at every step
 
 
 class GeometricOptimizer(Optimizer):
@@ -31,13 +32,14 @@ class GeometricOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._warned = False
         self._pool = Pool()
+        self._plans: dict[Any, Plan] = {}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore, filling in what an older state does not know."""
         super().__setstate__(state)
         self._warned = getattr(self, "_warned", True)
-        self._pool = Pool()
+        self._pool, self._plans = Pool(), {}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -90,17 +92,31 @@ class GeometricOptimizer(Optimizer):
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
     ) -> Iterator[Block]:
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
-        self._create(group, params, tensors, numbers)
+        if not params:
+            return
+        pack = group["foreach"] is not False
+        key = (tensors, numbers, group["granularity"], pack, *map(id, params))
+        states = [self.state[param] for param in params]
+        plan = self._plans.get(key)
+        if plan is None or not _fits(plan, params, states):
+            self._create(group, params, tensors, numbers)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._plan(group, params, tensors, numbers)
+        grads = [facing(param.grad, group["granularity"]) for param in params]  # type: ignore[arg-type]
+        yield from plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
+
+    def _plan(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> Plan:
         granularity, items = group["granularity"], []
         for param in params:
-            state, grad = self.state[param], param.grad
-            if group["maximize"]:
-                grad = -grad  # type: ignore[operator]
-            own = [state[key] for key in tensors]
-            w, grad, *own = (facing(tensor, granularity) for tensor in (param.detach(), grad, *own))  # type: ignore[arg-type]
-            named = dict(zip(tensors, own, strict=True))
-            items.append(Item(w, grad, count_rows(w, granularity), named, {key: state[key] for key in numbers}))
-        yield from blocks(items, self._pool, pack=group["foreach"] is not False)
+            state, w = self.state[param], facing(param.detach(), granularity)
+            own = {key: facing(state[key], granularity) for key in tensors}
+            items.append(Item(w, count_rows(w, granularity), own, {key: state[key] for key in numbers}))
+        plan = Plan(items, self._pool, pack=group["foreach"] is not False)
+        plan.states = [{key: self.state[param][key] for key in (*tensors, *numbers)} for param in params]
+        return plan
 
     def _create(
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
@@ -219,6 +235,15 @@ class GeometricOptimizer(Optimizer):
 def rate_of(group: dict[str, Any]) -> float:
     """Return the learning rate as a number (a tensor on an accelerator is read, as torch's plain optimizers do)."""
     return float(group["lr"])
+
+
+def _fits(plan: Plan, params: list[Tensor], states: list[dict[str, Any]]) -> bool:
+    """Tell whether parameters and states are still the tensors the plan was made of."""
+    return plan.pointers == [param.data_ptr() for param in params] and all(
+        state.get(key) is tensor
+        for state, known in zip(states, plan.states, strict=True)
+        for key, tensor in known.items()
+    )
 
 
 def _zeros(param: Tensor, group: dict[str, Any]) -> Tensor:

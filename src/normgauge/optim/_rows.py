@@ -40,10 +40,9 @@ class Pool:
 
 @dataclass
 class Item:
-    """One parameter with its gradient, its number of rows, and the tensors and row numbers of its state."""
+    """One parameter with its number of rows, and the tensors and row numbers of its state."""
 
     param: Tensor
-    grad: Tensor
     rows: int
     tensors: dict[str, Tensor]
     numbers: dict[str, Tensor]
@@ -62,15 +61,10 @@ class Block:
     grad: Tensor
     state: dict[str, Tensor]
     numbers: dict[str, Tensor]
-    items: list[Item]
     pool: Pool
+    owners: int = 1  # the number of tensors in the block
     last: bool = True  # of its tensors' blocks; packed memory is reused by the block after it
-    copies: tuple[tuple[list[Tensor], Tensor], ...] = ()  # what to write back, and where
-
-    @property
-    def owners(self) -> int:
-        """The number of tensors in the block."""
-        return len(self.items)
+    copies: tuple[tuple[list[Tensor], Tensor, list[Tensor]], ...] = ()  # tensors, their rows, and those as tensors
 
     @property
     def radius(self) -> Column:
@@ -83,8 +77,8 @@ class Block:
 
     def write(self) -> None:
         """Bring packed rows back to the parameters and their states; in-place blocks need nothing."""
-        for targets, rows in self.copies:
-            torch._foreach_copy_(targets, list(rows.view(len(targets), *targets[0].shape).unbind(0)))
+        for tensors, _, parts in self.copies:
+            torch._foreach_copy_(tensors, parts)
 
 
 def facing(tensor: Tensor, granularity: str | int) -> Tensor:
@@ -163,69 +157,99 @@ def joined(tensors: list[Tensor], columns: int) -> Tensor | None:
     return first.detach().as_strided((size * len(tensors) // columns, columns), (columns, 1))
 
 
-def blocks(items: Sequence[Item], pool: Pool, *, pack: bool = True) -> Iterator[Block]:
-    """Yield blocks over all rows of the items; `pack` joins small tensors of equal shape."""
-    buckets: dict[Any, list[Item]] = {}
-    for item in items:
-        small = pack and item.param.numel() <= SMALL
-        key = (item.rows, item.param.shape, item.param.dtype, item.param.device) if small else id(item)
-        buckets.setdefault(key, []).append(item)
-    for bucket in buckets.values():
-        views = _views(bucket[0]) if len(bucket) == 1 else None
-        if views is not None:
-            yield from _slices(bucket[0], views, pool)
-            continue
-        most = max(1, CHUNK // max(1, bucket[0].param.numel()))
-        for start in range(0, len(bucket), most):
-            yield _packed(bucket[start : start + most], pool)
+class Plan:
+    """Blocks over the rows of some tensors, kept from step to step: only the gradients are new in each.
+
+    Args:
+        items: the tensors.
+        pool: memory for temporaries.
+        pack: whether to join small tensors of equal shape.
+    """
+
+    def __init__(self, items: Sequence[Item], pool: Pool, *, pack: bool = True) -> None:
+        self.pointers = [item.param.data_ptr() for item in items]
+        self.states: list[dict[str, Tensor]] = []  # what the maker compares with
+        self._pool = pool
+        self._parts: list[tuple[list[int], list[Item], list[Block]]] = []
+        buckets: dict[Any, list[int]] = {}
+        for number, item in enumerate(items):
+            small = pack and item.param.numel() <= SMALL
+            key = (item.rows, item.param.shape, item.param.dtype, item.param.device) if small else number
+            buckets.setdefault(key, []).append(number)
+        for chosen in buckets.values():
+            members = [items[number] for number in chosen]
+            views = _views(members[0]) if len(members) == 1 else None
+            if views is not None:
+                self._parts.append((chosen, members, _slices(members[0], views, pool)))
+                continue
+            most = max(1, CHUNK // max(1, members[0].param.numel()))
+            for start in range(0, len(members), most):
+                few = members[start : start + most]
+                self._parts.append((chosen[start : start + most], few, [_packed(few, pool)]))
+
+    def blocks(self, grads: list[Tensor]) -> Iterator[Block]:
+        """Yield the blocks, with these gradients."""
+        for chosen, members, parts in self._parts:
+            if parts[0].copies or len(chosen) > 1:
+                (block,) = parts
+                for tensors, rows, _ in block.copies:
+                    _gather(tensors, rows)
+                block.grad = self._pool.take("grad", tuple(block.w.shape), block.w)
+                _gather([grads[number] for number in chosen], block.grad)
+            else:
+                grad, param = grads[chosen[0]], members[0].param
+                if grad.stride() != param.stride() or grad.dtype != param.dtype:
+                    grad = torch.empty_like(param).copy_(grad)  # elements must meet their own gradient
+                rows = as_rows(grad.detach(), members[0].rows)
+                for block, part in zip(parts, rows.split(parts[0].w.shape[0]), strict=True):  # type: ignore[union-attr]
+                    block.grad = part
+            yield from parts
+
+
+def _gather(tensors: list[Tensor], rows: Tensor) -> None:
+    whole = rows.view(len(tensors), *tensors[0].shape)
+    if all(tensor.dtype == rows.dtype for tensor in tensors):
+        torch.stack(tensors, out=whole)
+    else:
+        whole.copy_(torch.stack([tensor.to(rows.dtype) for tensor in tensors]))
 
 
 def _views(item: Item) -> list[Tensor] | None:
-    everything = [item.param.detach(), item.grad.detach(), *item.tensors.values()]
+    everything = [item.param, *item.tensors.values()]
     strides, dtype = item.param.stride(), working_dtype(item.param.dtype)
     if any(tensor.stride() != strides or tensor.dtype != dtype for tensor in everything):
-        return None  # elements would not meet their own gradient, or are too coarse to sum
+        return None  # elements would not meet their own state, or are too coarse to sum
     views = [as_rows(tensor, item.rows) for tensor in everything]
     return None if any(view is None for view in views) else [view for view in views if view is not None]
 
 
-def _slices(item: Item, views: list[Tensor], pool: Pool) -> Iterator[Block]:
+def _slices(item: Item, views: list[Tensor], pool: Pool) -> list[Block]:
     step = max(1, CHUNK // max(1, item.width))
-    keys = [*item.tensors, *item.numbers]
     views = views + [value.view(item.rows, 1) for value in item.numbers.values()]
-    if item.rows <= step:
-        parts = [tuple(views)]
-    else:
-        parts = list(zip(*(view.split(step) for view in views), strict=True))
-    for number, (w, grad, *rest) in enumerate(parts):
-        named = dict(zip(keys, rest, strict=True))
-        numbers_ = {key: named.pop(key) for key in item.numbers}
-        yield Block(w, grad, named, numbers_, [item], pool, number == len(parts) - 1)
+    parts = list(zip(*(view.split(step) for view in views), strict=True))
+    blocks = []
+    for number, (w, *rest) in enumerate(parts):
+        named = dict(zip([*item.tensors, *item.numbers], rest, strict=True))
+        values = {key: named.pop(key) for key in item.numbers}
+        blocks.append(Block(w, w, named, values, pool, last=number == len(parts) - 1))
+    return blocks
 
 
 def _packed(bucket: list[Item], pool: Pool) -> Block:
     first, width = bucket[0].param, bucket[0].width
     dtype = working_dtype(first.dtype)
-    copies: list[tuple[list[Tensor], Tensor]] = []
+    copies: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
 
-    def gather(name: str, tensors: list[Tensor], columns: int, *, write: bool = True) -> Tensor:
+    def lay(name: str, tensors: list[Tensor], columns: int) -> Tensor:
         exact = all(tensor.dtype == dtype for tensor in tensors)
         rows = joined(tensors, columns) if exact else None
-        if rows is not None:
-            return rows
-        if exact:
-            rows = torch.stack(tensors, out=pool.take(name, (len(tensors), *tensors[0].shape), first))
-        else:
-            rows = torch.stack([tensor.to(dtype) for tensor in tensors])
-        rows = rows.view(-1, columns)
-        if write:
-            copies.append((tensors, rows))
+        if rows is None:
+            size = sum(tensor.numel() for tensor in tensors)
+            rows = pool.take(name, (size // columns, columns), first.new_empty((), dtype=dtype))
+            copies.append((tensors, rows, list(rows.view(len(tensors), *tensors[0].shape).unbind(0))))
         return rows
 
-    w = gather("w", [item.param.detach() for item in bucket], width)
-    grad = gather("grad", [item.grad.detach() for item in bucket], width, write=False)
-    state = {key: gather(key, [item.tensors[key] for item in bucket], width) for key in bucket[0].tensors}
-    row_numbers = {
-        key: gather(key, [item.numbers[key] for item in bucket], 1, write=key != "radius") for key in bucket[0].numbers
-    }
-    return Block(w, grad, state, row_numbers, bucket, pool, copies=tuple(copies))
+    w = lay("w", [item.param for item in bucket], width)
+    state = {key: lay(key, [item.tensors[key] for item in bucket], width) for key in bucket[0].tensors}
+    values = {key: lay(key, [item.numbers[key] for item in bucket], 1) for key in bucket[0].numbers}
+    return Block(w, w, state, values, pool, owners=len(bucket), copies=tuple(copies))
