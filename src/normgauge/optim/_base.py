@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -67,12 +69,13 @@ class GeometricOptimizer(Optimizer):
             curved: list[Tensor] = []
             for param in group["params"]:
                 if param.grad is not None:
+                    self._refuse(param, param.grad)
                     (curved if self.is_curved(param, group) else flat).append(param)
-            self._refuse(flat + curved)
             if flat:
                 self._flat(group, flat)
             if curved:
-                self._curved(group, curved)
+                with np.errstate(all="ignore"):  # NaN gradients are the user's, and torch says nothing about them
+                    self._curved(group, curved)
         return loss
 
     def is_curved(self, param: Tensor, group: dict[str, Any]) -> bool:
@@ -94,17 +97,40 @@ class GeometricOptimizer(Optimizer):
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
         if not params:
             return
-        pack = group["foreach"] is not False
-        key = (tensors, numbers, group["granularity"], pack, *map(id, params))
-        states = [self.state[param] for param in params]
-        plan = self._plans.get(key)
-        if plan is None or not _fits(plan, params, states):
+        plan, granularity = self._kept(group, params, tensors, numbers), group["granularity"]
+        if plan is None:
             self._create(group, params, tensors, numbers)
             if len(self._plans) >= PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._plan(group, params, tensors, numbers)
-        grads = [facing(param.grad, group["granularity"]) for param in params]  # type: ignore[arg-type]
+            plan = self._plans[_key(group, params, tensors, numbers)] = self._plan(group, params, tensors, numbers)
+        grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        if granularity == "column":
+            grads = [facing(grad, granularity) for grad in grads]
         yield from plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
+
+    def _by_age(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> list[tuple[list[Tensor], float]]:
+        """Return parameters with the gradient's share in their momentum: all of it in a first step, as in torch."""
+        keep = 1.0 - group["dampening"]
+        if keep == 1.0 or not tensors or self._kept(group, params, tensors, numbers) is not None:
+            return [(params, keep)]
+        fresh = [tensors[0] not in self.state[param] for param in params]
+        new = [param for param, first in zip(params, fresh, strict=True) if first]
+        return [(new, 1.0), ([param for param, first in zip(params, fresh, strict=True) if not first], keep)]
+
+    def _kept(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> Plan | None:
+        """Return the plan of an earlier step, if parameters and states are still the tensors it was made of."""
+        plan = self._plans.get(_key(group, params, tensors, numbers))
+        if plan is None or plan.pointers != [param.data_ptr() for param in params]:
+            return None
+        states = [self.state[param] for param in params]
+        for key, known in plan.states.items():
+            if not all(map(operator.is_, [state.get(key) for state in states], known)):
+                return None
+        return plan
 
     def _plan(
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
@@ -115,7 +141,7 @@ class GeometricOptimizer(Optimizer):
             own = {key: facing(state[key], granularity) for key in tensors}
             items.append(Item(w, count_rows(w, granularity), own, {key: state[key] for key in numbers}))
         plan = Plan(items, self._pool, pack=group["foreach"] is not False)
-        plan.states = [{key: self.state[param][key] for key in (*tensors, *numbers)} for param in params]
+        plan.states = {key: [self.state[param][key] for param in params] for key in (*tensors, *numbers)}
         return plan
 
     def _create(
@@ -154,21 +180,20 @@ class GeometricOptimizer(Optimizer):
 
     # -- refusals -----------------------------------------------------------------------------------------------
 
-    def _refuse(self, params: list[Tensor]) -> None:
-        for param in params:
-            if param.grad is not None and param.grad.layout != torch.strided:
-                raise InputError(
-                    explain(
-                        type(self).__name__,
-                        "gradients must be dense",
-                        str(param.grad.layout),
-                        "Use torch.optim.SGD for sparse embeddings",
-                    )
+    def _refuse(self, param: Tensor, grad: Tensor) -> None:
+        if grad.layout != torch.strided:
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    "gradients must be dense",
+                    str(grad.layout),
+                    "Use torch.optim.SGD for sparse embeddings",
                 )
-            if param.is_complex():
-                raise InputError(
-                    explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
-                )
+            )
+        if param.is_complex():
+            raise InputError(
+                explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
+            )
 
     def _check(self, group: dict[str, Any]) -> None:
         name, lr = type(self).__name__, group["lr"]
@@ -237,13 +262,8 @@ def rate_of(group: dict[str, Any]) -> float:
     return float(group["lr"])
 
 
-def _fits(plan: Plan, params: list[Tensor], states: list[dict[str, Any]]) -> bool:
-    """Tell whether parameters and states are still the tensors the plan was made of."""
-    return plan.pointers == [param.data_ptr() for param in params] and all(
-        state.get(key) is tensor
-        for state, known in zip(states, plan.states, strict=True)
-        for key, tensor in known.items()
-    )
+def _key(group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]) -> Any:
+    return (tensors, numbers, group["granularity"], group["foreach"] is not False, *map(id, params))
 
 
 def _zeros(param: Tensor, group: dict[str, Any]) -> Tensor:

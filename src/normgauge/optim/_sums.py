@@ -1,7 +1,7 @@
 """Row sums, and arithmetic on one number per row: by numpy on a CPU, where a call costs a third of torch's.
 
-An update of a block needs a few sums per row and a dozen operations on them. `numpy.vecdot` runs BLAS's dot product
-over the rows without writing the products, which is twice as fast as torch's norm, and small arrays are cheaper in numpy.
+An update of a block needs a few sums per row and some twenty operations on them. `numpy.vecdot` runs BLAS's dot product
+over the rows without writing the products, in half the time of torch's norm, and small arrays are cheaper in numpy.
 Elsewhere the same formulas run on tensors of shape `[rows, 1]`; numpy before 2.0 has no `vecdot` and gets torch's sums.
 """
 
@@ -19,23 +19,20 @@ Column = Any
 _ON_HOST = (torch.float32, torch.float64)
 
 
-def on_host(tensor: Tensor) -> bool:
-    """Tell whether numbers of these rows are kept in numpy."""
-    return tensor.device.type == "cpu" and tensor.dtype in _ON_HOST
+def numbers(tensor: Tensor) -> Any:
+    """Return what numpy or torch calculates with: the same memory as an array, or the tensor itself."""
+    return tensor.numpy() if tensor.device.type == "cpu" and tensor.dtype in _ON_HOST else tensor
 
 
 def sums(a: Tensor, b: Tensor) -> Column:
     """Return `<a, b>` per row."""
-    if not on_host(a):
-        return (a * b).sum(1, keepdim=True)
+    x = numbers(a)
+    y = x if b is a else numbers(b)
+    if isinstance(x, Tensor):
+        return (x * y).sum(1, keepdim=True)
     if hasattr(np, "vecdot"):
-        return np.vecdot(a.numpy(), b.numpy())[:, None]
+        return np.vecdot(x, y)[:, None]
     return torch.linalg.vecdot(a, b).unsqueeze(1).numpy()
-
-
-def numbers(tensor: Tensor) -> Column:
-    """Return a tensor `[rows, 1]` as a column that shares its memory."""
-    return tensor.numpy() if on_host(tensor) else tensor
 
 
 def column(values: Column) -> Tensor:
@@ -44,10 +41,10 @@ def column(values: Column) -> Tensor:
 
 
 def functions(values: Column) -> Any:
-    """Return the module with `sqrt`, `cos`, `sinc` for a column."""
+    """Return the module with `sqrt`, `cos`, `where` and the like for a column."""
     return torch if isinstance(values, Tensor) else np
 
 
-def largest(values: Column) -> float:
-    """Return the largest size in a column, infinite where it would have to be fetched from a device; nan if any is."""
-    return float("inf") if isinstance(values, Tensor) else float(abs(values).max(initial=0.0))
+def vanishes(values: Column, bound: float) -> bool:
+    """Tell whether all numbers are below a bound; `False` where they would have to be fetched from a device."""
+    return not isinstance(values, Tensor) and float(np.vdot(values, values)) <= bound * bound

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.optim._sums import Column, column, functions, largest, sums
+from normgauge.optim._sums import Column, column, functions, sums, vanishes
 
 #: Below this rate `<w, bt>` is summed; above it follows from the norms, with an error of eps r / (2 lr) in the radial
 #: part of the momentum, which the next step removes and which moves the weights by less than their own rounding.
 SMALL_RATE = 1e-3
+TINY = 2.0**-126  # the smallest normal float32
 
 
 class Map(NamedTuple):
@@ -68,42 +69,58 @@ def retraction(moments: Moments, lr: float) -> Map:
 
 def rotation(moments: Moments, lr: float) -> Map:
     """Return the map to the geodesic's end and to `b` carried along it, from `wt` and `bt`."""
-    known = functions(moments.b2)
-    angle = known.sqrt(moments.b2)
-    cosine, sine = known.cos(angle), known.sinc(angle / torch.pi)
-    on_sphere = 1 / known.sqrt(moments.w2)  # takes back the rounding of earlier steps
+    cosine, sine = turned(moments.b2)
+    on_sphere = 1 / functions(sine).sqrt(moments.w2)  # takes back the rounding of earlier steps
     lift = on_sphere * moments.b2 * sine
-    straight = on_sphere * cosine
+    on_sphere *= cosine
     rest = 1 - moments.turn
     return Map(
-        straight + sine * moments.turn,
-        (straight - sine * rest) * lr,
+        on_sphere + sine * moments.turn,
+        (on_sphere - sine * rest) * lr,
         (lift - cosine * moments.turn) / lr,
         cosine * rest + lift,
     )
 
 
+def turned(square: Column) -> tuple[Column, Column]:
+    """Return `cos(a)` and `sin(a) / a` of angles of given squares."""
+    known = functions(square)
+    angle = known.sqrt(square + TINY)  # so that zero needs no case of its own
+    return known.cos(angle), known.sin(angle) / angle
+
+
 def retract_(w: Tensor, b: Tensor, radius: Column, lr: float, *, momentum: bool) -> None:
     """Do what `retraction` does, from the norms alone and with as few passes as there are.
 
-    In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `k = (1 + lr^2 |bt|^2 - e^2)^(-1/2)`,
-    `w' = k (1 + e) wt + lr k e bt`, `b' = bt / (1 + e) + w' (1 - k^2 - e / (1 + e)) / (lr k)`. Where `e = -1` (a
+    In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `s^2 = 1 + lr^2 |bt|^2 - e^2`,
+    `w' = ((1 + e) wt + lr e bt) / s`, `b' = bt / (1 + e) + w' (s - 1 / s - s e / (1 + e)) / lr`. Where `e = -1` (a
     radial gradient as large as the weight) the momentum starts anew instead of dividing by zero. Where `e` is below
     the rounding of the sums in every row, as it is when the loss does not depend on the norms, `e = 0` saves two passes.
     """
-    unit = 1 / (radius * radius)
-    push = sums(b, b) * (lr * lr * unit)
-    e = (1 + push - sums(w, w) * unit) * 0.5
-    eps = torch.finfo(w.dtype).eps
-    tangent = largest(e) <= 4 * eps  # False on a device that would have to wait for the answer
-    k = 1 / functions(push).sqrt(1 + push if tangent else 1 + push - e * e)
+    r2 = radius * radius
+    push = sums(b, b)
+    push *= lr * lr
+    e = push - sums(w, w)
+    e /= r2
+    e += 1
+    e *= 0.5
+    push /= r2
+    push += 1
+    tangent = vanishes(e, 8 * torch.finfo(w.dtype).eps)
+    s = functions(e).sqrt(push if tangent else push - e * e)
+    k = 1 / s
     if tangent:
         w.mul_(column(k))
         if momentum:
-            b.addcmul_(w, column((1 - k * k) / k), value=1 / lr)
+            s -= k
+            b.addcmul_(w, column(s), value=1 / lr)
         return
-    a = 1 + e
+    a = e + 1
     w.mul_(column(k * a)).addcmul_(b, column(k * e), value=lr)
     if momentum:
-        x = a / (a * a + torch.finfo(w.dtype).tiny)
-        b.mul_(column(x)).addcmul_(w, column((1 - k * k - e * x) / k), value=1 / lr)
+        a /= a * a + TINY
+        e *= a
+        e *= s
+        s -= k
+        s -= e
+        b.mul_(column(a)).addcmul_(w, column(s), value=1 / lr)

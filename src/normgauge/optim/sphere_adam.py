@@ -12,9 +12,9 @@ from torch.optim.optimizer import ParamsT
 from normgauge.errors import InputError, explain
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose
-from normgauge.optim._rows import Block
+from normgauge.optim._rows import Block, beside, joined
 from normgauge.optim._sums import column, functions, numbers, sums
-from normgauge.optim._turns import Map
+from normgauge.optim._turns import Map, turned
 
 
 def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -69,13 +69,19 @@ class AdamGroups(GeometricOptimizer):
 
     def _counted(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
         """Advance every step count and return the parameters by it: those skipped before are at another one."""
-        for param in params:
-            if "step" not in self.state[param]:
-                self.state[param]["step"] = torch.zeros((), dtype=torch.float32)
-        steps = [self.state[param]["step"] for param in params]
-        torch._foreach_add_(steps, 1)
+        states = [self.state[param] for param in params]
+        new = [state for state in states if "step" not in state]
+        for state, zero in zip(new, beside([torch.zeros((), dtype=torch.float32) for _ in new]), strict=True):
+            state["step"] = zero
+        steps = [state["step"] for state in states]
+        together = joined(steps, 1)
+        if together is None:
+            torch._foreach_add_(steps, 1)
+            together = torch.stack(steps)
+        else:
+            together.add_(1)
         by_step: dict[float, list[Tensor]] = {}
-        for param, step in zip(params, torch.stack(steps).tolist(), strict=True):
+        for param, step in zip(params, together.view(-1).tolist(), strict=True):
             by_step.setdefault(step, []).append(param)
         return by_step
 
@@ -183,10 +189,14 @@ def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: flo
     square *= second
     square += (1 - second) * sums(slope, slope)
     mean.lerp_(slope, 1 - first)
-    mean2, known = sums(mean, mean), functions(w2)
-    length = (lr / (1 - first**step)) / (known.sqrt(square / (1 - second**step)) + eps)  # a step, per unit of moment
-    angle = length * known.sqrt(mean2) / radius
-    cosine, sine = known.cos(angle), length * known.sinc(angle / torch.pi)
-    on_sphere = radius / known.sqrt(w2)
-    lift = on_sphere * sine * mean2 / (radius * radius)
-    Map(on_sphere * cosine, -sine, lift, cosine).apply_(w, mean, block.scratch)
+    mean2 = sums(mean, mean)
+    length = (lr / (1 - first**step)) / (functions(w2).sqrt(square / (1 - second**step)) + eps)  # per unit of moment
+    r2 = radius * radius
+    pull = mean2 / r2
+    cosine, sine = turned(pull * length * length)
+    sine *= length
+    on_sphere = functions(w2).sqrt(r2 / w2)
+    pull *= on_sphere
+    pull *= sine
+    on_sphere *= cosine
+    Map(on_sphere, -sine, pull, cosine).apply_(w, mean, block.scratch)

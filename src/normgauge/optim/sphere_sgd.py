@@ -105,9 +105,7 @@ class SphereSGD(GeometricOptimizer):
 
     def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         tensors = ("momentum_buffer",) if group["momentum"] else ()
-        fresh = [param for param in params if tensors and "momentum_buffer" not in self.state[param]]
-        known = {id(param) for param in fresh}
-        for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
+        for chosen, keep in self._by_age(group, params, tensors, ("radius",)):
             for block in self._blocks(group, chosen, tensors, ("radius",)):
                 self._step_block(group, block, keep)
                 block.write()
