@@ -96,7 +96,7 @@ class GeometricOptimizer(Optimizer):
     ) -> Iterator[Block]:
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
         if not params:
-            return
+            return iter(())
         plan, granularity = self._kept(group, params, tensors, numbers), group["granularity"]
         if plan is None:
             self._create(group, params, tensors, numbers)
@@ -106,7 +106,7 @@ class GeometricOptimizer(Optimizer):
         grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
         if granularity == "column":
             grads = [facing(grad, granularity) for grad in grads]
-        yield from plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
+        return plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
 
     def _by_age(
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]

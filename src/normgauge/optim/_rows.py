@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,11 +65,20 @@ class Block:
     owners: int = 1  # the number of tensors in the block
     last: bool = True  # of its tensors' blocks; packed memory is reused by the block after it
     copies: tuple[tuple[list[Tensor], Tensor, list[Tensor]], ...] = ()  # tensors, their rows, and those as tensors
+    arrays: dict[str, Any] = field(default_factory=dict)  # what `rows` and `columns` keep
 
     @property
     def radius(self) -> Column:
         """The radius of each row."""
-        return numbers(self.numbers["radius"])
+        return self.rows("radius")
+
+    def rows(self, name: str) -> Any:
+        """Return `w`, a tensor of the state or its row numbers as an array (on a CPU; else the tensor)."""
+        known = self.arrays.get(name)
+        if known is None:
+            tensor = self.w if name == "w" else self.numbers[name] if name in self.numbers else self.state[name]
+            known = self.arrays[name] = numbers(tensor)
+        return known
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return memory of the block's shape for a temporary."""

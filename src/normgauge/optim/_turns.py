@@ -8,11 +8,12 @@ A plain step leaves `wt = w - lr bt` and `bt = mu b + g`. With `r = |w|` and `c 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from normgauge.optim._rows import Block
 from normgauge.optim._sums import Column, column, functions, sums, vanishes
 
 #: Below this rate `<w, bt>` is summed; above it follows from the norms, with an error of eps r / (2 lr) in the radial
@@ -41,13 +42,13 @@ class Moments:
     """Row sums after a plain step, in units of the radius, and what follows from them.
 
     Args:
-        w: the rows after the plain step.
-        b: the momentum (the gradient where there is none).
+        w: the rows after the plain step, as an array or a tensor.
+        b: the momentum (the gradient where there is none), likewise.
         radius: of each row before the step.
         lr: of the step.
     """
 
-    def __init__(self, w: Tensor, b: Tensor, radius: Column, lr: float) -> None:
+    def __init__(self, w: Any, b: Any, radius: Column, lr: float) -> None:
         unit = 1 / (radius * radius)
         self.m = sums(w, w) * unit
         self.p = sums(w, b) * (lr * unit)
@@ -89,18 +90,26 @@ def turned(square: Column) -> tuple[Column, Column]:
     return known.cos(angle), known.sin(angle) / angle
 
 
-def retract_(w: Tensor, b: Tensor, radius: Column, lr: float, *, momentum: bool) -> None:
+def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -> None:
     """Do what `retraction` does, from the norms alone and with as few passes as there are.
 
     In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `s^2 = 1 + lr^2 |bt|^2 - e^2`,
     `w' = ((1 + e) wt + lr e bt) / s`, `b' = bt / (1 + e) + w' (s - 1 / s - s e / (1 + e)) / lr`. Where `e = -1` (a
     radial gradient as large as the weight) the momentum starts anew instead of dividing by zero. Where `e` is below
     the rounding of the sums in every row, as it is when the loss does not depend on the norms, `e = 0` saves two passes.
+
+    Args:
+        block: after the plain step.
+        b: the momentum, or the gradient where there is none.
+        rows: `b` as `numbers` gives it.
+        lr: of the step.
+        momentum: whether `b` is ours to change.
     """
+    w, radius, flat = block.w, block.radius, block.rows("w")
     r2 = radius * radius
-    push = sums(b, b)
+    push = sums(rows, rows)
     push *= lr * lr
-    e = push - sums(w, w)
+    e = push - sums(flat, flat)
     e /= r2
     e += 1
     e *= 0.5

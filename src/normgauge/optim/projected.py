@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose, sgd_
 from normgauge.optim._rows import Block
-from normgauge.optim._sums import Column, column, functions, sums
+from normgauge.optim._sums import Column, column, functions, numbers, sums
 from normgauge.optim._turns import TINY
 from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
 from normgauge.optim.sphere_sgd import flat_sgd
@@ -23,13 +23,15 @@ class _Sweep:
 
     def __init__(self, block: Block, number: int, *, known: bool) -> None:
         self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
-        self.ww = sums(block.w, block.w)
+        self.rows = block.rows("w")
+        self.ww = sums(self.rows, self.rows)
         self.wg = self.gg = self.wu = self.ww
         if not known:
-            self.wg, self.gg = sums(block.w, block.grad), sums(block.grad, block.grad)
+            grad = numbers(block.grad)
+            self.wg, self.gg = sums(self.rows, grad), sums(grad, grad)
 
     def after(self) -> _Sweep:
-        self.wu = self.ww - sums(self.before, self.block.w)  # <w, step>
+        self.wu = self.ww - sums(numbers(self.before), self.rows)  # <w, step>
         return self
 
 

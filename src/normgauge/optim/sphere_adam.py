@@ -135,7 +135,8 @@ class SphereAdam(AdamGroups):
                     eps=group["eps"],
                     fused=choose("adam", group["fused"], block.w),
                 )
-                w2 = sums(block.w, block.w)
+                rows = block.rows("w")
+                w2 = sums(rows, rows)
                 block.w.mul_(column(block.radius / functions(w2).sqrt(w2)))
                 block.write()
 
@@ -181,15 +182,16 @@ class GeodesicAdam(AdamGroups):
 def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: float, step: float) -> None:
     """Do one step of Adam-G on rows, as a 2x2 map of `w` and the first moment."""
     w, grad, mean, radius = block.w, block.grad, block.state["exp_avg"], block.radius
+    rows, moment, square = block.rows("w"), block.rows("exp_avg"), block.rows("exp_avg_sq")
     first, second = betas
-    w2 = sums(w, w)
+    w2 = sums(rows, rows)
     # subtracted, not taken from norms: where the gradient is mostly radial, |g|^2 - <w, g>^2 / r^2 would cancel
-    slope = torch.addcmul(grad, w, column(sums(w, grad) / w2), value=-1, out=block.scratch())
-    square = numbers(block.numbers["exp_avg_sq"])
+    slope = torch.addcmul(grad, w, column(sums(rows, numbers(grad)) / w2), value=-1, out=block.scratch())
+    flat = numbers(slope)
     square *= second
-    square += (1 - second) * sums(slope, slope)
+    square += (1 - second) * sums(flat, flat)
     mean.lerp_(slope, 1 - first)
-    mean2 = sums(mean, mean)
+    mean2 = sums(moment, moment)
     length = (lr / (1 - first**step)) / (functions(w2).sqrt(square / (1 - second**step)) + eps)  # per unit of moment
     r2 = radius * radius
     pull = mean2 / r2

@@ -13,6 +13,7 @@ from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
 from normgauge.optim._rows import Block
+from normgauge.optim._sums import numbers
 from normgauge.optim._turns import SMALL_RATE, Map, Moments, retract_, retraction, rotation
 
 Turn = Callable[[Moments, float], Map]
@@ -105,23 +106,27 @@ class SphereSGD(GeometricOptimizer):
 
     def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         tensors = ("momentum_buffer",) if group["momentum"] else ()
+        lr, mu, nesterov = rate_of(group), float(group["momentum"]), bool(group["nesterov"])
         for chosen, keep in self._by_age(group, params, tensors, ("radius",)):
             for block in self._blocks(group, chosen, tensors, ("radius",)):
-                self._step_block(group, block, keep)
-                block.write()
+                if nesterov or (lr == 0 and mu):
+                    self._explicit(block, lr, mu, keep, nesterov=nesterov)
+                else:
+                    fused = choose("sgd", group["fused"], block.w)
+                    sgd_(block.w, block.grad, block.state.get("momentum_buffer"), lr=lr, mu=mu, keep=keep, fused=fused)
+                    self._turn(block, lr)
+                if block.copies:
+                    block.write()
 
-    def _step_block(self, group: dict[str, Any], block: Block, keep: float) -> None:
-        lr, mu = rate_of(group), float(group["momentum"])
-        if group["nesterov"] or (lr == 0 and mu):
-            self._explicit(block, lr, mu, keep, nesterov=group["nesterov"])
-            return
+    def _turn(self, block: Block, lr: float) -> None:
+        """Make the plain step that was done the step on the sphere."""
         buffer = block.state.get("momentum_buffer")
-        sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
         moving = block.grad if buffer is None else buffer
+        rows = numbers(moving) if buffer is None else block.rows("momentum_buffer")
         if not self.summed and lr >= SMALL_RATE:
-            retract_(block.w, moving, block.radius, lr, momentum=buffer is not None)
+            retract_(block, moving, rows, lr, momentum=buffer is not None)
             return
-        turn = type(self).turn(Moments(block.w, moving, block.radius, lr), lr)
+        turn = type(self).turn(Moments(block.rows("w"), rows, block.radius, lr), lr)
         turn.apply_(block.w, moving, None if buffer is None else block.scratch)
 
     def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
