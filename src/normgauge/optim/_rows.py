@@ -210,17 +210,17 @@ class Plan:
                 if grad.stride() != param.stride() or grad.dtype != param.dtype:
                     grad = torch.empty_like(param).copy_(grad)  # elements must meet their own gradient
                 rows = as_rows(grad.detach(), members[0].rows)
-                for block, part in zip(parts, rows.split(parts[0].w.shape[0]), strict=True):  # type: ignore[union-attr]
-                    block.grad = part
+                assert rows is not None  # the layout of the parameter, which has them
+                if len(parts) == 1:
+                    parts[0].grad = rows
+                else:
+                    for block, part in zip(parts, rows.split(parts[0].w.shape[0]), strict=True):
+                        block.grad = part
             yield from parts
 
 
 def _gather(tensors: list[Tensor], rows: Tensor) -> None:
-    whole = rows.view(len(tensors), *tensors[0].shape)
-    if all(tensor.dtype == rows.dtype for tensor in tensors):
-        torch.stack(tensors, out=whole)
-    else:
-        whole.copy_(torch.stack([tensor.to(rows.dtype) for tensor in tensors]))
+    torch.stack(tensors, out=rows.view(len(tensors), *tensors[0].shape))  # half precisions become float32 on the way
 
 
 def _views(item: Item) -> list[Tensor] | None:

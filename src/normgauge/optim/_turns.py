@@ -96,7 +96,8 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
     In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `s^2 = 1 + lr^2 |bt|^2 - e^2`,
     `w' = ((1 + e) wt + lr e bt) / s`, `b' = bt / (1 + e) + w' (s - 1 / s - s e / (1 + e)) / lr`. Where `e = -1` (a
     radial gradient as large as the weight) the momentum starts anew instead of dividing by zero. Where `e` is below
-    the rounding of the sums in every row, as it is when the loss does not depend on the norms, `e = 0` saves two passes.
+    the rounding of the sums in every row, as it is when the loss does not depend on the norms, `w' = r wt / |wt|` and
+    `b' = bt - w' <w', bt> / r^2` are the same to rounding and save two passes.
 
     Args:
         block: after the plain step.
@@ -114,16 +115,17 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
     e += 1
     e *= 0.5
     push /= r2
-    push += 1
-    tangent = vanishes(e, 8 * torch.finfo(w.dtype).eps)
-    s = functions(e).sqrt(push if tangent else push - e * e)
-    k = 1 / s
-    if tangent:
+    if vanishes(e, 8 * torch.finfo(w.dtype).eps):
+        push -= e
+        k = 1 / functions(e).sqrt(1 + push - e)
         w.mul_(column(k))
         if momentum:
-            s -= k
-            b.addcmul_(w, column(s), value=1 / lr)
+            push *= k
+            b.addcmul_(w, column(push), value=1 / lr)
         return
+    push += 1
+    s = functions(e).sqrt(push - e * e)
+    k = 1 / s
     a = e + 1
     w.mul_(column(k * a)).addcmul_(b, column(k * e), value=lr)
     if momentum:
