@@ -24,8 +24,8 @@ class GeometricOptimizer(Optimizer):
     """Base of optimizers whose parameter groups say where their parameters live.
 
     A group's `geometry` is "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-    `granularity` says which part of a tensor is one sphere: "row" (a slice of the first axis), "tensor", or a number of
-    equal blocks. A subclass gives `_flat` and `_curved`.
+    `granularity` says what part of a tensor is one sphere: "row" (a slice of the first axis), "column" (of the second),
+    "tensor", or a number of equal blocks. A subclass gives `_flat` and `_curved`.
     """
 
     geometries: tuple[str, ...] = GEOMETRIES
@@ -201,6 +201,12 @@ class GeometricOptimizer(Optimizer):
             raise InputError(
                 explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
             )
+        for key, why in (
+            ("capturable", "steps read the learning rate and count on the host, which a graph cannot"),
+            ("differentiable", "steps change weights in place, outside autograd"),
+        ):
+            if group.get(key):
+                raise InputError(explain(f"{name}({key})", why, f"{key}=True", "Leave it out, or use torch.optim"))
         for key in ("lr", "momentum", "weight_decay", "eps", "damping"):
             if key in group and not 0 <= float(group[key]) < math.inf:
                 raise InputError(

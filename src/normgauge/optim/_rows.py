@@ -210,9 +210,8 @@ class Plan:
                 if grad.stride() != param.stride() or grad.dtype != param.dtype:
                     grad = torch.empty_like(param).copy_(grad)  # elements must meet their own gradient
                 rows = as_rows(grad.detach(), members[0].rows)
-                assert rows is not None  # the layout of the parameter, which has them
-                if len(parts) == 1:
-                    parts[0].grad = rows
+                if len(parts) == 1 or rows is None:  # never `None`: the layout is the parameter's, which has rows
+                    parts[0].grad = grad if rows is None else rows
                 else:
                     for block, part in zip(parts, rows.split(parts[0].w.shape[0]), strict=True):
                         block.grad = part

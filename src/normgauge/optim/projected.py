@@ -100,10 +100,12 @@ class ProjectedSGD(GeometricOptimizer):
         delta: how near to orthogonal counts as scale-invariant.
         wd_ratio: share of the weight decay that scale-invariant weights keep.
         geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Deviations: Heo et al. divide SGD's decay by `1 - momentum`; here it is decoupled as in AdamW.
 
@@ -138,6 +140,8 @@ class ProjectedSGD(GeometricOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
@@ -180,10 +184,12 @@ class ProjectedAdam(AdamGroups):
         delta: how near to orthogonal counts as scale-invariant.
         wd_ratio: share of the weight decay that scale-invariant weights keep.
         geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Example:
         The step of Adam is (lr, lr); across the weights (3, 4) it has no radial part left:
@@ -216,6 +222,8 @@ class ProjectedAdam(AdamGroups):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         GeometricOptimizer.__init__(self, params, defaults)

@@ -56,11 +56,13 @@ class SphereSGD(GeometricOptimizer):
         weight_decay: of Euclidean parameters; left out on spheres, with a warning.
         nesterov: look ahead along the momentum.
         geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-        granularity: what is one sphere: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
         radius: of the spheres; `None` keeps the norms the rows have at the first step.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Raises:
         InputError: for values out of range, sparse gradients, a zero row.
@@ -97,6 +99,8 @@ class SphereSGD(GeometricOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
