@@ -205,7 +205,9 @@ def test_states_and_parameters_replaced_by_the_user_are_noticed():
     """Blocks are kept between steps: a new tensor in the state or under the parameter must not be missed."""
     first = [torch.randn(3, 4) for _ in range(3)]
     runs = [[nn.Parameter(value.clone()) for value in first] for _ in range(2)]
-    optimizers = [optim.SphereSGD(params, foreach=kind, **MOMENTUM) for params, kind in zip(runs, (None, False), strict=True)]
+    optimizers = [
+        optim.SphereSGD(params, foreach=kind, **MOMENTUM) for params, kind in zip(runs, (None, False), strict=True)
+    ]
     for number in range(6):
         grads = [torch.randn(3, 4) for _ in range(3)]
         for params, optimizer in zip(runs, optimizers, strict=True):

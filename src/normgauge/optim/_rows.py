@@ -209,11 +209,11 @@ class Plan:
                 grad, param = grads[chosen[0]], members[0].param
                 if grad.stride() != param.stride() or grad.dtype != param.dtype:
                     grad = torch.empty_like(param).copy_(grad)  # elements must meet their own gradient
-                rows = as_rows(grad.detach(), members[0].rows)
-                if len(parts) == 1 or rows is None:  # never `None`: the layout is the parameter's, which has rows
-                    parts[0].grad = grad if rows is None else rows
+                flat = as_rows(grad.detach(), members[0].rows)
+                if len(parts) == 1 or flat is None:  # never `None`: the layout is the parameter's, which has rows
+                    parts[0].grad = grad if flat is None else flat
                 else:
-                    for block, part in zip(parts, rows.split(parts[0].w.shape[0]), strict=True):
+                    for block, part in zip(parts, flat.split(parts[0].w.shape[0]), strict=True):
                         block.grad = part
             yield from parts
 
