@@ -170,6 +170,82 @@ def test_blocks_and_packing_change_no_number(name, monkeypatch):
     torch.testing.assert_close(results[2], results[0], atol=1e-13, rtol=1e-13)
 
 
+@pytest.mark.parametrize("name", SPHERICAL)
+def test_columns_are_the_rows_of_the_transposed(name):
+    options = SPHERICAL[name][0]
+    first = torch.randn(3, 4, 2)
+    rows, columns = nn.Parameter(first.transpose(0, 1).contiguous()), nn.Parameter(first.clone())
+    by_row = getattr(optim, name)([rows], **options)
+    by_column = getattr(optim, name)([columns], granularity="column", **options)
+    for _ in range(5):
+        columns.grad = torch.randn(3, 4, 2)
+        rows.grad = columns.grad.transpose(0, 1).contiguous()
+        by_row.step(), by_column.step()
+    torch.testing.assert_close(columns.detach().transpose(0, 1), rows.detach(), atol=1e-12, rtol=1e-12)
+    assert columns.is_contiguous()
+    with pytest.raises(InputError, match="columns need two axes"):
+        getattr(optim, name)([nn.Parameter(torch.ones(3))], geometry="sphere", granularity="column")
+
+
+def test_tangent_gradients_take_the_short_form_and_equal_the_twin():
+    """With gradients tangent to rounding two passes are left out; the twin never leaves anything out."""
+    first = torch.randn(4, 6)
+    weight = nn.Parameter(first.clone())
+    optimizer, twin = optim.SphereSGD([weight], **MOMENTUM), twins.SphereSGD(first, "row", None, **MOMENTUM)
+    for _ in range(30):
+        grad, w = torch.randn(4, 6), weight.detach()
+        weight.grad = grad - w * (w * grad).sum(1, keepdim=True) / (w * w).sum(1, keepdim=True)
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), twin.step(weight.grad), atol=1e-11, rtol=1e-11)
+    buffer = optimizer.state[weight]["momentum_buffer"]
+    assert float((buffer * weight.detach()).sum(1).abs().max()) < 1e-13
+
+
+def test_states_and_parameters_replaced_by_the_user_are_noticed():
+    """Blocks are kept between steps: a new tensor in the state or under the parameter must not be missed."""
+    first = [torch.randn(3, 4) for _ in range(3)]
+    runs = [[nn.Parameter(value.clone()) for value in first] for _ in range(2)]
+    optimizers = [
+        optim.SphereSGD(params, foreach=kind, **MOMENTUM) for params, kind in zip(runs, (None, False), strict=True)
+    ]
+    for number in range(6):
+        grads = [torch.randn(3, 4) for _ in range(3)]
+        for params, optimizer in zip(runs, optimizers, strict=True):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad.clone()
+            if number == 2:
+                params[0].data = params[1].data.clone()
+                optimizer.state[params[0]]["radius"] = optimizer.state[params[1]]["radius"].clone()
+            if number == 3:
+                optimizer.state[params[2]]["momentum_buffer"] = torch.zeros(3, 4)
+            if number == 4:
+                params[1].grad = None
+            optimizer.step()
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), atol=1e-13, rtol=1e-13)
+    assert float(optimizers[0].state[runs[0][2]]["momentum_buffer"].norm()) > 0
+
+
+@pytest.mark.parametrize("name", ["ProjectedSGD", "ProjectedAdam"])
+@pytest.mark.parametrize("geometry", [None, "sphere"])
+def test_projection_of_zero_weights_is_the_plain_step(name, geometry):
+    weight = nn.Parameter(torch.zeros(3, 4))
+    optimizer = getattr(optim, name)([weight], lr=0.1, geometry=geometry)
+    weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((3, 4), -0.1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("key", ["capturable", "differentiable"])
+@pytest.mark.parametrize("name", [*SPHERICAL, *FLAT])
+def test_capturable_and_differentiable_are_refused_also_in_groups(name, key):
+    weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(InputError, match=f"{key}=True"):
+        getattr(optim, name)([weight], **{key: True})
+    with pytest.raises(InputError, match=f"{key}=True"):
+        getattr(optim, name)([{"params": [weight], key: True}])
+
+
 @pytest.mark.parametrize("delta", [1e-9, 0.1, 10.0])
 @pytest.mark.parametrize("name", ["ProjectedSGD", "ProjectedAdam"])
 def test_projection_follows_the_rule_row_tensor_or_not_at_all(name, delta):

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
-from normgauge.optim._rows import Block, Item, Pool, as_rows, blocks, count_rows, working_dtype
+from normgauge.optim._rows import Block, Item, Plan, Pool, beside, count_rows, facing, working_dtype
 
 GEOMETRIES = ("sphere", "euclidean")
+PLANS = 8  # kept at a time; more than a few means that other parameters have gradients at every step
 
 
 class GeometricOptimizer(Optimizer):
     """Base of optimizers whose parameter groups say where their parameters live.
 
     A group's `geometry` is "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-    `granularity` says which part of a tensor is one sphere: "row" (a slice of the first axis), "tensor", or a number of
-    equal blocks. A subclass gives `_flat` and `_curved`.
+    `granularity` says what part of a tensor is one sphere: "row" (a slice of the first axis), "column" (of the second),
+    "tensor", or a number of equal blocks. A subclass gives `_flat` and `_curved`.
     """
 
     geometries: tuple[str, ...] = GEOMETRIES
@@ -31,13 +34,14 @@ class GeometricOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._warned = False
         self._pool = Pool()
+        self._plans: dict[Any, Plan] = {}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore, filling in what an older state does not know."""
         super().__setstate__(state)
         self._warned = getattr(self, "_warned", True)
-        self._pool = Pool()
+        self._pool, self._plans = Pool(), {}
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -65,12 +69,13 @@ class GeometricOptimizer(Optimizer):
             curved: list[Tensor] = []
             for param in group["params"]:
                 if param.grad is not None:
+                    self._refuse(param, param.grad)
                     (curved if self.is_curved(param, group) else flat).append(param)
-            self._refuse(flat + curved)
             if flat:
                 self._flat(group, flat)
             if curved:
-                self._curved(group, curved)
+                with np.errstate(all="ignore"):  # NaN gradients are the user's, and torch says nothing about them
+                    self._curved(group, curved)
         return loss
 
     def is_curved(self, param: Tensor, group: dict[str, Any]) -> bool:
@@ -90,26 +95,73 @@ class GeometricOptimizer(Optimizer):
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
     ) -> Iterator[Block]:
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
-        items = []
-        for param in params:
-            state = self.state[param]
-            rows = count_rows(param, group["granularity"])
-            if "radius" in numbers and "radius" not in state:
-                state["radius"] = self._start(param, rows, group["radius"])
-            for key in numbers:
-                if key not in state:
-                    state[key] = torch.zeros(rows, dtype=param.dtype, device=param.device)
-            for key in tensors:
-                if key not in state:
-                    state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            grad = -param.grad if group["maximize"] else param.grad  # type: ignore[operator]
-            chosen = {key: state[key] for key in tensors}
-            items.append(Item(param, grad, rows, chosen, {key: state[key] for key in numbers}))  # type: ignore[arg-type]
-        yield from blocks(items, self._pool, pack=group["foreach"] is not False)
+        if not params:
+            return iter(())
+        plan, granularity = self._kept(group, params, tensors, numbers), group["granularity"]
+        if plan is None:
+            self._create(group, params, tensors, numbers)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[_key(group, params, tensors, numbers)] = self._plan(group, params, tensors, numbers)
+        grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
+        if granularity == "column":
+            grads = [facing(grad, granularity) for grad in grads]
+        return plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
 
-    def _start(self, param: Tensor, rows: int, radius: float | None) -> Tensor:
+    def _by_age(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> list[tuple[list[Tensor], float]]:
+        """Return parameters with the gradient's share in their momentum: all of it in a first step, as in torch."""
+        keep = 1.0 - group["dampening"]
+        if keep == 1.0 or not tensors or self._kept(group, params, tensors, numbers) is not None:
+            return [(params, keep)]
+        fresh = [tensors[0] not in self.state[param] for param in params]
+        new = [param for param, first in zip(params, fresh, strict=True) if first]
+        return [(new, 1.0), ([param for param, first in zip(params, fresh, strict=True) if not first], keep)]
+
+    def _kept(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> Plan | None:
+        """Return the plan of an earlier step, if parameters and states are still the tensors it was made of."""
+        plan = self._plans.get(_key(group, params, tensors, numbers))
+        if plan is None or plan.pointers != [param.data_ptr() for param in params]:
+            return None
+        states = [self.state[param] for param in params]
+        for key, known in plan.states.items():
+            if not all(map(operator.is_, [state.get(key) for state in states], known)):
+                return None
+        return plan
+
+    def _plan(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> Plan:
+        granularity, items = group["granularity"], []
+        for param in params:
+            state, w = self.state[param], facing(param.detach(), granularity)
+            own = {key: facing(state[key], granularity) for key in tensors}
+            items.append(Item(w, count_rows(w, granularity), own, {key: state[key] for key in numbers}))
+        plan = Plan(items, self._pool, pack=group["foreach"] is not False)
+        plan.states = {key: [self.state[param][key] for param in params] for key in (*tensors, *numbers)}
+        return plan
+
+    def _create(
+        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> None:
+        """Give parameters the states they do not have yet, those of small ones side by side."""
+        for key in (*numbers, *tensors):
+            new = [param for param in params if key not in self.state[param]]
+            if key in tensors:
+                values = [torch.zeros_like(param, memory_format=torch.preserve_format) for param in new]
+            else:
+                start = self._start if key == "radius" else _zeros
+                values = [start(facing(param.detach(), group["granularity"]), group) for param in new]
+            for param, value in zip(new, beside(values), strict=True):
+                self.state[param][key] = value
+
+    def _start(self, param: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the radii of a parameter seen for the first time, and bring it onto its spheres."""
-        view = param.detach().reshape(rows, -1)
+        radius = group["radius"]
+        view = param.reshape(count_rows(param, group["granularity"]), -1)
         norms = torch.linalg.vector_norm(view, dim=1, dtype=working_dtype(param.dtype))
         if not bool((norms > 0).all()):  # the only look at values; once per parameter
             raise InputError(
@@ -128,21 +180,20 @@ class GeometricOptimizer(Optimizer):
 
     # -- refusals -----------------------------------------------------------------------------------------------
 
-    def _refuse(self, params: list[Tensor]) -> None:
-        for param in params:
-            if param.grad is not None and param.grad.layout != torch.strided:
-                raise InputError(
-                    explain(
-                        type(self).__name__,
-                        "gradients must be dense",
-                        str(param.grad.layout),
-                        "Use torch.optim.SGD for sparse embeddings",
-                    )
+    def _refuse(self, param: Tensor, grad: Tensor) -> None:
+        if grad.layout != torch.strided:
+            raise InputError(
+                explain(
+                    type(self).__name__,
+                    "gradients must be dense",
+                    str(grad.layout),
+                    "Use torch.optim.SGD for sparse embeddings",
                 )
-            if param.is_complex():
-                raise InputError(
-                    explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
-                )
+            )
+        if param.is_complex():
+            raise InputError(
+                explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
+            )
 
     def _check(self, group: dict[str, Any]) -> None:
         name, lr = type(self).__name__, group["lr"]
@@ -150,6 +201,12 @@ class GeometricOptimizer(Optimizer):
             raise InputError(
                 explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
             )
+        for key, why in (
+            ("capturable", "steps read the learning rate and count on the host, which a graph cannot"),
+            ("differentiable", "steps change weights in place, outside autograd"),
+        ):
+            if group.get(key):
+                raise InputError(explain(f"{name}({key})", why, f"{key}=True", "Leave it out, or use torch.optim"))
         for key in ("lr", "momentum", "weight_decay", "eps", "damping"):
             if key in group and not 0 <= float(group[key]) < math.inf:
                 raise InputError(
@@ -187,7 +244,7 @@ class GeometricOptimizer(Optimizer):
             )
         for param in group["params"]:
             if self.is_curved(param, group):
-                count_rows(param, group["granularity"])
+                count_rows(facing(param, group["granularity"]), group["granularity"])
 
     def _warn_about_decay(self, group: dict[str, Any]) -> None:
         if self._warned or "radius" not in self.row_numbers or not float(group.get("weight_decay", 0)):
@@ -211,8 +268,9 @@ def rate_of(group: dict[str, Any]) -> float:
     return float(group["lr"])
 
 
-def rows_of(param: Tensor, granularity: str | int = "row") -> Tensor:
-    """Return a parameter as `[rows, width]`, a view where possible."""
-    rows = count_rows(param, granularity)
-    view = as_rows(param.detach(), rows)
-    return param.detach().reshape(rows, -1) if view is None else view
+def _key(group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]) -> Any:
+    return (tensors, numbers, group["granularity"], group["foreach"] is not False, *map(id, params))
+
+
+def _zeros(param: Tensor, group: dict[str, Any]) -> Tensor:
+    return torch.zeros(count_rows(param, group["granularity"]), dtype=param.dtype, device=param.device)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain
+from normgauge.optim._sums import Column, numbers
 
-CHUNK = 1 << 19  # elements; 2 MiB of float32 per tensor was the fastest of 64k to 1M on a core with 1 MiB of L2
+CHUNK = 1 << 19  # elements: of 64k to 2M the fastest or next to it; less costs calls, more leaves a cache of 32 MiB
 SMALL = 1 << 15  # below this many elements the calls cost more than the copies
 
 
@@ -39,10 +40,9 @@ class Pool:
 
 @dataclass
 class Item:
-    """One parameter with its gradient, its number of rows, and the tensors and row numbers of its state."""
+    """One parameter with its number of rows, and the tensors and row numbers of its state."""
 
     param: Tensor
-    grad: Tensor
     rows: int
     tensors: dict[str, Tensor]
     numbers: dict[str, Tensor]
@@ -61,38 +61,44 @@ class Block:
     grad: Tensor
     state: dict[str, Tensor]
     numbers: dict[str, Tensor]
-    items: list[Item]
-    packed: bool
     pool: Pool
+    owners: int = 1  # the number of tensors in the block
     last: bool = True  # of its tensors' blocks; packed memory is reused by the block after it
+    copies: tuple[tuple[list[Tensor], Tensor, list[Tensor]], ...] = ()  # tensors, their rows, and those as tensors
+    arrays: dict[str, Any] = field(default_factory=dict)  # what `rows` and `columns` keep
 
     @property
-    def owners(self) -> int:
-        """The number of tensors in the block."""
-        return len(self.items)
+    def radius(self) -> Column:
+        """The radius of each row."""
+        return self.rows("radius")
+
+    def rows(self, name: str) -> Any:
+        """Return `w`, a tensor of the state or its row numbers as an array (on a CPU; else the tensor)."""
+        known = self.arrays.get(name)
+        if known is None:
+            tensor = self.w if name == "w" else self.numbers[name] if name in self.numbers else self.state[name]
+            known = self.arrays[name] = numbers(tensor)
+        return known
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return memory of the block's shape for a temporary."""
         return self.pool.take(name, tuple(self.w.shape), self.w)
 
-    def dots(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return `<a, b>` per row without fresh memory for the products."""
-        return torch.mul(a, b, out=self.scratch("products")).sum(1, keepdim=True)
-
     def write(self) -> None:
         """Bring packed rows back to the parameters and their states; in-place blocks need nothing."""
-        if not self.packed:
-            return
-        _scatter([item.param for item in self.items], self.w)
-        for key, value in self.state.items():
-            _scatter([item.tensors[key] for item in self.items], value)
-        for key, value in self.numbers.items():
-            if key != "radius":  # which no step changes
-                _scatter([item.numbers[key] for item in self.items], value)
+        for tensors, _, parts in self.copies:
+            torch._foreach_copy_(tensors, parts)
 
 
-def _scatter(targets: list[Tensor], joined: Tensor) -> None:
-    torch._foreach_copy_(targets, list(joined.view(len(targets), *targets[0].shape).unbind(0)))
+def facing(tensor: Tensor, granularity: str | int) -> Tensor:
+    """Return a view whose first axis is cut into spheres: the second axis of the tensor for "column"."""
+    if granularity != "column":
+        return tensor
+    if tensor.ndim < 2:
+        raise InputError(
+            explain("granularity", "columns need two axes", f"shape {tuple(tensor.shape)}", "Pass 'row' or 'tensor'")
+        )
+    return tensor.transpose(0, 1)
 
 
 def count_rows(param: Tensor, granularity: str | int) -> int:
@@ -103,17 +109,18 @@ def count_rows(param: Tensor, granularity: str | int) -> int:
     """
     if granularity == "tensor" or param.ndim == 0:
         return 1
-    count = param.shape[0] if granularity == "row" else int(granularity)
-    if count < 1 or param.shape[0] % count:
+    if granularity in ("row", "column"):
+        return param.shape[0]
+    if not isinstance(granularity, int) or granularity < 1 or param.shape[0] % granularity:
         raise InputError(
             explain(
                 "granularity",
                 f"a parameter of shape {tuple(param.shape)} divides into blocks of its first axis",
                 repr(granularity),
-                "Pass 'row', 'tensor', or a divisor of the first axis",
+                "Pass 'row', 'column', 'tensor', or a divisor of the first axis",
             )
         )
-    return count
+    return granularity
 
 
 def as_rows(tensor: Tensor, rows: int) -> Tensor | None:
@@ -134,59 +141,123 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def blocks(items: Sequence[Item], pool: Pool, *, pack: bool = True) -> Iterator[Block]:
-    """Yield blocks over all rows of the items; `pack` joins small tensors of equal row length."""
-    buckets: dict[Any, list[Item]] = {}
-    for item in items:
-        small = pack and item.param.numel() <= SMALL
-        views = None if small or working_dtype(item.param.dtype) != item.param.dtype else _views(item)
-        if views is None:
-            key = (item.rows, item.param.shape, item.param.dtype, item.param.device) if small else id(item)
-            buckets.setdefault(key, []).append(item)
-        else:
-            yield from _slices(item, views, pool)
-    for bucket in buckets.values():
-        most = max(1, CHUNK // max(1, bucket[0].param.numel()))
-        for start in range(0, len(bucket), most):
-            yield _packed(bucket[start : start + most], pool)
+def beside(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors, small ones of equal kind moved next to each other, so that a block takes them as they lie."""
+    buckets: dict[Any, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        if tensor.numel() <= SMALL and tensor.is_contiguous():
+            buckets.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(number)
+    placed = list(tensors)
+    for chosen in buckets.values():
+        for number, tensor in zip(chosen, torch.stack([tensors[i] for i in chosen]).unbind(0), strict=True):
+            placed[number] = tensor
+    return placed
+
+
+def joined(tensors: list[Tensor], columns: int) -> Tensor | None:
+    """Return tensors of equal shape that lie next to each other as rows of their own memory, or `None`."""
+    first = tensors[0]
+    size, start, step = first.numel(), first.data_ptr(), first.numel() * first.element_size()
+    if any(t.data_ptr() != start + i * step or not t.is_contiguous() for i, t in enumerate(tensors)):
+        return None
+    room = first.untyped_storage().nbytes() // first.element_size() - first.storage_offset()
+    if room < size * len(tensors):  # neighbours by chance, each with memory of its own
+        return None
+    return first.detach().as_strided((size * len(tensors) // columns, columns), (columns, 1))
+
+
+class Plan:
+    """Blocks over the rows of some tensors, kept from step to step: only the gradients are new in each.
+
+    Args:
+        items: the tensors.
+        pool: memory for temporaries.
+        pack: whether to join small tensors of equal shape.
+    """
+
+    def __init__(self, items: Sequence[Item], pool: Pool, *, pack: bool = True) -> None:
+        self.pointers = [item.param.data_ptr() for item in items]
+        self.states: dict[str, list[Tensor]] = {}  # for its keeper, to tell whether it still fits
+        self._pool = pool
+        self._parts: list[tuple[list[int], list[Item], list[Block]]] = []
+        buckets: dict[Any, list[int]] = {}
+        for number, item in enumerate(items):
+            small = pack and item.param.numel() <= SMALL
+            key = (item.rows, item.param.shape, item.param.dtype, item.param.device) if small else number
+            buckets.setdefault(key, []).append(number)
+        for chosen in buckets.values():
+            members = [items[number] for number in chosen]
+            views = _views(members[0]) if len(members) == 1 else None
+            if views is not None:
+                self._parts.append((chosen, members, _slices(members[0], views, pool)))
+                continue
+            most = max(1, CHUNK // max(1, members[0].param.numel()))
+            for start in range(0, len(members), most):
+                few = members[start : start + most]
+                self._parts.append((chosen[start : start + most], few, [_packed(few, pool)]))
+
+    def blocks(self, grads: list[Tensor]) -> Iterator[Block]:
+        """Yield the blocks, with these gradients."""
+        for chosen, members, parts in self._parts:
+            if parts[0].copies or len(chosen) > 1:
+                (block,) = parts
+                for tensors, rows, _ in block.copies:
+                    _gather(tensors, rows)
+                block.grad = self._pool.take("grad", tuple(block.w.shape), block.w)
+                _gather([grads[number] for number in chosen], block.grad)
+            else:
+                grad, param = grads[chosen[0]], members[0].param
+                if grad.stride() != param.stride() or grad.dtype != param.dtype:
+                    grad = torch.empty_like(param).copy_(grad)  # elements must meet their own gradient
+                flat = as_rows(grad.detach(), members[0].rows)
+                if len(parts) == 1 or flat is None:  # never `None`: the layout is the parameter's, which has rows
+                    parts[0].grad = grad if flat is None else flat
+                else:
+                    for block, part in zip(parts, flat.split(parts[0].w.shape[0]), strict=True):
+                        block.grad = part
+            yield from parts
+
+
+def _gather(tensors: list[Tensor], rows: Tensor) -> None:
+    torch.stack(tensors, out=rows.view(len(tensors), *tensors[0].shape))  # half precisions become float32 on the way
 
 
 def _views(item: Item) -> list[Tensor] | None:
-    everything = [item.param.detach(), item.grad, *item.tensors.values()]
-    strides = item.param.stride()
-    if any(tensor.stride() != strides or tensor.dtype != item.param.dtype for tensor in everything):
-        return None  # elements would not meet their own gradient
+    everything = [item.param, *item.tensors.values()]
+    strides, dtype = item.param.stride(), working_dtype(item.param.dtype)
+    if any(tensor.stride() != strides or tensor.dtype != dtype for tensor in everything):
+        return None  # elements would not meet their own state, or are too coarse to sum
     views = [as_rows(tensor, item.rows) for tensor in everything]
     return None if any(view is None for view in views) else [view for view in views if view is not None]
 
 
-def _slices(item: Item, views: list[Tensor], pool: Pool) -> Iterator[Block]:
-    numbers = {key: value.view(item.rows, 1) for key, value in item.numbers.items()}
+def _slices(item: Item, views: list[Tensor], pool: Pool) -> list[Block]:
     step = max(1, CHUNK // max(1, item.width))
-    for start in range(0, item.rows, step):
-        w, grad, *rest = (view[start : start + step] for view in views)
-        part = {key: value[start : start + step] for key, value in numbers.items()}
-        yield Block(
-            w, grad, dict(zip(item.tensors, rest, strict=True)), part, [item], False, pool, start + step >= item.rows
-        )
+    views = views + [value.view(item.rows, 1) for value in item.numbers.values()]
+    parts = list(zip(*(view.split(step) for view in views), strict=True))
+    blocks = []
+    for number, (w, *rest) in enumerate(parts):
+        named = dict(zip([*item.tensors, *item.numbers], rest, strict=True))
+        values = {key: named.pop(key) for key in item.numbers}
+        blocks.append(Block(w, w, named, values, pool, last=number == len(parts) - 1))
+    return blocks
 
 
 def _packed(bucket: list[Item], pool: Pool) -> Block:
-    first = bucket[0].param
-    dtype, shape = working_dtype(first.dtype), (bucket[0].rows * len(bucket), bucket[0].width)
+    first, width = bucket[0].param, bucket[0].width
+    dtype = working_dtype(first.dtype)
+    copies: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
 
-    def gather(name: str, tensors: list[Tensor], columns: int) -> Tensor:
-        whole = (len(tensors), *tensors[0].shape)
-        if {tensor.dtype for tensor in tensors} != {dtype}:
-            return torch.stack([tensor.to(dtype) for tensor in tensors]).view(-1, columns)
-        return torch.stack(tensors, out=pool.take(name, whole, first)).view(-1, columns)
+    def lay(name: str, tensors: list[Tensor], columns: int) -> Tensor:
+        exact = all(tensor.dtype == dtype for tensor in tensors)
+        rows = joined(tensors, columns) if exact else None
+        if rows is None:
+            size = sum(tensor.numel() for tensor in tensors)
+            rows = pool.take(name, (size // columns, columns), first.new_empty((), dtype=dtype))
+            copies.append((tensors, rows, list(rows.view(len(tensors), *tensors[0].shape).unbind(0))))
+        return rows
 
-    return Block(
-        gather("w", [item.param for item in bucket], shape[1]),
-        gather("grad", [item.grad for item in bucket], shape[1]),
-        {key: gather(key, [item.tensors[key] for item in bucket], shape[1]) for key in bucket[0].tensors},
-        {key: gather(key, [item.numbers[key] for item in bucket], 1) for key in bucket[0].numbers},
-        bucket,
-        True,
-        pool,
-    )
+    w = lay("w", [item.param for item in bucket], width)
+    state = {key: lay(key, [item.tensors[key] for item in bucket], width) for key in bucket[0].tensors}
+    values = {key: lay(key, [item.numbers[key] for item in bucket], 1) for key in bucket[0].numbers}
+    return Block(w, w, state, values, pool, owners=len(bucket), copies=tuple(copies))

@@ -1,100 +1,137 @@
-"""A step on spheres as one 2x2 map per row, read from row norms after a plain step of momentum SGD.
+"""A step on spheres as one 2x2 map per row, read from row sums after a plain step of momentum SGD.
 
 A plain step leaves `wt = w - lr bt` and `bt = mu b + g`. With `r = |w|` and `c = <w, bt> / r^2` the tangent momentum at
 `w` is `bt - c w`, and `w = wt + lr bt`, so both the new point and the transported momentum are combinations of `wt` and
-`bt` with one coefficient per row: no pass over the gradient, and no dot product where the norms already tell it.
+`bt` with one coefficient per row: no pass over the gradient. Row sums and coefficients are `Column`s (see `_sums`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normgauge.manifolds import sphere
+from normgauge.optim._rows import Block
+from normgauge.optim._sums import Column, column, functions, sums, vanishes
 
 #: Below this rate `<w, bt>` is summed; above it follows from the norms, with an error of eps r / (2 lr) in the radial
 #: part of the momentum, which the next step removes and which moves the weights by less than their own rounding.
 SMALL_RATE = 1e-3
+TINY = 2.0**-126  # the smallest normal float32
+
+
+class Map(NamedTuple):
+    """`w' = ww w + wb b`, `b' = bw w + bb b`, a number per row each."""
+
+    ww: Column
+    wb: Column
+    bw: Column
+    bb: Column
+
+    def apply_(self, w: Tensor, b: Tensor, scratch: Callable[[], Tensor] | None) -> None:
+        """Change `w` and, where there is memory to do it, `b`; without, `b` is the user's gradient."""
+        share = None if scratch is None else torch.mul(w, column(self.bw), out=scratch())
+        w.mul_(column(self.ww)).addcmul_(b, column(self.wb))
+        if share is not None:
+            b.mul_(column(self.bb)).add_(share)
 
 
 class Moments:
-    """Row sums after a plain step: `m = |wt|^2`, `p = <wt, bt>`, `q = |bt|^2`, and what follows from them.
+    """Row sums after a plain step, in units of the radius, and what follows from them.
 
     Args:
-        w: the rows after the plain step.
-        b: the momentum (the gradient where there is none).
+        w: the rows after the plain step, as an array or a tensor.
+        b: the momentum (the gradient where there is none), likewise.
         radius: of each row before the step.
         lr: of the step.
-        dot: `<wt, bt>`.
     """
 
-    def __init__(self, w: Tensor, b: Tensor, radius: Tensor, lr: float, dot: Tensor) -> None:
-        self.r2 = radius.square()
-        self.m = sphere.norm(w).square_()
-        self.q = sphere.norm(b).square_()
-        self.p = dot
-        self.w2 = self.m + 2 * lr * self.p + lr**2 * self.q  # |w|^2 as it really was
-        self.c = (self.p + lr * self.q) / self.w2
-        self.turn = lr * self.c
-        self.b2 = (self.q - self.c.square() * self.w2).clamp_min(0)  # |tangent momentum|^2
+    def __init__(self, w: Any, b: Any, radius: Column, lr: float) -> None:
+        unit = 1 / (radius * radius)
+        self.m = sums(w, w) * unit
+        self.p = sums(w, b) * (lr * unit)
+        self.q = sums(b, b) * (lr * lr * unit)
+        self.w2 = self.m + 2 * self.p + self.q  # |w|^2 as it really was
+        self.turn = (self.p + self.q) / self.w2
+        self.b2 = abs(self.q - self.turn * self.turn * self.w2)  # |lr tangent momentum|^2
 
 
-def retraction(moments: Moments, radius: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the coefficients of `r (w - lr b) / |w - lr b|` and of `b` projected there, in terms of `wt` and `bt`."""
-    a = 1 + moments.turn
-    d = lr * moments.turn
-    v2 = a.square() * moments.m + 2 * a * d * moments.p + d.square() * moments.q
-    scale = radius * v2.rsqrt()
-    back = (lr * moments.b2).div_(v2)
-    return scale * a, scale * d, back * a - moments.c, (1 - moments.turn).add_(back * d)
+def retraction(moments: Moments, lr: float) -> Map:
+    """Return the map to `r (w - lr b) / |w - lr b|` and to `b` projected there, from `wt` and `bt`."""
+    turn = moments.turn
+    a, rest = 1 + turn, 1 - turn
+    v2 = a * a * moments.m + 2 * a * turn * moments.p + turn * turn * moments.q
+    scale = 1 / functions(v2).sqrt(v2)
+    back = moments.b2 / v2
+    return Map(scale * a, scale * turn * lr, (back * a - turn) / lr, rest + back * turn)
 
 
-def rotation(moments: Moments, radius: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the coefficients of the geodesic's end and of `b` carried along it, in terms of `wt` and `bt`."""
-    angle = lr * moments.b2.sqrt() / radius
-    cosine, sine = angle.cos(), torch.sinc(angle / torch.pi)
-    on_sphere = radius * moments.w2.rsqrt()  # takes back the rounding of earlier steps
-    pull = lr * sine
-    lift = on_sphere * (lr * moments.b2 / moments.r2) * sine
-    straight = on_sphere * cosine
+def rotation(moments: Moments, lr: float) -> Map:
+    """Return the map to the geodesic's end and to `b` carried along it, from `wt` and `bt`."""
+    cosine, sine = turned(moments.b2)
+    on_sphere = 1 / functions(sine).sqrt(moments.w2)  # takes back the rounding of earlier steps
+    lift = on_sphere * moments.b2 * sine
+    on_sphere *= cosine
     rest = 1 - moments.turn
-    return (
-        straight + pull * moments.c,
-        lr * straight - pull * rest,
-        lift - cosine * moments.c,
-        cosine * rest + lr * lift,
+    return Map(
+        on_sphere + sine * moments.turn,
+        (on_sphere - sine * rest) * lr,
+        (lift - cosine * moments.turn) / lr,
+        cosine * rest + lift,
     )
 
 
-def apply_(
-    w: Tensor, b: Tensor, coefficients: tuple[Tensor, Tensor, Tensor, Tensor], scratch: Callable[[], Tensor] | None
-) -> None:
-    """Set `w = alpha w + beta b` and, with momentum, `b = gamma w + delta b` of the old values."""
-    alpha, beta, gamma, delta = coefficients
-    if scratch is None:  # b is the user's gradient
-        w.mul_(alpha).addcmul_(b, beta)
-        return
-    share = torch.mul(w, gamma, out=scratch())
-    w.mul_(alpha).addcmul_(b, beta)
-    b.mul_(delta).add_(share)
+def turned(square: Column) -> tuple[Column, Column]:
+    """Return `cos(a)` and `sin(a) / a` of angles of given squares."""
+    known = functions(square)
+    angle = known.sqrt(square + TINY)  # so that zero needs no case of its own
+    return known.cos(angle), known.sin(angle) / angle
 
 
-def retract_(w: Tensor, b: Tensor, radius: Tensor, lr: float, *, momentum: bool) -> None:
-    """Do what `retraction` and `apply_` do, from the norms alone and with as few passes and row sums as there are.
+def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -> None:
+    """Do what `retraction` does, from the norms alone and with as few passes as there are.
 
-    In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `k = (1 + lr^2 |bt|^2 - e^2)^(-1/2)`,
-    `w' = k (1 + e) wt + lr k e bt`, `b' = bt / (1 + e) + w' (1 - k^2 - e / (1 + e)) / (lr k)`. Where `e = -1` (a
-    radial gradient as large as the weight) the momentum starts anew instead of dividing by zero.
+    In units of the radius, with `e = lr c`: `e = (1 - |wt|^2 + lr^2 |bt|^2) / 2`, `s^2 = 1 + lr^2 |bt|^2 - e^2`,
+    `w' = ((1 + e) wt + lr e bt) / s`, `b' = bt / (1 + e) + w' (s - 1 / s - s e / (1 + e)) / lr`. Where `e = -1` (a
+    radial gradient as large as the weight) the momentum starts anew instead of dividing by zero. Where `e` is below
+    the rounding of the sums in every row, as it is when the loss does not depend on the norms, `w' = r wt / |wt|` and
+    `b' = bt - w' <w', bt> / r^2` are the same to rounding and save two passes.
+
+    Args:
+        block: after the plain step.
+        b: the momentum, or the gradient where there is none.
+        rows: `b` as `numbers` gives it.
+        lr: of the step.
+        momentum: whether `b` is ours to change.
     """
-    size = sphere.norm(w).div_(radius).square_()
-    push = sphere.norm(b).mul_(lr).div_(radius).square_()
-    e = push.sub(size).add_(1).mul_(0.5)
-    k = torch.addcmul(push, e, e, value=-1).add_(1).rsqrt_()
+    w, radius, flat = block.w, block.radius, block.rows("w")
+    r2 = radius * radius
+    push = sums(rows, rows)
+    push *= lr * lr
+    e = push - sums(flat, flat)
+    e /= r2
+    e += 1
+    e *= 0.5
+    push /= r2
+    if vanishes(e, 8 * torch.finfo(w.dtype).eps):
+        push -= e
+        k = 1 / functions(e).sqrt(1 + push - e)
+        w.mul_(column(k))
+        if momentum:
+            push *= k
+            b.addcmul_(w, column(push), value=1 / lr)
+        return
+    push += 1
+    s = functions(e).sqrt(push - e * e)
+    k = 1 / s
     a = e + 1
-    w.mul_(k * a).addcmul_(b, (k * e).mul_(lr))
+    w.mul_(column(k * a)).addcmul_(b, column(k * e), value=lr)
     if momentum:
-        x = a.div(a.square().add_(torch.finfo(a.dtype).tiny))
-        back = torch.addcmul(k.square(), e, x).neg_().add_(1).div_(k).div_(lr)
-        b.mul_(x).addcmul_(w, back)
+        a /= a * a + TINY
+        e *= a
+        e *= s
+        s -= k
+        s -= e
+        b.mul_(column(a)).addcmul_(w, column(s), value=1 / lr)

@@ -28,9 +28,11 @@ class NormalizedSGD(GeometricOptimizer):
         momentum: of the buffer.
         eps: the smallest norm divided by.
         geometry: "euclidean" for torch's SGD; `None` and "sphere" normalize.
-        granularity: what has one norm: "tensor", "row", or a number of equal blocks of the first axis.
+        granularity: what has one norm: "tensor", "row", "column", or a number of equal blocks of the first axis.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
+        capturable: refused if true.
+        differentiable: refused if true.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -56,6 +58,8 @@ class NormalizedSGD(GeometricOptimizer):
         granularity: str | int = "tensor",
         maximize: bool = False,
         foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         defaults |= {"fused": None, "dampening": 0, "nesterov": False, "weight_decay": 0}

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose, sgd_
 from normgauge.optim._rows import Block
+from normgauge.optim._sums import Column, column, functions, numbers, sums
+from normgauge.optim._turns import TINY
 from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
 from normgauge.optim.sphere_sgd import flat_sgd
 
@@ -20,17 +21,17 @@ from normgauge.optim.sphere_sgd import flat_sgd
 class _Sweep:
     """A block before and after the plain step, with its row sums."""
 
-    def __init__(self, block: Block, number: int) -> None:
+    def __init__(self, block: Block, number: int, *, known: bool) -> None:
         self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
-        self.ww = sphere.norm(block.w).square_()
-        self.wg = block.dots(block.w, block.grad)
-        self.gg = sphere.norm(block.grad).square_()
-        self.wu = self.ww
+        self.rows = block.rows("w")
+        self.ww = sums(self.rows, self.rows)
+        self.wg = self.gg = self.wu = self.ww
+        if not known:
+            grad = numbers(block.grad)
+            self.wg, self.gg = sums(self.rows, grad), sums(grad, grad)
 
     def after(self) -> _Sweep:
-        # of the difference and not of the two dot products: it is exact where w and its successor are close
-        moved = torch.sub(self.before, self.block.w, out=self.block.scratch())
-        self.wu = self.block.dots(self.before, moved)
+        self.wu = self.ww - sums(numbers(self.before), self.rows)  # <w, step>
         return self
 
 
@@ -39,29 +40,35 @@ def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any], lr: float) -> No
 
     The rule is evaluated on the device with `where`: no value is read back, so nothing waits.
     """
-    block = sweeps[0].block
-    joined = [torch.cat([getattr(s, key) for s in sweeps]).view(block.owners, -1) for key in ("ww", "wg", "gg", "wu")]
-    ww, wg, gg, wu = joined
-    width = block.w.shape[1]
-    ratio = wu / ww
+    block, ww = sweeps[0].block, sweeps[0].ww
+    known = functions(ww)
     if group["geometry"] == "sphere":
-        shrink, coefficient = torch.full_like(ww, group["wd_ratio"]), ratio
+        joined = [known.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wu")]
+        coefficient = joined[1] / (joined[0] + TINY) - lr * group["weight_decay"] * group["wd_ratio"]
     else:
-        total = [value.sum(1, keepdim=True) for value in joined]
-        by_row = _aligned(wg, ww, gg).amax(1, keepdim=True) < group["delta"] / width**0.5
-        by_tensor = _aligned(total[1], total[0], total[2]) < group["delta"] / (width * ww.shape[1]) ** 0.5
-        coefficient = torch.where(by_row, ratio, torch.where(by_tensor, total[3] / total[0], torch.zeros_like(ratio)))
-        one = torch.ones_like(ratio)
-        shrink = torch.where(by_row | by_tensor, group["wd_ratio"] * one, one)
-    coefficient = (coefficient - lr * group["weight_decay"] * shrink).view(-1, 1)
-    for sweep, part in zip(sweeps, coefficient.split([s.block.w.shape[0] for s in sweeps]), strict=True):
-        sweep.block.w.addcmul_(sweep.before, part)
+        joined = [known.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wg", "gg", "wu")]
+        joined = [value.reshape(block.owners, -1) for value in joined]
+        ww, wg, gg, wu = joined
+        total = [value.sum(1)[:, None] for value in joined]
+        width = block.w.shape[1]
+        by_row = (_cosine2(wg, ww, gg) < group["delta"] ** 2 / width).all(1)[:, None]
+        by_tensor = _cosine2(total[1], total[0], total[2]) < group["delta"] ** 2 / (width * ww.shape[1])
+        whole = total[3] / (total[0] + TINY)
+        coefficient = known.where(by_row, wu / (ww + TINY), known.where(by_tensor, whole, known.zeros_like(whole)))
+        decay = known.full_like(whole, lr * group["weight_decay"])
+        coefficient = coefficient - known.where(by_row | by_tensor, group["wd_ratio"] * decay, decay)
+        coefficient = coefficient.reshape(-1, 1)
+    start = 0
+    for sweep in sweeps:
+        stop = start + sweep.block.w.shape[0]
+        sweep.block.w.addcmul_(sweep.before, column(coefficient[start:stop]))
         sweep.block.write()
+        start = stop
 
 
-def _aligned(wg: Tensor, ww: Tensor, gg: Tensor) -> Tensor:
-    """Return `|cos(w, g)|`, zero where one of them is zero."""
-    return wg.abs() * (ww * gg).clamp_min(torch.finfo(ww.dtype).tiny).rsqrt()
+def _cosine2(wg: Column, ww: Column, gg: Column) -> Column:
+    """Return the square of `cos(w, g)`, zero where one of them is zero."""
+    return wg * wg / (ww * gg + TINY)
 
 
 def _by_tensor(blocks: Iterator[Block]) -> Iterator[list[Block]]:
@@ -93,10 +100,12 @@ class ProjectedSGD(GeometricOptimizer):
         delta: how near to orthogonal counts as scale-invariant.
         wd_ratio: share of the weight decay that scale-invariant weights keep.
         geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Deviations: Heo et al. divide SGD's decay by `1 - momentum`; here it is decoupled as in AdamW.
 
@@ -131,6 +140,8 @@ class ProjectedSGD(GeometricOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
@@ -141,13 +152,11 @@ class ProjectedSGD(GeometricOptimizer):
     def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])
         tensors = ("momentum_buffer",) if mu else ()
-        fresh = [param for param in params if tensors and "momentum_buffer" not in self.state[param]]
-        known = {id(param) for param in fresh}
-        for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
+        for chosen, keep in self._by_age(group, params, tensors, ()):
             for parts in _by_tensor(self._blocks(group, chosen, tensors, ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number)
+                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
                     buffer = block.state.get("momentum_buffer")
                     if group["nesterov"] and buffer is not None:
                         buffer.mul_(mu).add_(block.grad, alpha=keep)
@@ -175,10 +184,12 @@ class ProjectedAdam(AdamGroups):
         delta: how near to orthogonal counts as scale-invariant.
         wd_ratio: share of the weight decay that scale-invariant weights keep.
         geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Example:
         The step of Adam is (lr, lr); across the weights (3, 4) it has no radial part left:
@@ -211,6 +222,8 @@ class ProjectedAdam(AdamGroups):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         GeometricOptimizer.__init__(self, params, defaults)
@@ -225,7 +238,7 @@ class ProjectedAdam(AdamGroups):
             for parts in _by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number)
+                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
                     adam_(
                         block.w,
                         block.grad,

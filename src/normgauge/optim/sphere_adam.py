@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 from torch.optim.optimizer import ParamsT
 
-from normgauge.manifolds import sphere
+from normgauge.errors import InputError, explain
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose
-from normgauge.optim._rows import Block
+from normgauge.optim._rows import Block, beside, joined
+from normgauge.optim._sums import column, functions, numbers, sums
+from normgauge.optim._turns import Map, turned
 
 
 def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -58,6 +60,8 @@ class AdamGroups(GeometricOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
@@ -67,13 +71,20 @@ class AdamGroups(GeometricOptimizer):
 
     def _counted(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
         """Advance every step count and return the parameters by it: those skipped before are at another one."""
+        states = [self.state[param] for param in params]
+        new = [state for state in states if "step" not in state]
+        for state, zero in zip(new, beside([torch.zeros((), dtype=torch.float32) for _ in new]), strict=True):
+            state["step"] = zero
+        steps = [state["step"] for state in states]
+        together = joined(steps, 1)
+        if together is None:
+            torch._foreach_add_(steps, 1)
+            together = torch.stack(steps)
+        else:
+            together.add_(1)
         by_step: dict[float, list[Tensor]] = {}
-        for param in params:
-            state = self.state[param]
-            if "step" not in state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-            state["step"] += 1
-            by_step.setdefault(float(state["step"]), []).append(param)
+        for param, step in zip(params, together.view(-1).tolist(), strict=True):
+            by_step.setdefault(step, []).append(param)
         return by_step
 
 
@@ -91,11 +102,13 @@ class SphereAdam(AdamGroups):
         eps: added to the root of the second moment.
         weight_decay: decoupled, of Euclidean parameters; left out on spheres, with a warning.
         geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-        granularity: what is one sphere: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
         radius: of the spheres; `None` keeps the norms the rows have at the first step.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Example:
         The first step of Adam moves every entry by lr, here across the weights; then the row is normalized:
@@ -126,7 +139,9 @@ class SphereAdam(AdamGroups):
                     eps=group["eps"],
                     fused=choose("adam", group["fused"], block.w),
                 )
-                block.w.mul_(block.numbers["radius"] / sphere.norm(block.w))
+                rows = block.rows("w")
+                w2 = sums(rows, rows)
+                block.w.mul_(column(block.radius / functions(w2).sqrt(w2)))
                 block.write()
 
 
@@ -157,8 +172,6 @@ class GeodesicAdam(AdamGroups):
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         if group["fused"] and any(self.is_curved(param, group) for param in group["params"]):
-            from normgauge.errors import InputError, explain
-
             raise InputError(
                 explain("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
             )
@@ -172,20 +185,24 @@ class GeodesicAdam(AdamGroups):
 
 def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: float, step: float) -> None:
     """Do one step of Adam-G on rows, as a 2x2 map of `w` and the first moment."""
-    w, grad, mean = block.w, block.grad, block.state["exp_avg"]
-    radius, square = block.numbers["radius"], block.numbers["exp_avg_sq"]
+    w, grad, mean, radius = block.w, block.grad, block.state["exp_avg"], block.radius
+    rows, moment, square = block.rows("w"), block.rows("exp_avg"), block.rows("exp_avg_sq")
     first, second = betas
-    w2 = sphere.norm(w).square_()
+    w2 = sums(rows, rows)
     # subtracted, not taken from norms: where the gradient is mostly radial, |g|^2 - <w, g>^2 / r^2 would cancel
-    slope = torch.addcmul(grad, w, -block.dots(w, grad) / w2, out=block.scratch())
-    square.mul_(second).add_(sphere.norm(slope).square_(), alpha=1 - second)
+    slope = torch.addcmul(grad, w, column(sums(rows, numbers(grad)) / w2), value=-1, out=block.scratch())
+    flat = numbers(slope)
+    square *= second
+    square += (1 - second) * sums(flat, flat)
     mean.lerp_(slope, 1 - first)
-    mean2 = sphere.norm(mean).square_()
-    root = (square / (1 - second**step)).sqrt_().add_(eps)
-    length = lr / ((1 - first**step) * root)  # of a step, per unit of the moment
-    angle = length * mean2.sqrt() / radius
-    cosine, sine = angle.cos(), torch.sinc(angle / torch.pi)
-    on_sphere = radius * w2.rsqrt()
-    torch.mul(w, on_sphere * (length * mean2 / radius.square()) * sine, out=slope)
-    w.mul_(on_sphere * cosine).addcmul_(mean, -length * sine)
-    mean.mul_(cosine).add_(slope)
+    mean2 = sums(moment, moment)
+    length = (lr / (1 - first**step)) / (functions(w2).sqrt(square / (1 - second**step)) + eps)  # per unit of moment
+    r2 = radius * radius
+    pull = mean2 / r2
+    cosine, sine = turned(pull * length * length)
+    sine *= length
+    on_sphere = functions(w2).sqrt(r2 / w2)
+    pull *= on_sphere
+    pull *= sine
+    on_sphere *= cosine
+    Map(on_sphere, -sine, pull, cosine).apply_(w, mean, block.scratch)

@@ -13,9 +13,10 @@ from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
 from normgauge.optim._rows import Block
-from normgauge.optim._turns import SMALL_RATE, Moments, apply_, retract_, retraction, rotation
+from normgauge.optim._sums import numbers
+from normgauge.optim._turns import SMALL_RATE, Map, Moments, retract_, retraction, rotation
 
-Turn = Callable[[Moments, Tensor, float], tuple[Tensor, Tensor, Tensor, Tensor]]
+Turn = Callable[[Moments, float], Map]
 
 
 def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -55,11 +56,13 @@ class SphereSGD(GeometricOptimizer):
         weight_decay: of Euclidean parameters; left out on spheres, with a warning.
         nesterov: look ahead along the momentum.
         geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-        granularity: what is one sphere: "row", "tensor", or a number of equal blocks of the first axis.
+        granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
         radius: of the spheres; `None` keeps the norms the rows have at the first step.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
+        capturable: refused if true: steps read the learning rate and count on the host.
+        differentiable: refused if true: steps change weights in place, outside autograd.
 
     Raises:
         InputError: for values out of range, sparse gradients, a zero row.
@@ -96,6 +99,8 @@ class SphereSGD(GeometricOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> None:
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
@@ -105,27 +110,28 @@ class SphereSGD(GeometricOptimizer):
 
     def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         tensors = ("momentum_buffer",) if group["momentum"] else ()
-        fresh = [param for param in params if tensors and "momentum_buffer" not in self.state[param]]
-        known = {id(param) for param in fresh}
-        for chosen, keep in ((fresh, 1.0), ([p for p in params if id(p) not in known], 1.0 - group["dampening"])):
+        lr, mu, nesterov = rate_of(group), float(group["momentum"]), bool(group["nesterov"])
+        for chosen, keep in self._by_age(group, params, tensors, ("radius",)):
             for block in self._blocks(group, chosen, tensors, ("radius",)):
-                self._step_block(group, block, keep)
-                block.write()
+                if nesterov or (lr == 0 and mu):
+                    self._explicit(block, lr, mu, keep, nesterov=nesterov)
+                else:
+                    fused = choose("sgd", group["fused"], block.w)
+                    sgd_(block.w, block.grad, block.state.get("momentum_buffer"), lr=lr, mu=mu, keep=keep, fused=fused)
+                    self._turn(block, lr)
+                if block.copies:
+                    block.write()
 
-    def _step_block(self, group: dict[str, Any], block: Block, keep: float) -> None:
-        lr, mu, radius = rate_of(group), float(group["momentum"]), block.numbers["radius"]
-        if group["nesterov"] or (lr == 0 and mu):
-            self._explicit(block, lr, mu, keep, nesterov=group["nesterov"])
-            return
+    def _turn(self, block: Block, lr: float) -> None:
+        """Make the plain step that was done the step on the sphere."""
         buffer = block.state.get("momentum_buffer")
-        sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=choose("sgd", group["fused"], block.w))
         moving = block.grad if buffer is None else buffer
+        rows = numbers(moving) if buffer is None else block.rows("momentum_buffer")
         if not self.summed and lr >= SMALL_RATE:
-            retract_(block.w, moving, radius, lr, momentum=buffer is not None)
+            retract_(block, moving, rows, lr, momentum=buffer is not None)
             return
-        moments = Moments(block.w, moving, radius, lr, block.dots(block.w, moving))
-        scratch = None if buffer is None else block.scratch
-        apply_(block.w, moving, type(self).turn(moments, radius, lr), scratch)
+        turn = type(self).turn(Moments(block.rows("w"), rows, block.radius, lr), lr)
+        turn.apply_(block.w, moving, None if buffer is None else block.scratch)
 
     def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
         """Do the step in the words of the definition, where the short form does not apply."""
