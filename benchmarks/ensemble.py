@@ -2,7 +2,8 @@
 
 Run with `python benchmarks/ensemble.py`; writes benchmarks/results/ensemble.json. Each round times a few steps of the
 separate runs (the loop of lab.training, networks and data ready), then of the ensemble, on one thread, so that a slow
-moment of the machine falls on both, and in processor seconds, so that other work does not count; the ratio of a round is theirs, and its median counts.
+moment of the machine falls on both, and in processor seconds, so that other work does not count; the ratio of a round
+is theirs, and its median counts.
 """
 
 from __future__ import annotations
