@@ -1,5 +1,6 @@
 """Runs on other processes and machines: no finished run lost, none twice, whatever is killed; counts are printed."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -286,8 +287,6 @@ def cluster(tmp_path_factory):
             time.sleep(0.05)
         workers = [subprocess.Popen(work, **quiet) for _ in range(2)]
         processes += workers
-        import json
-
         yield json.loads(meeting.read_text())["address"], workers
     finally:
         for process in processes:
@@ -316,6 +315,7 @@ def test_a_dask_cluster_runs_a_sweep_and_survives_a_killed_worker(cluster, tasks
         assert {run["status"] for run in store.runs()} == {"ok"}
 
 
+@pytest.mark.heavy
 def test_the_command_runs_on_a_cluster(cluster, tmp_path):
     address, _ = cluster
     words = ["compare", "--model", "mlp", "--norms", "none", "--rates", "0.1", "--seeds", "1", "--steps", "2"]
