@@ -88,7 +88,7 @@ def main() -> None:
     """Measure, print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=40)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(*case, options.rounds, options.steps) for case in CASES]

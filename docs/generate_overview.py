@@ -1,4 +1,4 @@
-"""Write docs/papers/overview.md, "Five papers: what reproduced and what did not", from the ledger and shipped tables."""
+"""Write docs/papers/overview.md, what of the five papers reproduced, from the ledger and the shipped tables."""
 
 from __future__ import annotations
 
@@ -40,35 +40,6 @@ def page(book: Ledger) -> str:
 
 
 def _totals(book: Ledger) -> str:
-    lines = ["| paper | theorem-like: hold | hold when corrected | false | experiments: reproduced | did not | "
-             "cannot be told | not run |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    for paper in sorted({claim.paper for claim in book}):
-        claims = [claim for claim in book if claim.paper == paper]
-        theorem = [sum(c.verdict == w for c in claims) for w in ("holds", "holds_with_correction", "false_as_stated")]
-        found = [sum(c.outcome == w for c in claims) for w in WORDS]
-        lines.append(f"| {paper} | " + " | ".join(map(str, [*theorem, *found, _open(claims)])) + " |")
-    return "\n".join(lines)
-
-
-def _open(claims: list[Claim]) -> int:
-    return sum(claim.status == "not_run" for claim in claims)
-
-
-def _studies(paper: str, claims: list[Claim]) -> str:
-    tables = shipped_tables()
-    lines = ["| study | place | question | came out | claims |", "|---|---|---|---|---|"]
-    for name, experiment in experiments().items():
-        if paper not in experiment.papers:
-            continue
-        table = tables.get(name)
-        word = WORDS.get(str(table["outcome"]), "-") if table else "not run"
-        judged = ", ".join(f"{c.id} {WORDS.get(str(c.outcome), 'not run')}" for c in claims if c.study == name)
-        link = f"[{name}](studies/{name}.md)" if table else name
-        lines.append(f"| {link} | {experiment.place} | {experiment.question} | {word} | {judged or '-'} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
-
-
-def _disagreements(claims: list[Claim]) -> str:
     heads = ("paper", "theorem-like: hold", "hold when corrected", "false", "experiments: reproduced", "did not")
     lines = ["| " + " | ".join([*heads, "cannot be told", "not run"]) + " |", "|---" * 8 + "|"]
     for paper in sorted({claim.paper for claim in book}):

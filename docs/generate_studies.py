@@ -28,7 +28,7 @@ def write(name: str, folder: Path) -> None:
     """Write the page, figures and table of one study."""
     with Store(folder / STORE_NAME) as store:
         origin = store.runs()[-1]["provenance"]
-        result = conclude(experiments()[name], "small", store, folder)
+        result = conclude(experiments()[name], "small", store)
     document = {**result.document(), "provenance": origin}
     pictures = [Picture(*entry) for entry in result.pictures()]
     figures = PAGES / "figures"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.lab import reproduce
+from normgauge.lab import merge, reproduce, reproduce_shard
 from normgauge.lab.experiment import SIZES, Experiment
 from normgauge.lab.studies import experiments, find
 from normgauge.lab.study import Study
@@ -43,6 +43,21 @@ def test_a_second_call_runs_nothing(tmp_path):
     first = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
     again = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
     assert first.seconds == again.seconds and first.table.rows == again.table.rows
+
+
+def test_shards_join_to_the_same_answer(tmp_path):
+    whole = reproduce("trajectories", size="smoke", out=tmp_path / "whole", executor=1, progress=False)
+    shards = [
+        reproduce_shard("trajectories", (i, 2), size="smoke", out=tmp_path, executor=1, progress=False)
+        for i in range(2)
+    ]
+    joined = merge(shards, tmp_path / "joined" / "trajectories-smoke")
+    assert joined.added == len(whole.table.trials) and joined.known == 0
+    again = reproduce("trajectories", size="smoke", out=tmp_path / "joined", executor=1, progress=False)
+    assert again.verdict.outcome == whole.verdict.outcome
+    assert again.table.paired("norm_change", "none", "batch", start="small") == whole.table.paired(
+        "norm_change", "none", "batch", start="small"
+    )
 
 
 def test_unknown_names_are_refused(tmp_path):

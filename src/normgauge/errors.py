@@ -52,6 +52,10 @@ class StoreError(NormgaugeError, OSError):
     """A result store cannot be read or written."""
 
 
+class ExecutorError(NormgaugeError, RuntimeError):
+    """The machinery that runs are sent to is gone or cannot be reached."""
+
+
 def explain(subject: str, rule: str, got: str, next_step: str) -> str:
     """Compose the one sentence form all messages share: `<subject>: <rule>. Got <got>. <next step>.`.
 

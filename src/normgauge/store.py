@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from normgauge.errors import StoreError, explain
 
@@ -67,6 +67,7 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._claim: IO[str] | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
@@ -93,6 +94,36 @@ class Store:
                     "Choose another --out, or check permissions and free space",
                 )
             ) from error
+
+    def claim(self) -> None:
+        """Become the one writer of the file until it is closed; the first `put` does it too. Readers are not kept out.
+
+        The claim is a lock on `<file>.lock` that the system releases when the process ends, however it ends.
+
+        Raises:
+            StoreError: when another process, or another `Store` of this one, writes to the file.
+        """
+        if self._claim is not None:
+            return
+        try:
+            file = self.path.with_name(self.path.name + ".lock").open("a")
+        except OSError as error:
+            raise StoreError(
+                explain(f"store {self.path.name}", "its folder must be writable", str(error), "Choose another --out")
+            ) from error
+        try:
+            _lock(file)
+        except OSError as error:
+            file.close()
+            raise StoreError(
+                explain(
+                    f"store {self.path.name}",
+                    "one process at a time writes to a store",
+                    "a file that another one is writing to",
+                    "Wait for it or end it, or choose another --out and join them with normgauge merge",
+                )
+            ) from error
+        self._claim = file
 
     def put(self, run: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]) -> None:
         """Write one finished run and its readings in one transaction; a run already there is kept as it is.
@@ -159,8 +190,11 @@ class Store:
         return {name: json.loads(body) for name, body in self._connection.execute("SELECT name, body FROM documents")}
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file and give up the claim on it."""
         self._connection.close()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +203,20 @@ class Store:
         self.close()
 
     def _transaction(self) -> _Transaction:
+        self.claim()
         return _Transaction(self._connection, self.path.name)
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock an open file for this process, or raise OSError at once when another one has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class _Transaction:

@@ -11,6 +11,7 @@ from rich.console import Console
 from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
 from normgauge.cli._data import data
+from normgauge.cli._merge import merge
 from normgauge.cli._report import report
 from normgauge.cli._reproduce import reproduce
 from normgauge.cli._symmetries import symmetries
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(data)
+app.command()(merge)
 app.command()(symmetries)
 app.command()(claims)
 app.command()(reproduce)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -37,6 +38,10 @@ def compare(
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
     size: Annotated[Size, typer.Option(help="smoke proves it works; small answers in minutes.")] = Size.small,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that runs them instead.")] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts; join with normgauge merge.")] = None,
+    ddp: Annotated[int, typer.Option(min=1, help="Processes that share each run's batches.")] = 1,
+    statistics: Annotated[str, typer.Option(help="With --ddp: replica or synced batch statistics.")] = "replica",
     out: Annotated[Path, typer.Option(help="Folder for the store and report.html.")] = Path("normgauge-out"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
 ) -> None:
@@ -45,24 +50,29 @@ def compare(
     Finished runs are kept in OUT/runs.sqlite: interrupt at any time and run the same command again to go on.
     """
     from normgauge.lab import compare as run_comparison
+    from normgauge.lab import compare_shard
+    from normgauge.lab.executors import connected
+    from normgauge.lab.sweep import parse_shard
     from normgauge.report import page_of_store
 
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    settings: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "norms": _names(norms),
+        "rates": _numbers(rates),
+        "seeds": seeds,
+    }
+    settings |= {"steps": steps, "batch": batch, "size": size.value, "ddp": ddp, "statistics": statistics}
+    part = None if shard is None else parse_shard(shard)
     try:
-        result = run_comparison(
-            out=out,
-            executor=jobs,
-            model=model,
-            data=data,
-            norms=_names(norms),
-            rates=_numbers(rates),
-            seeds=seeds,
-            steps=steps,
-            batch=batch,
-            size=size.value,
-        )
+        with connected(cluster) if cluster else nullcontext(jobs) as executor:
+            if part is not None:
+                typer.echo(compare_shard(part, out=out, executor=executor, **settings))
+                return
+            result = run_comparison(out=out, executor=executor, **settings)
     except KeyboardInterrupt:
         notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None

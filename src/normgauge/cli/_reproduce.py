@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import require
 
 if TYPE_CHECKING:
     from normgauge.lab import Reproduced
@@ -40,17 +42,21 @@ def reproduce(
 
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
+    from normgauge.lab.executors import connected
     from normgauge.lab.studies import experiments
+    from normgauge.lab.sweep import parse_shard
 
     if name is None and not every:
         _list(as_json)
         return
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
-    part = _shard(shard)
-    documents = []
-    for study in experiments() if every else [str(name)]:
-        documents.append(_one(study, size.value, jobs, cluster, part, out, quiet=as_json, keep_going=every))
+    part = None if shard is None else parse_shard(shard)
+    with connected(cluster) if cluster else nullcontext(jobs) as executor:
+        documents = [
+            _one(study, size.value, executor, part, out, quiet=as_json, keep_going=every)
+            for study in (experiments() if every else [str(name)])
+        ]
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 
@@ -58,8 +64,7 @@ def reproduce(
 def _one(
     study: str,
     size: str,
-    jobs: int | None,
-    cluster: str | None,
+    executor: Executor | int | None,
     shard: tuple[int, int] | None,
     out: Path,
     *,
@@ -68,10 +73,15 @@ def _one(
 ) -> dict[str, object]:
     from normgauge.errors import DataError
     from normgauge.lab import reproduce as run
+    from normgauge.lab import reproduce_shard
 
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        result = run(study, size=size, out=out, executor=jobs, cluster=cluster, shard=shard)
+        if shard is not None:
+            store = reproduce_shard(study, shard, size=size, out=out, executor=executor)
+            notes.print(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
+            return {"study": study, "store": str(store)}
+        result = run(study, size=size, out=out, executor=executor)
     except DataError as error:
         if not keep_going:
             raise
@@ -80,9 +90,6 @@ def _one(
     except KeyboardInterrupt:
         notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
-    if shard is not None:
-        notes.print(f"Shard done: {result.store}. Join the shards with `normgauge merge`.")
-        return {"study": study, "store": str(result.store)}
     page = _write(result)
     if not quiet:
         Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
@@ -116,17 +123,3 @@ def _list(as_json: bool) -> None:
         return
     footer = "Run one with `normgauge reproduce NAME`; minutes are of the small size on two cores."
     typer.echo(format_table(rows, title="Experiments of the papers", footer=footer))
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    try:
-        index, count = (int(part) for part in text.split("/"))
-        if not 0 <= index < count:
-            raise ValueError(text)
-    except ValueError as error:
-        raise InputError(
-            explain("--shard", "a shard is i/n with 0 <= i < n", repr(text), "Write --shard 0/4 ... 3/4")
-        ) from error
-    return index, count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from normgauge.lab import models
 from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
 from normgauge.lab.provenance import provenance
 from normgauge.lab.study import Study
-from normgauge.lab.sweep import sweep
+from normgauge.lab.sweep import part_of, sweep
 from normgauge.store import Store, spec_id
 
 Size = Literal["smoke", "small"]
@@ -40,6 +40,8 @@ def comparison_study(
     steps: int | None = None,
     batch: int | None = None,
     size: Size = "small",
+    ddp: int = 1,
+    statistics: str = "replica",
 ) -> Study:
     """Return the study `compare` runs, after checking every name and number in it.
 
@@ -52,6 +54,8 @@ def comparison_study(
         steps: how many steps of SGD.
         batch: the batch size; full batch for the Gaussian regression, else 128.
         size: "smoke" or "small", which gives what is not said.
+        ddp: processes that share each run's batches.
+        statistics: with `ddp` > 1, "replica" (each process its own batch statistics) or "synced" (those of all).
 
     Raises:
         UnknownNameError: for a model, data set or normalizer that is not known.
@@ -90,6 +94,7 @@ def comparison_study(
             "measure_at": measuring_steps(count, preset["measured"]),
             "measure_batch": min(64, samples),
             "target_loss": 1.0 if regression else 0.5,
+            **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
         },
         seeds=repeats,
         tuning_seeds=min(preset["tuning_seeds"], repeats),
@@ -125,21 +130,68 @@ def compare(
         out: the folder of the store.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
         progress: show a progress bar on stderr.
-        **settings: model, data, norms, rates, seeds, steps, batch, size; see `comparison_study`.
+        **settings: model, data, norms, rates, seeds, steps, batch, size, ddp, statistics; see `comparison_study`.
 
     Returns:
         The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
     """
     study = comparison_study(**settings)
-    path = Path(out) / STORE_NAME
-    with Store(path) as store:
+    with Store(Path(out) / STORE_NAME) as store:
         sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
         first = conclude(study, store, study.plan())
-        second = study.confirmation([{"norm": norm, **setting} for norm, setting in first.chosen.items()])
+        second = _second_round(study, first)
         if not second:
             return first
         sweep(second, store, executor=executor, progress=progress, label="more seeds")
         return conclude(study, store, [*study.plan(), *second])
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """What one shard of a comparison did: runs run now, runs of this shard, round 1 or 2, and its store."""
+
+    ran: int
+    runs: int
+    round: int
+    store: Path
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.runs} runs of this shard are in {self.store}, {self.ran} of them run now"
+
+
+def compare_shard(
+    shard: tuple[int, int],
+    *,
+    out: str | Path = "normgauge-out",
+    executor: Executor | int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> ShardDone:
+    """Run one of n parts of a comparison into a store of its own, for job arrays; `normgauge merge` joins the stores.
+
+    The rates are chosen when all their runs are there. So a comparison has two rounds: the shards of the first, a
+    merge, and then `compare` on the joined store, which runs the remaining seeds, or shards again on copies of it.
+
+    Args:
+        shard: `(i, n)`; see `normgauge.lab.sweep.part_of`.
+        out: the folder of this shard's store; no two shards may share one.
+        executor: as in `compare`.
+        progress: show a progress bar on stderr.
+        **settings: as in `compare`, the same for all shards.
+    """
+    study = comparison_study(**settings)
+    plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
+    with Store(Path(out) / STORE_NAME) as store:
+        store.put_document("study", study.describe([]))
+        number = 1
+        if {spec_id(spec) for spec in plan} <= store.finished():
+            number, plan = 2, _second_round(study, conclude(study, store, plan))
+        ran = sweep(plan, store, executor=executor, shard=shard, progress=progress, label=label)
+        return ShardDone(ran, len(part_of(plan, shard)), number, store.path)
+
+
+def _second_round(study: Study, first: Comparison) -> list[dict[str, Any]]:
+    return study.confirmation([{"norm": norm, **setting} for norm, setting in first.chosen.items()])
 
 
 def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Comparison:
@@ -167,6 +219,8 @@ def command_of(study: Study) -> str:
         "--steps": str(fixed["steps"]),
         "--batch": str(fixed["batch"]),
     }
+    if "ddp" in fixed:
+        words |= {"--ddp": str(fixed["ddp"]), "--statistics": fixed["statistics"]}
     return "normgauge compare " + " ".join(f"{option} {shlex.quote(value)}" for option, value in words.items())
 
 

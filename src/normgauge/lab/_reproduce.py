@@ -147,8 +147,6 @@ def reproduce(
     size: str = "small",
     out: str | Path = "normgauge-studies",
     executor: Executor | int | None = None,
-    cluster: str | None = None,
-    shard: tuple[int, int] | None = None,
     progress: bool = True,
 ) -> Reproduced:
     """Run an experiment of the papers, judge the claims that depend on it, and write its page.
@@ -160,8 +158,6 @@ def reproduce(
         size: "smoke" (proves it works), "small" (an answer in minutes) or "paper" (the published setting).
         out: the folder of stores and pages.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
-        cluster: the address of a Dask scheduler that runs them instead.
-        shard: (i, n) runs only the i-th of n parts, for job arrays; `normgauge merge` joins the stores.
         progress: show a bar on stderr.
 
     Returns:
@@ -176,26 +172,50 @@ def reproduce(
     if size != "smoke":
         _need_data(experiment)
     folder = Path(out) / f"{name}-{size}"
-    if cluster is not None:
-        from normgauge.lab.executors import connect
-
-        executor = connect(cluster)
 
     def run(specs: Sequence[dict[str, Any]], store: Store, label: str) -> None:
         sweep(specs, store, executor=executor, task=execute, progress=progress, label=f"{name}: {label}")
 
     with Store(folder / STORE_NAME) as store:
-        if shard is not None:
-            first = [spec for part in parts for spec in _specs(experiment, part.plan())]
-            run(_shard(first, shard), store, f"shard {shard[0]}/{shard[1]}")
-        else:
-            for part in parts:
-                run(_specs(experiment, part.plan()), store, "runs")
-                run(_specs(experiment, _confirmation(experiment, part, store)), store, "more seeds")
-        return conclude(experiment, size, store, folder)
+        for part in parts:
+            run(_specs(experiment, part.plan()), store, "runs")
+            run(_specs(experiment, _confirmation(experiment, part, store)), store, "more seeds")
+        return conclude(experiment, size, store)
 
 
-def conclude(experiment: Experiment, size: str, store: Store, folder: Path) -> Reproduced:
+def reproduce_shard(
+    name: str,
+    shard: tuple[int, int],
+    *,
+    size: str = "small",
+    out: str | Path = "normgauge-studies",
+    executor: Executor | int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Run one of n parts of an experiment into a store of its own, for job arrays, and return the store's path.
+
+    Knobs are chosen when all runs of the first round are there: the shards, `normgauge merge`, then `reproduce` on the
+    joined store, which runs the remaining seeds.
+
+    Args:
+        name: a study.
+        shard: `(i, n)`; see `normgauge.lab.sweep.part_of`.
+        size: as in `reproduce`.
+        out: the folder; the store is `out/NAME-SIZE-shard-i-n/runs.sqlite`.
+        executor: as in `reproduce`.
+        progress: show a bar on stderr.
+    """
+    experiment = find(name)
+    specs = [spec for part in experiment.parts(size) for spec in _specs(experiment, part.plan())]
+    if size != "smoke":
+        _need_data(experiment)
+    with Store(Path(out) / f"{name}-{size}-shard-{shard[0]}-{shard[1]}" / STORE_NAME) as store:
+        label = f"{name}: shard {shard[0]}/{shard[1]}"
+        sweep(specs, store, executor=executor, task=execute, shard=shard, progress=progress, label=label)
+        return store.path
+
+
+def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     """Judge what the store holds of an experiment, and write table, verdicts and page beside it."""
     answering: set[str] = set()
     everything: set[str] = set()
@@ -228,11 +248,6 @@ def _need_data(experiment: Experiment) -> None:
 
 def _specs(experiment: Experiment, plan: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**spec, "study": experiment.name} for spec in plan]
-
-
-def _shard(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dict[str, Any]]:
-    index, count = shard
-    return [spec for spec in specs if int(spec_id(spec), 16) % count == index % count]
 
 
 def _confirmation(experiment: Experiment, part: Study, store: Store) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Where runs happen: in this process, or in worker processes; the caller's process is the only writer."""
+"""Where runs happen: here, in worker processes, on a Dask cluster; the caller's process is the only writer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, cast
 
-from normgauge.errors import require
+from normgauge.errors import ExecutorError, explain, require
 from normgauge.lab.training import Outcome, execute
 
 Specs = Sequence[dict[str, Any]]
 # A worker that dies (out of memory, killed) takes the pool with it; the runs in flight are tried again this often.
 ATTEMPTS = 3
+CONNECT_SECONDS = 15.0
+_RUNNING = threading.Lock()
 
 
 def run_serially(specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
@@ -27,14 +30,70 @@ def run_serially(specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iter
 
 
 def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
-    """Run specs on any `concurrent.futures.Executor`, yielding outcomes as they finish."""
-    futures = [executor.submit(task, spec) for spec in specs]
+    """Run specs on any `concurrent.futures.Executor`, yielding outcomes as they finish.
+
+    A run whose worker cannot finish it becomes an outcome with status "error".
+
+    Raises:
+        ExecutorError: when the executor itself is gone; what it finished before has been yielded.
+    """
+    futures = {executor.submit(_one_at_a_time, task, spec): spec for spec in specs}
     try:
         for future in as_completed(futures):
-            yield future.result()
+            try:
+                outcome = future.result()
+            except (BrokenExecutor, CancelledError) as error:
+                raise ExecutorError(
+                    explain(
+                        "executor",
+                        "it must live until the last run",
+                        f"{type(error).__name__} {error}".strip(),
+                        "Start it anew and run the same command again: finished runs are kept",
+                    )
+                ) from error
+            except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
+                reason = f"its worker could not finish it: {type(error).__name__}: {error}"
+                outcome = Outcome(dict(futures[future]), "error", reason)
+            yield outcome
     finally:
         for future in futures:
             future.cancel()
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Executor]:
+    """Yield an executor of the Dask cluster whose scheduler listens at `address`, and leave the cluster afterwards.
+
+    Workers need normgauge, the data, and a user's own package installed. Give each worker one thread
+    (`dask worker ADDRESS --nthreads 1`): runs share torch's random state, so one process runs one at a time.
+
+    Raises:
+        MissingExtraError: without the extra `cluster`.
+        ExecutorError: when no scheduler answers.
+    """
+    executor = connect(address)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False)
+        executor._client.close()  # type: ignore[attr-defined]
+
+
+def connect(address: str) -> Executor:
+    """Return an executor of a Dask cluster; see `connected`, which also leaves the cluster."""
+    distributed = require("distributed", "cluster", "a Dask cluster")
+    try:
+        client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ExecutorError(
+            explain(
+                f"cluster {address}",
+                "a Dask scheduler must listen there",
+                str(error),
+                "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1",
+            )
+        ) from error
+    return cast(Executor, client.get_executor())
 
 
 def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
@@ -73,23 +132,32 @@ def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = e
                 waiting.append(spec)
 
 
-def connect(address: str) -> Executor:
-    """Return an executor that runs on the Dask cluster whose scheduler listens at this address."""
-    distributed = require("distributed", "cluster", "a Dask cluster")
-    return cast(Executor, distributed.Client(address).get_executor())
-
-
 def available_cores() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+def _one_at_a_time(task: Callable[[Any], Outcome], spec: Any) -> Outcome:
+    """Run a spec alone in its process: runs seed torch's global stream, which threads would share."""
+    with _RUNNING:
+        return task(spec)
+
+
 def _start_worker() -> None:
-    """Give a worker one thread, and leave Ctrl-C to the parent, which ends it."""
+    """Give a worker one thread, leave Ctrl-C to the parent, which ends it, and end it when the parent is killed."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has: a killed driver cannot, and a worker would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _end_workers(pool: ProcessPoolExecutor) -> None:

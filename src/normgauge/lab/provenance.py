@@ -17,6 +17,7 @@ PACKAGES = ("normgauge", "torch", "numpy", "scipy", "scikit-learn", "altair")
 @cache
 def provenance() -> dict[str, Any]:
     """Return versions, machine and code revision as plain data, the same for all runs of a process."""
+    revision = _revision()
     return {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -24,8 +25,10 @@ def provenance() -> dict[str, Any]:
             "system": platform.system(),
             "processor": platform.machine(),
             "device": "cuda" if torch.cuda.is_available() else "cpu",
+            "threads": torch.get_num_threads(),
         },
-        "revision": _revision(),
+        "revision": revision,
+        "dirty": None if revision is None else revision.endswith("+dirty"),
     }
 
 

@@ -86,7 +86,8 @@ class Stack:
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         chains = [list(_chain(network)) for network in networks]
-        if any([repr(part) for part in chain] != [repr(part) for part in chains[0]] for chain in chains):
+        shapes = [[(type(part), part.extra_repr()) for part in chain] for chain in chains]
+        if any(shape != shapes[0] for shape in shapes):
             raise ModelError(
                 explain("Stack", "all networks must have one structure", "several", "Stack each structure on its own")
             )

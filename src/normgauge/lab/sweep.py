@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from normgauge.errors import InputError, explain
 from normgauge.lab.executors import available_cores, run_in_processes, run_on, run_serially
 from normgauge.lab.study import Study
 from normgauge.lab.training import Outcome, execute
@@ -22,6 +23,7 @@ def sweep(
     *,
     executor: Executor | int | None = None,
     task: Callable[[Any], Outcome] = execute,
+    shard: tuple[int, int] | None = None,
     progress: bool = True,
     label: str = "runs",
 ) -> int:
@@ -33,14 +35,21 @@ def sweep(
         executor: a `concurrent.futures.Executor`, a number of worker processes (1 runs in this process), or
             `None` for one process per core.
         task: what a run is: a function from a spec to an `Outcome`.
+        shard: `(i, n)` runs the i-th of n parts only; see `part_of`.
         progress: show a bar with time left on stderr when it is a terminal.
         label: what the bar is called.
 
     Returns:
         How many runs were run now; the others were in the store already.
+
+    Raises:
+        StoreError: when another process writes to the store, or the disk is full; finished runs are kept.
+        ExecutorError: when the executor is gone; finished runs are kept.
     """
+    store.claim()
     finished = store.finished()
     plan = specs.plan() if isinstance(specs, Study) else list(specs)
+    plan = plan if shard is None else part_of(plan, shard)
     missing = [spec for spec in plan if spec_id(spec) not in finished]
     if not missing:
         return 0
@@ -52,6 +61,47 @@ def sweep(
             store.put(run, outcome.readings)
             bar.advance(job)
     return len(missing)
+
+
+def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return the specs of the i-th of n parts, i from 0 to n - 1 (n means 0, so counting from 1 works as well).
+
+    A spec's part depends on its id alone, so every machine agrees on it, and the parts are disjoint and complete.
+
+    Example:
+        >>> specs = [{"lr": lr} for lr in range(9)]
+        >>> parts = [part_of(specs, (i, 3)) for i in range(3)]
+        >>> sorted(spec["lr"] for part in parts for spec in part)
+        [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        >>> part_of(specs, (3, 3)) == parts[0]
+        True
+
+    Raises:
+        InputError: for a number outside of 0 to n.
+    """
+    index, count = shard
+    if count < 1 or not 0 <= index <= count:
+        raise InputError(
+            explain("shard", "i/n with 0 <= i <= n and n >= 1", f"{index}/{count}", "Write --shard 1/4, for instance")
+        )
+    return [spec for spec in specs if int(spec_id(spec), 16) % count == index % count]
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read `i/n`, as `--shard` takes it.
+
+    Example:
+        >>> parse_shard("2/8")
+        (2, 8)
+
+    Raises:
+        InputError: for other text.
+    """
+    index, _, count = text.partition("/")
+    if not (index.strip().isdigit() and count.strip().isdigit()):
+        raise InputError(explain("--shard", "two numbers i/n", repr(text), "Write --shard 1/4, for instance"))
+    part_of([], (int(index), int(count)))
+    return int(index), int(count)
 
 
 def _outcomes(

@@ -64,14 +64,19 @@ def execute(spec: Mapping[str, Any]) -> Outcome:
     """Run one spec and never raise: what goes wrong becomes the outcome's status and sentence.
 
     Args:
-        spec: model, norm, data, lr, seed, steps, batch, measure_at (steps), measure_batch, target_loss.
+        spec: model, norm, data, lr, seed, steps, batch, measure_at (steps), measure_batch, target_loss; and for a run
+            split over processes ddp (how many) and statistics ("replica" or "synced").
 
     Returns:
         The outcome, with a status of ok, diverged (the loss left every reasonable range), skipped (its data are not on
         this machine) or error.
     """
+    if int(spec.get("ddp", 1)) > 1:
+        from normgauge.lab.replicas import execute_split
+
+        return execute_split(spec)
     outcome = Outcome(dict(spec))
-    return guarded(outcome, lambda: _train(outcome))
+    return guarded(outcome, lambda: train(outcome))
 
 
 def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
@@ -100,21 +105,38 @@ def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
     return outcome
 
 
-def _train(outcome: Outcome) -> None:
+class Trainer:
+    """One network under SGD as its spec says: a step on rows of the training data, and a measurement."""
+
+    def __init__(self, network: nn.Module, dataset: datasets.Dataset, spec: Mapping[str, Any]) -> None:
+        self.network, self.dataset, self.spec = network, dataset, spec
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+
+    def step(self, rows: Tensor) -> float:
+        """Take one step on these rows and return the loss before it."""
+        return _sgd_step(self.network, self.optimizer, self.dataset, rows)
+
+    def measure(self, outcome: Outcome, step: int) -> None:
+        """Record every quantity of the network as it is now."""
+        measure_network(outcome.record, self.network, self.dataset, self.spec, step)
+
+
+def train(outcome: Outcome, make: Callable[..., Trainer] = Trainer) -> None:
+    """Train as the outcome's spec says, writing readings and status into it."""
     spec = outcome.spec
     dataset = datasets.load(spec["data"])
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
-    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+    trainer = make(network, dataset, spec)
     batches = _Batches(len(dataset.train[1]), int(spec["batch"]), int(spec["seed"]))
     schedule = {int(step) for step in spec["measure_at"]}
     recent: list[float] = []
     first, reached = math.nan, None
     for step in range(int(spec["steps"]) + 1):
         if step in schedule:
-            measure_network(outcome.record, network, dataset, spec, step)
+            trainer.measure(outcome, step)
         if step == int(spec["steps"]):
             break
-        loss = _sgd_step(network, optimizer, dataset, next(batches))
+        loss = trainer.step(next(batches))
         first = loss if step == 0 else first
         recent = [*recent[-9:], loss]
         if reached is None and sum(recent) / len(recent) <= float(spec["target_loss"]):
