@@ -123,21 +123,11 @@ def torchlip(net, x):
     return float(value[0] if isinstance(value, tuple) else value)
 
 
-def clever(net, x):
-    """CLEVER's untargeted score at the first datum (adversarial-robustness-toolbox): an estimated margin."""
-    from art.estimators.classification import PyTorchClassifier
-    from art.metrics import clever_u
-
-    model = PyTorchClassifier(net, nn.CrossEntropyLoss(), tuple(x.shape[1:]), int(net(x[:1]).shape[1]))
-    return float(clever_u(model, x[0].numpy(), 20, 50, 1.0, 2, verbose=False))
-
-
 TOOLS = {
     "torch's reshaped norms, product": reshaped_product,
     "10 power iterations, product": power_product,
     "eclipse-nn": eclipse,
     "deel-torchlip evaluate_lip_const": torchlip,
-    "CLEVER (ART), a margin": clever,
 }
 
 

@@ -432,3 +432,15 @@ def test_values_that_leave_the_graph_are_refused(net):
 def test_keys_shared_by_heads_are_refused():
     with pytest.raises(ModelError, match="heads that share"):
         ng.lipschitz(BySharedKeys(), torch.randn(2, 3, 4, 5))
+
+
+def test_the_search_climbs_towards_the_steepest_point_of_the_ball():
+    # sum of x^2: the Jacobian at x is 2 x, steepest where the ball is farthest from zero
+    class Squares(nn.Module):
+        def forward(self, x):
+            return x.square().sum(dim=1, keepdim=True)
+
+    x = torch.tensor([[3.0, 4.0, 0.0]])
+    bracket = ng.lipschitz(Squares(), x, radius=1.0, climbs=6)
+    assert ng.lipschitz(Squares(), x, climbs=0).lower == pytest.approx(10.0, rel=1e-5)
+    assert 12.0 * (1 - 1e-4) <= bracket.lower <= 12.0 <= bracket.upper

@@ -186,7 +186,7 @@ def lipschitz(
     Kind: `upper` is certified, up to float64 rounding covered by a relative slack of 1e-9; `lower` is the norm of the
     Jacobian at one point, in float64.
     Cost: the norm of every linear layer (`operator_norm`), one forward pass in float64, and for `lower` one backward
-    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 12 candidates.
+    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates.
 
     Args:
         model: takes one tensor and returns one; BatchNorm and dropout in evaluation mode.

@@ -37,8 +37,8 @@ class Steepest:
     gradients: int
 
 
-def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the norm of the Jacobian at each input, and the top right singular vector.
+def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of the Jacobian at each input, and the top right and left singular vectors.
 
     Exact up to `FEW_OUTPUTS` outputs (one backward pass per output over the whole batch, then a small Gram matrix
     per input), else a lower bound by power iterations that reuse one graph.
@@ -58,7 +58,7 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
         return _all_rows(outputs, x) if outputs.shape[1] <= FEW_OUTPUTS else _power(outputs, x, seed)
 
 
-def _all_rows(outputs: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _all_rows(outputs: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = outputs.shape[1]
     rows = [
         torch.autograd.grad(outputs[:, k].sum(), x, retain_graph=k + 1 < count, materialize_grads=True)[0].flatten(1)
@@ -68,10 +68,10 @@ def _all_rows(outputs: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     gram = torch.nan_to_num(jacobians @ jacobians.transpose(1, 2), 0.0, 0.0, 0.0)
     values, vectors = torch.linalg.eigh(gram)
     right = (jacobians * vectors[:, :, -1:]).sum(1)
-    return values[:, -1].clamp_min(0.0).sqrt(), _unit(right).view_as(x)
+    return values[:, -1].clamp_min(0.0).sqrt(), _unit(right).view_as(x), vectors[:, :, -1]
 
 
-def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     u = torch.randn(outputs.shape, generator=generator(seed), dtype=x.dtype).to(x.device)
     u = _unit(u).requires_grad_()
     (pulled,) = torch.autograd.grad(outputs, x, u, create_graph=True)
@@ -83,7 +83,22 @@ def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         weights = _unit(forward)
     (back,) = torch.autograd.grad(outputs, x, weights)
     flat = torch.nan_to_num(back.flatten(1), 0.0, 0.0, 0.0)
-    return flat.norm(dim=1), _unit(flat).view_as(x)
+    return flat.norm(dim=1), _unit(flat).view_as(x), weights
+
+
+def uphill(model: Model, point: Tensor, left: Tensor) -> Tensor:
+    """Return the direction in which ||J(x)^T left|| grows fastest, of length 1; zero where J is locally constant.
+
+    By Danskin that is the direction for the norm of J itself, if its top singular value is simple.
+    """
+    x = point.detach().clone()[None].requires_grad_()
+    with torch.enable_grad(), twice_differentiable():
+        outputs = model(x).flatten(1)
+        (pulled,) = torch.autograd.grad(outputs, x, left[None], create_graph=True)
+        if not pulled.requires_grad:  # linear, or linear between kinks
+            return torch.zeros_like(point)
+        (slope,) = torch.autograd.grad(pulled.square().sum(), x, materialize_grads=True)
+    return _unit(torch.nan_to_num(slope.flatten(1), 0.0, 0.0, 0.0)).view_as(point)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -103,33 +118,36 @@ def steepest(
         climbs: rounds of the search, 0 for the data alone.
         seed: of the search's directions.
     """
-    norms, right = jacobian_norms(single, inputs, seed)
+    norms, rights, lefts = jacobian_norms(single, inputs, seed)
     norms = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
-    outputs = max(1, min(FEW_OUTPUTS, single(inputs[:1]).flatten(1).shape[1]))
+    outputs = lefts.shape[1] if lefts.shape[1] <= FEW_OUTPUTS else 2 * _POWER_STEPS + 2
     datum = int(norms.argmax())
     home, point, best = inputs[datum], inputs[datum], float(norms[datum])
-    direction, random = right[datum], generator(seed)
-    length = radius if radius is not None else float(home.norm()) or 1.0
+    direction, left, random = rights[datum], lefts[datum], generator(seed)
+    length = radius if radius is not None else 0.3 * float(home.norm()) or 1.0
     spent = outputs
     for _ in range(climbs):
-        moves = _moves(direction, length, random)
+        moves = _moves(direction, uphill(single, point, left), length, random)
         candidates = _inside(point + moves, home, radius)
-        found, rights = jacobian_norms(single, candidates, seed)
+        found, rights, lefts = jacobian_norms(single, candidates, seed)
         found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
         top = int(found.argmax())
-        spent += outputs
+        spent += outputs + 2
         if float(found[top]) > best:
-            best, point, direction = float(found[top]), candidates[top], rights[top]
+            best, point, direction, left = float(found[top]), candidates[top], rights[top], lefts[top]
         else:
             length /= 3
     return Steepest(_certified(double, point, home, radius, random), float(norms.max()), datum, spent)
 
 
-def _moves(direction: Tensor, length: float, random: torch.Generator) -> Tensor:
-    """Return steps along the top singular vector, both ways, and along random directions, of several lengths."""
+def _moves(direction: Tensor, gradient: Tensor, length: float, random: torch.Generator) -> Tensor:
+    """Return steps uphill, along the top singular vector, both ways, and at random, of several lengths.
+
+    A network of ReLUs has no uphill: its Jacobian is constant between kinks, and only the other steps find new ones.
+    """
     noise = torch.randn((2, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
     noise = _unit(noise.flatten(1)).view_as(noise)
-    ways = torch.cat([direction[None], -direction[None], noise])
+    ways = torch.cat([gradient[None], direction[None], -direction[None], noise])
     return torch.cat([ways * (length * scale) for scale in _SCALES])
 
 
@@ -150,5 +168,5 @@ def _certified(double: nn.Module, point: Tensor, home: Tensor, radius: float | N
     scale = _JITTER * (float(start.abs().max()) or 1.0)
     scale = scale if radius is None else min(scale, 1e-3 * radius / jitter[0].numel() ** 0.5)
     near = _inside(start + scale * jitter, centre, radius)
-    norms, _ = jacobian_norms(double, near)
+    norms, _, _ = jacobian_norms(double, near)
     return float(torch.nan_to_num(norms, 0.0, 0.0, 0.0).max()) * (1 - _SLACK)
