@@ -189,7 +189,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("norm_change", "relative_norm", "law_error"),
-        minutes={"small": 1},
+        minutes={"small": 0.7},
         cite=("akbar2025", "sun2020"),
     )
 )

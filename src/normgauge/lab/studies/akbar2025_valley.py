@@ -224,7 +224,7 @@ register(
         columns=COLUMNS,
         choose_by="steps_to_lowest",
         choose_higher=False,
-        minutes={"small": 0.5},
+        minutes={"small": 0.3},
         cite=("akbar2025",),
     )
 )
