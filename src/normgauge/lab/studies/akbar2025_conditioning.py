@@ -54,7 +54,8 @@ def run(spec: Spec, record: Record) -> None:
     if len(losses) < steps:
         raise NonFiniteError(f"conditioning: the loss left every range at step {len(losses)}")
     record(steps, "train_loss", losses[-1])
-    _record_curvature(record, steps, Objective(network, nn.functional.mse_loss, (inputs, targets), mode="train"))
+    if spec["rate"] == "best":
+        _record_curvature(record, steps, Objective(network, nn.functional.mse_loss, (inputs, targets), mode="train"))
 
 
 def _regression(seed: int, samples: int) -> tuple[Tensor, Tensor]:
