@@ -234,7 +234,7 @@ register(
         columns=COLUMNS,
         choose_by="train_loss",
         choose_higher=False,
-        minutes={"small": 2},
+        minutes={"small": 0.6},
         cite=("akbar2025",),
     )
 )
