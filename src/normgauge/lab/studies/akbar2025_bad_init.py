@@ -241,7 +241,7 @@ def _parts(seeds: int, steps: int, rates: Sequence[float], gains: Sequence[float
     ]
 
 
-RATES = (0.0001, 0.001, 0.01, 0.1, 1.0)
+RATES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0)  # wide enough that no arm is best at an edge
 register(
     Experiment(
         name="bad-init",
