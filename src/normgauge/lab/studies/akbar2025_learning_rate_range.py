@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import nn
@@ -128,12 +129,18 @@ def remarks(table: StudyTable) -> list[str]:
     """Say prediction and observation per normalizer, and the effect of larger weights."""
     lines = []
     for norm in _norms(table):
-        predicted, start, largest, scaled = (table.mean(name, norm=norm).mean for name in COLUMNS[1:])
+        values = [list(table.by_seed(name, norm=norm).values()) or [math.nan] for name in COLUMNS[1:]]
+        predicted, start, largest, scaled = map(median, values)
         lines.append(
-            f"{norm}: 2 / lambda_max at the start {predicted:.3g}, stable in a few full-batch steps up to {start:.3g}, "
+            f"{norm} (medians): 2 / lambda_max at the start {predicted:.3g}, stable in a few full-batch steps up to "
+            f"{start:.3g}, "
             f"trains up to {largest:.3g}; from weights {FACTOR:g} times as large up to {scaled:.3g} "
             f"({scaled / largest:.2g} times)."
         )
+    lines.append(
+        "Full-batch descent counts as stable if the loss does not rise in the second half of the few steps, which a "
+        "normalized network does far above 2 / lambda_max: its weights grow until the steps are small."
+    )
     lines.append(
         f"Scale-invariant weights {FACTOR:g} times as large stand steps {FACTOR**2:g} times as large; the last layer "
         "and the gains, which are not scale-invariant, set the limit where the ratio is smaller. So the largest rate "

@@ -192,8 +192,8 @@ def remarks(table: StudyTable) -> list[str]:
         )
     anew = {norm: table.mean("steps_to_escape", norm=norm, noise="independent").mean for norm in NORMS}
     lines.append(
-        "Matched Gaussian noise leaves first because it is independent from step to step; the batches of an epoch share "
-        "out the samples, so that their pushes nearly cancel. Batches drawn anew each step leave after "
+        "Matched Gaussian noise leaves first because it is independent from step to step; the batches of an epoch "
+        "share out the samples, so that their pushes nearly cancel. Batches drawn anew each step leave after "
         f"{anew['batch']:.3g} steps with BN and {anew['none']:.3g} without."
     )
     share = min(table.mean("escaped", norm=norm, noise=noise).mean for norm in NORMS for noise in NOISES)
