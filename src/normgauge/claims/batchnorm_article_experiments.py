@@ -131,7 +131,7 @@ def _dropout(rows: Rows) -> Margins:
     place="Internal covariate shift, benefits",
     printed="the network becomes more robust to different initialization schemes and learning rates while using batch "
     "normalization",
-    study="robustness-to-initialization",
+    study="bad-init",
     criterion="standard deviation of the final training accuracy over initialization schemes (and over learning "
     "rates): without BN minus with BN is above 0",
     cite=(*CITE, "ioffe2015"),
@@ -155,6 +155,6 @@ def _spread_difference(rows: Rows, held: str) -> list[float]:
 def _mean_spread(rows: Rows, norm: str, held: str) -> dict[int, float]:
     groups: dict[int, dict[object, list[float]]] = {}
     for row in rows:
-        if row["norm"] == norm:
+        if row["norm"] == norm and "init" in row:  # the study's other parts have no scheme
             groups.setdefault(row["seed"], {}).setdefault(row[held], []).append(row["train_accuracy"])
     return {seed: sum(map(pstdev, cells.values())) / len(cells) for seed, cells in groups.items()}
