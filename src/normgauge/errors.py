@@ -20,6 +20,10 @@ class DataError(InputError):
     """The data cannot be used: empty, one-shot, changing between passes, wrong shape."""
 
 
+class MissingDataError(DataError):
+    """A known dataset is not on this machine: a study that needs it is not run, which is a status and no failure."""
+
+
 class ModelError(InputError):
     """The model cannot be measured as asked: no parameters, two devices, a layer that refuses the batch."""
 

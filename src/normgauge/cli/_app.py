@@ -10,6 +10,7 @@ from rich.console import Console
 
 from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
+from normgauge.cli._data import data
 from normgauge.cli._report import report
 from normgauge.cli._reproduce import reproduce
 from normgauge.cli._symmetries import symmetries
@@ -24,6 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(compare)
+app.command()(data)
 app.command()(symmetries)
 app.command()(claims)
 app.command()(reproduce)

@@ -12,6 +12,11 @@ from rich.console import Console
 
 from normgauge.errors import InputError, explain, require
 
+DATA = (
+    "digits, gaussian, cifar10, cifar100, fashion-mnist (see `normgauge data`), the path of a folder of images, or "
+    "package.module:function; cifar10:10000/1000/2000 takes that many [default: digits, or gaussian for dln]."
+)
+
 
 class Size(StrEnum):
     """How much to run when nothing else is said."""
@@ -22,7 +27,7 @@ class Size(StrEnum):
 
 def compare(
     model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, or package.module:factory.")] = "vgg",
-    data: Annotated[str | None, typer.Option(help="digits or gaussian [default: the model's own].")] = None,
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
     norms: Annotated[str, typer.Option(help="Normalizers, comma-separated; `all` for every registered one.")] = (
         "none,batch,layer,group,instance,weight"
     ),

@@ -45,7 +45,7 @@ def comparison_study(
 
     Args:
         model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
-        data: digits or gaussian; by default gaussian for dln, else digits.
+        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
         norms: names of the normalizer registry.
         rates: learning rates of SGD, tuned for each normalizer.
         seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.

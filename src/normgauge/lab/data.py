@@ -1,15 +1,22 @@
-"""Data that ships with the install or is made from a seed: digits and the Gaussian regression of paper S1."""
+"""Data as tensors in memory: digits, Gaussian regression, CIFAR, Fashion-MNIST, a folder of images, or a user's own."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from normgauge.errors import require, unknown_name
+from normgauge.errors import DataError, explain, require, unknown_name
+from normgauge.lab import datasets
+from normgauge.lab.imports import imported
 from normgauge.rng import generator
 
 Task = Literal["classification", "regression"]
@@ -82,20 +89,111 @@ def gaussian() -> Dataset:
     return Dataset("gaussian", "regression", draw(1000), draw(500), draw(500), classes=10)
 
 
-_DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits, "gaussian": gaussian}
+_MADE: dict[str, Callable[[], Dataset]] = {"digits": digits, "gaussian": gaussian}
+_SUBSET = re.compile(r":(\d+)(?:/(\d+))?(?:/(\d+))?$")
+# A validation split of this share is cut from the training images, which the published sets do not split further.
+_VALIDATION_SHARE = 10
 
 
 def names() -> tuple[str, ...]:
     """Return the names `load` knows."""
-    return tuple(_DATASETS)
+    return (*_MADE, *datasets.KNOWN)
 
 
 def load(name: str) -> Dataset:
-    """Return a dataset by name.
+    """Return a dataset by name; nothing is downloaded.
+
+    Images are uint8 on disk and become float32 here, standardized per channel by the mean and standard deviation of
+    the training split. The splits are drawn once, by a fixed seed, so that runs differ by their own seed only.
+
+    Args:
+        name: digits or gaussian; cifar10, cifar100 or fashion-mnist, brought by `normgauge data`; the path of a folder
+            or archive of images (it must contain a slash); or `package.module:function`, whose function returns a
+            `Dataset` or three pairs (inputs, targets) for training, validation and test. For images,
+            `name:TRAIN/VALIDATION/TEST` takes that many of each, as in `cifar10:10000/1000/2000`; what is left out is
+            a fifth of TRAIN.
 
     Raises:
         UnknownNameError: for a name that is not known, with the nearest one.
+        MissingDataError: for a known dataset that is not on this machine.
+        DataError: when a subset is larger than the set, or a user's function or folder gives no data.
     """
-    if name not in _DATASETS:
-        raise unknown_name("data", name, _DATASETS)
-    return _DATASETS[name]()
+    if name in _MADE:
+        return _MADE[name]()
+    subset = _SUBSET.search(name)
+    whole = name[: subset.start()] if subset else name
+    if whole in datasets.KNOWN:
+        prepared = datasets.open_known(whole)
+    elif "/" in whole or os.sep in whole:
+        prepared = datasets.open_folder(Path(whole))
+    elif ":" in name and subset is None:
+        return _from_function(name)
+    else:
+        raise unknown_name("data", name, names(), "Or pass package.module:function, or a path with a slash")
+    counts = _counts(name, prepared, subset)
+    stamp = prepared.path.stat()
+    return _split(name, str(prepared.path), counts, (stamp.st_mtime_ns, stamp.st_size))
+
+
+def _counts(name: str, prepared: datasets.Prepared, subset: re.Match[str] | None) -> tuple[int, int, int]:
+    """Return how many training, validation and test images to take."""
+    there, testing = prepared.train, len(prepared.rows) - prepared.train
+    if subset is None:
+        held = there // _VALIDATION_SHARE
+        return there - held, held, testing
+    train = int(subset[1])
+    held, tested = (int(subset[part]) if subset[part] else max(train // 5, 1) for part in (2, 3))
+    if min(train, held, tested) < 1 or train + held > there or tested > testing:
+        raise DataError(
+            explain(
+                f"data {name!r}",
+                f"training and validation together hold 1 to {there} images, test 1 to {testing}",
+                f"{train} + {held} and {tested}",
+                "Ask for fewer",
+            )
+        )
+    return train, held, tested
+
+
+@lru_cache(maxsize=2)  # the runs of a sweep share their data; two, so that a study on two sets does not thrash
+def _split(name: str, path: str, counts: tuple[int, int, int], stamp: tuple[int, int]) -> Dataset:
+    """Cut the splits out of the file by a fixed permutation and standardize them by the training split."""
+    del stamp  # part of the key only: a file that was fetched anew is read anew
+    rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    there = int(np.count_nonzero(rows["test"] == 0))
+    order = torch.randperm(there, generator=generator(0)).numpy()
+    others = there + torch.randperm(len(rows) - there, generator=generator(1)).numpy()
+    chosen = order[: counts[0]], order[counts[0] : counts[0] + counts[1]], others[: counts[2]]
+    parts = [_tensors(rows, np.sort(part)) for part in chosen]
+    inputs = parts[0][0]
+    mean = inputs.mean(dim=(0, 2, 3), keepdim=True)
+    deviation = inputs.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)
+    for images, _ in parts:
+        images.sub_(mean).div_(deviation)
+    train, validation, test = parts
+    return Dataset(name, "classification", train, validation, test, classes=int(rows["label"].max()) + 1)
+
+
+def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+    pixels = torch.from_numpy(np.ascontiguousarray(rows["pixels"][chosen]))
+    return pixels.to(torch.float32), torch.from_numpy(rows["label"][chosen].astype(np.int64))
+
+
+def _from_function(path: str) -> Dataset:
+    made = imported("data", path, "a function that returns data")()
+    if isinstance(made, Dataset):
+        return replace(made, name=path)  # the name is how a worker process finds it again
+    try:
+        (inputs, targets), validation, test = made
+        task: Task = "regression" if targets.is_floating_point() else "classification"
+        classes = int(targets.shape[1]) if task == "regression" else int(targets.max()) + 1
+        return Dataset(path, task, (inputs, targets), tuple(validation), tuple(test), classes)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DataError(
+            explain(
+                f"data {path!r}",
+                "the function must return three pairs of tensors (inputs, targets): training, validation, test",
+                type(made).__name__,
+                "Return them, or a normgauge.lab.data.Dataset",
+            )
+        ) from error

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain, unknown_name
+from normgauge.lab.imports import imported
 from normgauge.nn import registry
 from normgauge.rng import generator
 
@@ -178,21 +176,7 @@ def _image(shape: tuple[int, ...], model: str) -> tuple[int, int]:
 
 
 def _from_factory(path: str, norm: str, seed: int) -> nn.Module:
-    module_name, _, factory_name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` and scripts have it; console scripts and worker processes do not
-        sys.path.insert(0, here)
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            explain(
-                f"model {path!r}",
-                "package.module:factory must name an importable function factory(norm)",
-                str(error),
-                "Run from the folder that holds the package, or install it",
-            )
-        ) from error
+    factory = imported("model", path, "a function factory(norm)")
     torch.manual_seed(seed)
     network = factory(norm)
     if not isinstance(network, nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import NonFiniteError, NormgaugeError
+from normgauge.errors import MissingDataError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.probes import measure_network
@@ -67,7 +67,8 @@ def execute(spec: Mapping[str, Any]) -> Outcome:
         spec: model, norm, data, lr, seed, steps, batch, measure_at (steps), measure_batch, target_loss.
 
     Returns:
-        The outcome, with a status of ok, diverged (the loss left every reasonable range) or error.
+        The outcome, with a status of ok, diverged (the loss left every reasonable range), skipped (its data are not on
+        this machine) or error.
     """
     outcome = Outcome(dict(spec))
     return guarded(outcome, lambda: _train(outcome))
@@ -80,6 +81,8 @@ def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
         with preserved_rng():
             torch.manual_seed(int(outcome.spec["seed"]))
             action()
+    except MissingDataError as error:
+        outcome.status, outcome.sentence = "skipped", f"not run: no data. {error}"
     except NonFiniteError as error:
         outcome.status, outcome.sentence = "diverged", str(error)
     except NormgaugeError as error:

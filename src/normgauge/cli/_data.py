@@ -1,0 +1,55 @@
+"""`normgauge data`: which data are here, and how to bring the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def data(
+    name: Annotated[
+        str | None, typer.Argument(help="cifar10, cifar100, fashion-mnist or digits; none: a list.")
+    ] = None,
+    dir: Annotated[
+        Path | None,
+        typer.Option(help="A folder or archive that holds the data already; or a new folder to keep them in."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
+) -> None:
+    """Bring a dataset to this machine once, check it, and say where it is; without a name, list them."""
+    from normgauge.lab import datasets
+
+    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    rows: list[dict[str, str | None]] = []
+    if name is not None and name not in BUILT_IN:
+        found = datasets.fetch(name, dir, say=notes.print)
+        words = f"{found.train:,} + {len(found.rows) - found.train:,} images from {found.source}"
+        rows = [_row(name, "ready", words, found.path)]
+        if found.path.parent != datasets.data_folder():
+            notes.print(f"To use them from there: export NORMGAUGE_DATA={found.path.parent.resolve()}")
+    else:
+        rows = [_row(made, "ready", words, None) for made, words in BUILT_IN.items() if name in (None, made)]
+        states = [datasets.state(known) for known in datasets.KNOWN] if name is None else []
+        rows += [_row(one.name, one.status, one.sentence, one.path) for one in states]
+    if as_json:
+        typer.echo(json.dumps(rows if name is None else rows[0]))
+        return
+    for row in rows:
+        typer.echo(f"{row['name']:<14} {row['status']:<8} {row['sentence']}")
+        if row["path"]:
+            typer.echo(f"{'':<24}{row['path']}")
+
+
+def _row(name: str, status: str, sentence: str, path: Path | None) -> dict[str, str | None]:
+    return {"name": name, "status": status, "sentence": sentence, "path": str(path) if path else None}
+
+
+# Made on the spot or shipped with an installed package; nothing to fetch.
+BUILT_IN = {
+    "digits": "1,797 grey images of 8x8 in 10 classes, part of scikit-learn",
+    "gaussian": "the Gaussian regression of paper S1, made from a seed",
+}

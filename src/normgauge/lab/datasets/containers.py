@@ -1,0 +1,193 @@
+"""A folder, a tar or a zip as one thing: names and bytes. Archives are read in memory and never unpacked to disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from normgauge.errors import DataError, explain
+
+# No file of the known layouts is larger; an archive that claims more is broken or hostile.
+LARGEST_FILE = 2**29
+# How deep a folder is searched: DIR/FashionMNIST/raw/file is three, DIR/data/train/class/image four.
+DEEPEST = 4
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+
+
+class Container(Protocol):
+    """Something that holds files: their names (posix, relative) and their bytes."""
+
+    path: Path
+
+    def names(self) -> list[str]:
+        """Return the names of the regular files inside."""
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of these files."""
+
+
+class Folder:
+    """A folder, searched to a small depth so that pointing at a home directory does not read the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> list[str]:
+        """Return the files below the folder, sorted, hidden ones left out."""
+        found = []
+        for place, folders, files in os.walk(self.path):
+            depth = len(Path(place).relative_to(self.path).parts)
+            folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < DEEPEST else []
+            found += [(Path(place) / name).relative_to(self.path).as_posix() for name in sorted(files)]
+        return [name for name in found if not PurePosixPath(name).name.startswith(".")]
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of these files."""
+        return {name: (self.path / name).read_bytes() for name in names}
+
+
+class Tar:
+    """A tar, compressed or not; links, devices and oversized members are not files to us."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> list[str]:
+        """Return the regular files inside."""
+        with _opened(self.path) as archive:
+            return [member.name for member in archive if member.isreg()]
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of these members, in one pass: a compressed tar cannot be entered in the middle."""
+        wanted, found = set(names), {}
+        with _opened(self.path) as archive:
+            for member in archive:
+                if member.isreg() and member.name in wanted:
+                    _check_size(self.path, member.name, member.size)
+                    stream = archive.extractfile(member)
+                    found[member.name] = stream.read() if stream else b""
+                    if len(found) == len(wanted):
+                        break
+        return found
+
+
+class Zip:
+    """A zip archive."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def names(self) -> list[str]:
+        """Return the files inside."""
+        with _unzipped(self.path) as archive:
+            return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Return the bytes of these members."""
+        found = {}
+        with _unzipped(self.path) as archive:
+            for name in names:
+                _check_size(self.path, name, archive.getinfo(name).file_size)
+                try:
+                    found[name] = archive.read(name)
+                except (zipfile.BadZipFile, OSError) as error:
+                    raise _broken(self.path, error) from error
+        return found
+
+
+def containers(path: Path) -> Iterator[Container]:
+    """Yield what a path may hold data in: itself, and if it is a folder the archives that lie in it.
+
+    Raises:
+        DataError: when nothing is there.
+    """
+    if not path.exists():
+        raise DataError(explain(f"data in {path}", "the folder or archive must exist", "nothing", "Check the path"))
+    if path.is_file():
+        yield _archive(path)
+        return
+    yield Folder(path)
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.name.endswith(ARCHIVES):
+            yield _archive(file)
+
+
+def fingerprint(path: Path) -> str:
+    """Return 16 hex digits that change when a file of a folder or archive is added, removed or written."""
+    files = [path / name for name in Folder(path).names()] if path.is_dir() else [path]
+    stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.exists()]
+    return hashlib.sha256(repr((str(path), stats)).encode()).hexdigest()[:16]
+
+
+def find(names: Iterable[str], last: str) -> str | None:
+    """Return the shortest name whose last part is `last`, so that a copy deeper down does not win.
+
+    Example:
+        >>> find(["a/b/test_batch", "a/test_batch", "a/test_batch.png"], "test_batch")
+        'a/test_batch'
+    """
+    found = [name for name in names if PurePosixPath(name).name == last and "__MACOSX" not in name]
+    return min(found, key=lambda name: (len(PurePosixPath(name).parts), name), default=None)
+
+
+def _archive(path: Path) -> Container:
+    return Zip(path) if path.name.endswith(".zip") else Tar(path)
+
+
+class _opened:
+    """A tar opened for reading, whose breakage is told in our words."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tarfile.TarFile:
+        try:
+            self._archive = tarfile.open(self._path)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise _broken(self._path, error) from error
+        return self._archive
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._archive.close()
+        if isinstance(error, (tarfile.TarError, OSError, EOFError)) and not isinstance(error, DataError):
+            raise _broken(self._path, error) from error
+
+
+class _unzipped:
+    """A zip opened for reading, whose breakage is told in our words."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> zipfile.ZipFile:
+        try:
+            self._archive = zipfile.ZipFile(self._path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise _broken(self._path, error) from error
+        return self._archive
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+
+def _check_size(path: Path, name: str, size: int) -> None:
+    if size > LARGEST_FILE:
+        raise DataError(
+            explain(
+                f"archive {path.name}",
+                f"no file in it may be larger than {LARGEST_FILE >> 20} MiB",
+                f"{size >> 20} MiB in {name}",
+                "Get the archive again from its home page",
+            )
+        )
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(
+        explain(f"archive {path.name}", "it must be a complete tar or zip", str(error) or "a cut end", "Get it again")
+    )
