@@ -274,8 +274,8 @@ def tables(good):
                     gain = 0.1 * (optimizer == "adam") * ((norm == "none") == good)
                     accuracy = 0.7 + gain * wobble - 0.05 * (decay != likes)
                     add("recipe", seed, norm, {"test_accuracy": accuracy}, optimizer=optimizer, decay=decay)
-            for dropout in ("off", "on"):
-                gain = 0.05 * (dropout == "on") * ((norm == "none") == good) * wobble
+            for dropout in (0.0, 0.3):
+                gain = 0.05 * (dropout > 0) * ((norm == "none") == good) * wobble
                 add("dropout", seed, norm, {"test_accuracy": 0.7 + gain}, dropout=dropout)
             add("learning-rate-range", seed, norm, {"largest_stable_rate": high})
             for rate in ("plain", "own"):

@@ -135,8 +135,8 @@ register(
         question="Does VGG train faster and test better with BN, with and without augmentation?",
         finding="Test accuracy 83 % with BN and 80 % without; with augmentation 92 % and 88 %; training is faster.",
         proxy=PROXY
-        + "In this study 400 steps and no linear network; the rate is tuned for every arm on validation accuracy of the "
-        "first seed. Seeds were raised once, from 4 to 8, after a first look at wide intervals.",
+        + "In this study 400 steps and no linear network; the rate is tuned for every arm on validation accuracy of "
+        "the first seed. Seeds were raised once, from 4 to 8, after a first look at wide intervals.",
         sizes={
             "smoke": _sizes("smoke", 1, 1, (0.1,)),
             "small": _sizes("small", 8, 1, (0.1, 0.3), steps=400),
