@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import nn
@@ -217,7 +218,7 @@ def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float
     ]
 
 
-def _few(size: str) -> dict[str, int]:
+def _few(size: str) -> dict[str, Any]:
     return {"measures": 6, "steps": 200} if size == "small" else {}
 
 

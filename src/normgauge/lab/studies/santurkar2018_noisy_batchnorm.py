@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +151,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed: int) -> Study:
+def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed: Any) -> Study:
     question = "Does BN need stable distributions?"
     return study(
         "noisy-batchnorm", question, size, "vgg", NORMS, seeds=seeds, rates=rates, tuning_seeds=tried, **changed

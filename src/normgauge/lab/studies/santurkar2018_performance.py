@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import nn
@@ -112,7 +113,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed: int) -> Study:
+def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed: Any) -> Study:
     return study(
         "performance",
         "Does BN train faster and generalize better?",
