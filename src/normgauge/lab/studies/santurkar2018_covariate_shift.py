@@ -143,9 +143,26 @@ def remarks(table: StudyTable) -> list[str]:
             f"{model}: after a tenth of the same step the cosines are {means['batch', 'cosine_tenth']:.3f} with BN and "
             f"{means['none', 'cosine_tenth']:.3f} without, so how far gradients turn is a matter of the rate too."
         )
+        layers = {norm: [row for row in _by_layer(table, model) if row["series"] == norm] for norm in NORMS}
+        least = {norm: min(rows, key=lambda row: float(row["mean"])) for norm, rows in layers.items()}
+        lines.append(
+            f"{model}: the mean over layers hides much: the smallest cosine is {least['batch']['mean']:.2f} with BN "
+            f"(layer {least['batch']['layer']}) and {least['none']['mean']:.2f} without (layer {least['none']['layer']}); "
+            "below 0 the update of earlier layers has reversed the gradient."
+        )
+        first, last = ({n: _at(table, model, n, end) for n in NORMS} for end in (0, -1))
+        lines.append(
+            f"{model}: from the first step to the last the cosine goes from {first['batch']:.2f} to "
+            f"{last['batch']:.2f} with BN and from {first['none']:.2f} to {last['none']:.2f} without."
+        )
         if not math.isfinite(means["none", "train_loss"]):
             lines.append(f"{model}: the network without BN diverged on some seeds.")
     return lines
+
+
+def _at(table: StudyTable, model: str, norm: str, end: int) -> float:
+    """Return the mean cosine at the first (0) or last (-1) measured step."""
+    return float(table.band("cosine_now", "norm", model=model, norm=norm)[end]["mean"])
 
 
 def _sizes(size: str, seeds: int) -> list[Study]:
