@@ -147,8 +147,8 @@ def remarks(table: StudyTable) -> list[str]:
         least = {norm: min(rows, key=lambda row: float(row["mean"])) for norm, rows in layers.items()}
         lines.append(
             f"{model}: the mean over layers hides much: the smallest cosine is {least['batch']['mean']:.2f} with BN "
-            f"(layer {least['batch']['layer']}) and {least['none']['mean']:.2f} without (layer {least['none']['layer']}); "
-            "below 0 the update of earlier layers has reversed the gradient."
+            f"(layer {least['batch']['layer']}) and {least['none']['mean']:.2f} without (layer "
+            f"{least['none']['layer']}); below 0 the update of earlier layers has reversed the gradient."
         )
         first, last = ({n: _at(table, model, n, end) for n in NORMS} for end in (0, -1))
         lines.append(
