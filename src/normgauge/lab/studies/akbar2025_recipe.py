@@ -174,7 +174,7 @@ register(
         "validation accuracy of the first seed. Paper size: the same grid on all of CIFAR-10.",
         sizes={
             "smoke": _study((1.0,), DECAYS, 1, 1, data="digits", steps=8, batch=64),
-            "small": _study((1.0, 3.0), DECAYS, 5, 1, data="cifar10:2000/1000/2000", steps=200, batch=64),
+            "small": _study((1.0, 3.0), DECAYS, 4, 1, data="cifar10:2000/1000/2000", steps=200, batch=64),
             "paper": _study((1 / 3, 1.0, 3.0, 10.0), DECAYS, 5, 2, data="cifar10", steps=20000, batch=128),
         },
         run=run,

@@ -237,7 +237,7 @@ register(
         "2, 4. Paper size: the 13-convolution VGG on all of CIFAR-10.",
         sizes={
             "smoke": _sizes((0.1,), 1, network="vgg", data="digits", steps=12, batch=32),
-            "small": _sizes((0.05, 0.15), 6, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
+            "small": _sizes((0.05, 0.15), 4, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
             "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
         },
         run=run,
