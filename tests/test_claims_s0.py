@@ -14,6 +14,7 @@ from normgauge.claims import akbar2025_landscape as landscape
 from normgauge.claims import akbar2025_symmetry as symmetry
 from normgauge.claims._instances import Unit, units
 from normgauge.claims._registry import find
+from normgauge.claims._shipped import shipped_tables
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import margins, norm_growth, scale_invariance, weight_normalization
 
@@ -274,8 +275,8 @@ def tables(good):
                     gain = 0.1 * (optimizer == "adam") * ((norm == "none") == good)
                     accuracy = 0.7 + gain * wobble - 0.05 * (decay != likes)
                     add("recipe", seed, norm, {"test_accuracy": accuracy}, optimizer=optimizer, decay=decay)
-            for dropout in ("off", "on"):
-                gain = 0.05 * (dropout == "on") * ((norm == "none") == good) * wobble
+            for dropout in (0.0, 0.3):
+                gain = 0.05 * (dropout > 0) * ((norm == "none") == good) * wobble
                 add("dropout", seed, norm, {"test_accuracy": 0.7 + gain}, dropout=dropout)
             add("learning-rate-range", seed, norm, {"largest_stable_rate": high})
             for rate in ("plain", "own"):
@@ -291,7 +292,8 @@ def tables(good):
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_the_criteria_tell_hope_from_fear(id):
     claim = find(id)
-    assert (claim.status, claim.verdict) == ("not_run", "empirical")
+    waits = claim.study not in shipped_tables()
+    assert (claim.status, claim.verdict) == ("not_run" if waits else "judged", "empirical")
     assert claim.command == f"normgauge reproduce {claim.study}"
     hoped = claim.judge_from_tables(tables(True))
     assert hoped.outcome == "confirmed", hoped.sentence

@@ -67,6 +67,34 @@ def vgg(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
 
 
+def vgg8(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a VGG of eight 3x3 convolutions, 8 to 32 channels wide: the proxy of the studies' small size."""
+    return _stacked((8, 0, 16, 16, 0, 32, 32, 0, 32, 32, 32, 0), norm, shape, classes, "vgg8")
+
+
+def vgg16(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build the VGG of 13 convolutions, 64 to 512 channels wide, with one linear layer behind, as usual on CIFAR-10.
+
+    S1 says "a VGG-like network" and not which; this is the studies' paper size.
+    """
+    plan = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+    return _stacked(plan, norm, shape, classes, "vgg16")
+
+
+def _stacked(plan: tuple[int, ...], norm: str, shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
+    """Stack normalized 3x3 convolutions of these widths; 0 halves the image, while there is something to halve."""
+    channels, size = _image(shape, name)
+    layers: list[nn.Module] = []
+    for width in plan:
+        if width:
+            layers += [Normalized(nn.Conv2d(channels, width, 3, padding=1), norm, 2), nn.ReLU()]
+            channels = width
+        elif size > 1:
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
+
+
 class ResidualBlock(nn.Module):
     """relu(x + f(x)) with f two normalized 3x3 convolutions; a 1x1 convolution where width or size changes."""
 
@@ -109,7 +137,14 @@ def dln(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes, bias=False))
 
 
-_MODELS: dict[str, Factory] = {"mlp": mlp, "vgg": vgg, "resnet": resnet, "dln": dln}
+_MODELS: dict[str, Factory] = {
+    "mlp": mlp,
+    "vgg": vgg,
+    "vgg8": vgg8,
+    "vgg16": vgg16,
+    "resnet": resnet,
+    "dln": dln,
+}
 
 
 def names() -> tuple[str, ...]:
