@@ -200,9 +200,9 @@ def rows_for(id, good):
         elif id == "S3-GDNP-data":
             for method in ("gd", "gdnp"):
                 slow = (method == "gd") == good
-                rows.append(
-                    {"data": "a9a", "method": method, "seed": seed, "iterations": 1000 * jitter if slow else 10}
-                )
+                row = {"data": "a9a", "condition": 10.0, "method": method, "seed": seed}
+                rows.append({**row, "iterations": 1000 * jitter if slow else 10})
+                rows.append({**row, "data": "gaussian", "iterations": 1})  # not asked about
         elif id == "S3-dropout":
             for norm in ("none", "batch"):
                 for rate in (0.0, 0.5):

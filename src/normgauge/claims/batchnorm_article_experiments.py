@@ -86,18 +86,20 @@ def _very_deep(rows: Rows) -> Margins:
     place="Learning halfspace problem, last sentence",
     printed="it is also shown in experiments that GDNP could accelerate optimization without this constraint "
     "(Gaussian input)",
-    study="gdnp",
+    study="halfspace",
     criterion="on data that are not Gaussian, iterations to a gradient norm of 1e-3 of the initial one: gradient "
     "descent at its best step over GDNP, above 1",
     cite=(*CITE, "kohler2019"),
-    note=f"{NOT_LISTED} Rows: `data` (not Gaussian), `method` (gdnp, gd), `iterations`.",
+    note=f"{NOT_LISTED} Rows: `data` (gaussian is left out), `condition`, `method` (gdnp, gd), `iterations`; for every "
+    "kind of data at every condition number.",
 )
 def _without_gaussian(rows: Rows) -> Margins:
+    cells = sorted({(row["data"], row["condition"]) for row in rows if row["data"] != "gaussian"})
     return {
-        f"{data}: log10 iterations, gradient descent over GDNP": paired_log10(
-            rows, "iterations", "gd", "gdnp", knob="method", data=data
+        f"{data}, condition {condition:g}: log10 iterations, gradient descent over GDNP": paired_log10(
+            rows, "iterations", "gd", "gdnp", knob="method", data=data, condition=condition
         )
-        for data in sorted({row["data"] for row in rows})
+        for data, condition in cells
     }
 
 

@@ -15,8 +15,15 @@ import numpy
 import torch
 from torch import Tensor
 
-METHODS = ("gdnp", "gd", "bn", "agd", "lbfgs")
-TITLES = {"gdnp": "GDNP", "gd": "GD", "bn": "BN + GD", "agd": "accelerated", "lbfgs": "L-BFGS"}
+METHODS = ("gdnp", "gd", "safe", "bn", "agd", "lbfgs")
+TITLES = {
+    "gdnp": "GDNP",
+    "gd": "GD",
+    "safe": "GD, safe step",
+    "bn": "BN + GD",
+    "agd": "accelerated",
+    "lbfgs": "L-BFGS",
+}
 # Steps tried, as multiples of one over the smoothness: curvature at the minimum may be far below its bound.
 MULTIPLES = tuple(2.0**k for k in (-1, 0, 0.5, 0.8, 0.9, 0.95, 1, 1.5, 2, 3, 4, 5, 6, 7, 8))
 Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -71,9 +78,13 @@ class Path:
 
 
 def descend(race: Race, method: str, *, target: float, most: int, multiples: Sequence[float] = MULTIPLES) -> Path:
-    """Run gd, bn or agd with all steps at once until the first copy arrives, or lbfgs; at most `most` iterations."""
+    """Run gd, bn or agd with all steps at once until the first copy arrives, or lbfgs; at most `most` iterations.
+
+    "safe" is gradient descent with the one step that theory gives, one over the smoothness: like GDNP, nothing tuned.
+    """
     if method == "lbfgs":
         return _lbfgs(race, target, most)
+    multiples = (1.0,) if method == "safe" else multiples
     steps = torch.tensor(multiples, dtype=race.start.dtype)[:, None, None] / race.smoothness
     return _best_copy(race, _MOVES[method](race, steps), steps.flatten(), target, most)
 
@@ -151,7 +162,7 @@ class _Normalized(Mover):
         self.v, self.g = self.v - self.steps * turn, self.g - self.steps * along / length
 
 
-_MOVES: dict[str, type[Mover]] = {"gd": Mover, "bn": _Normalized, "agd": _Accelerated}
+_MOVES: dict[str, type[Mover]] = {"gd": Mover, "safe": Mover, "bn": _Normalized, "agd": _Accelerated}
 
 
 def _lbfgs(race: Race, target: float, most: int) -> Path:

@@ -70,3 +70,12 @@ def _whitened(x: Tensor) -> Tensor:
     """Return x with sample second moment I, turned as little as possible."""
     values, vectors = torch.linalg.eigh(x.T @ x / len(x))
     return x @ vectors * values.rsqrt() @ vectors.T
+
+
+def gaussian_moments(condition: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return mean u and second moment S of the Gaussian `-y x` of `two_classes`, for the exact expectation."""
+    source = generator(seed)
+    mean = torch.randn(FEATURES, generator=source, dtype=torch.float64)
+    turn, scale = rotation(source), spectrum(condition).sqrt()
+    white = -mean / mean.norm() * SEPARATION / (1 + SEPARATION**2) ** 0.5
+    return turn @ (scale * white), turn * scale.square() @ turn.T
