@@ -38,12 +38,20 @@ class Race:
         S: second moment of the inputs.
         smoothness: a Lipschitz constant of the gradient, the unit of steps.
         start: `[units, features]`.
+        floor: a loss to measure the distance from, where gradients mislead (units that saturate have none); without
+            it the distance is the norm of the gradient.
     """
 
     slopes: Slopes
     S: Tensor
     smoothness: float
     start: Tensor
+    floor: float | None = None
+
+    def distances(self, losses: Tensor, gradients: Tensor) -> Tensor:
+        """Return per copy how far it is: the gradient norm, or the loss above the floor; inf where not finite."""
+        far = self.sizes(gradients) if self.floor is None else losses - self.floor
+        return torch.where(far.isfinite(), far, torch.inf)
 
     def sizes(self, gradients: Tensor) -> Tensor:
         """Return per copy the largest `|gradient|` of a unit in the norm of `S^-1`."""
@@ -56,25 +64,25 @@ class Race:
 
 @dataclass
 class Path:
-    """What one method did: gradient norms relative to the first and losses by iteration, its step, its gradients."""
+    """What one method did: distances relative to the first and losses by iteration, its step, its gradients."""
 
-    norms: list[float] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     step: float = math.nan
     gradients: int = 0
     end: Tensor | None = None
 
     def iterations(self, target: float) -> int | None:
-        """Return the first iteration whose relative gradient norm is at most `target`."""
-        return next((number for number, norm in enumerate(self.norms) if norm <= target), None)
+        """Return the first iteration whose relative distance is at most `target`."""
+        return next((number for number, far in enumerate(self.distances) if far <= target), None)
 
     def rate(self) -> float:
         """Return the factor per iteration over the second half, a geometric mean; nan for a single step."""
-        half = len(self.norms) // 2
-        count = len(self.norms) - 1 - half
-        if count < 1 or self.norms[half] <= 0 or self.norms[-1] <= 0:
+        half = len(self.distances) // 2
+        count = len(self.distances) - 1 - half
+        if count < 1 or self.distances[half] <= 0 or self.distances[-1] <= 0:
             return math.nan
-        return float((self.norms[-1] / self.norms[half]) ** (1 / count))
+        return float((self.distances[-1] / self.distances[half]) ** (1 / count))
 
 
 def descend(race: Race, method: str, *, target: float, most: int, multiples: Sequence[float] = MULTIPLES) -> Path:
@@ -91,21 +99,19 @@ def descend(race: Race, method: str, *, target: float, most: int, multiples: Seq
 
 def _best_copy(race: Race, mover: Mover, steps: Tensor, target: float, most: int) -> Path:
     """Iterate all copies; return the path of the first to arrive, or of the one that came closest."""
-    norms: list[Tensor] = []
+    far: list[Tensor] = []
     losses: list[Tensor] = []
     for number in range(most + 1):
-        at = mover.weights()
-        value, gradients = race.slopes(at)
-        size = race.sizes(gradients)
-        norms.append(torch.where(size.isfinite(), size, torch.inf))
+        value, gradients = race.slopes(mover.weights())
+        far.append(race.distances(value, gradients))
         losses.append(value)
-        if number == most or float(norms[-1].min()) <= target * float(norms[0][0]):
+        if number == most or float(far[-1].min()) <= target * float(far[0][0]):
             break
         mover.move(gradients)
-    best = int(norms[-1].argmin())
-    first = float(norms[0][best])
-    path = Path([float(n[best]) / first for n in norms], [float(v[best]) for v in losses], float(steps[best]))
-    path.gradients, path.end = len(norms) - 1, mover.weights()[best]
+    best = int(far[-1].argmin())
+    first = float(far[0][best])
+    path = Path([float(n[best]) / first for n in far], [float(v[best]) for v in losses], float(steps[best]))
+    path.gradients, path.end = len(far) - 1, mover.weights()[best]
     return path
 
 
@@ -177,10 +183,10 @@ def _lbfgs(race: Race, target: float, most: int) -> Path:
 
     def look(flat: numpy.ndarray) -> None:
         value, gradients = race.slopes(torch.from_numpy(numpy.array(flat)).reshape(1, *shape))
-        path.norms.append(float(race.sizes(gradients)[0]))
+        path.distances.append(float(race.distances(value, gradients)[0]))
         path.losses.append(float(value[0]))
         path.gradients = seen[0]
-        if path.norms[-1] <= target * path.norms[0]:
+        if path.distances[-1] <= target * path.distances[0]:
             raise StopIteration
 
     begin = race.start.flatten().numpy().astype(float)
@@ -188,5 +194,5 @@ def _lbfgs(race: Race, target: float, most: int) -> Path:
     options = {"maxiter": most, "maxfun": 20 * most + 20, "gtol": 0.0, "ftol": 0.0}
     found = minimize(value_and_slope, begin, jac=True, method="L-BFGS-B", callback=look, options=options)
     path.end = torch.from_numpy(numpy.array(found.x)).reshape(shape)
-    path.norms = [norm / path.norms[0] for norm in path.norms]
+    path.distances = [far / path.distances[0] for far in path.distances]
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from normgauge.charts import against, curves
@@ -16,10 +15,10 @@ POINTS = 60
 
 def record_path(record: Record, path: Path, target: float, most: int) -> None:
     """Record the curve, and iterations and gradients to the target; one that never arrives counts `most` of both."""
-    last = len(path.norms) - 1
+    last = len(path.distances) - 1
     kept = sorted({round(last * k / POINTS) for k in range(POINTS + 1)})
     for number in kept:
-        record(number, "gradient", path.norms[number])
+        record(number, "distance", path.distances[number])
     arrived = path.iterations(target)
     record(last, "iterations", max(1, most if arrived is None else arrived))
     record(last, "gradients", max(1, most if arrived is None else path.gradients))
@@ -44,10 +43,10 @@ def over_conditions(table: StudyTable, data: str, reading: str = "iterations") -
     return rows
 
 
-def race_figures(table: StudyTable, datas: Sequence[str], what: str) -> list[Figure]:
+def race_figures(table: StudyTable, what: str, far: str = "gradient norm, relative") -> list[Figure]:
     """Draw iterations over condition numbers per kind of data, and the curves at the largest one of the first kind."""
     found = []
-    for data in datas:
+    for data in kinds(table):
         chart = against(
             over_conditions(table, data),
             x="condition",
@@ -66,8 +65,8 @@ def race_figures(table: StudyTable, datas: Sequence[str], what: str) -> list[Fig
             f"Data {data}: {what} to the target, geometric mean and range over seeds, each method at its best step."
         )
         found.append(Figure(f"{data}", chart, caption))
-    data, condition = datas[0], max(row["condition"] for row in table.rows)
-    one = table.band("gradient", lambda row: TITLES[row["method"]], data=data, condition=condition, seed=0)
+    data, condition = kinds(table)[0], max(row["condition"] for row in table.rows)
+    one = table.band("distance", lambda row: TITLES[row["method"]], data=data, condition=condition, seed=0)
     shown = [row for row in one if row["mean"] > 0]
     chart = curves(
         [{**row, "step": row["step"] + 1} for row in shown],
@@ -75,11 +74,16 @@ def race_figures(table: StudyTable, datas: Sequence[str], what: str) -> list[Fig
         y="mean",
         order=[TITLES[method] for method in METHODS],
         x_title=f"{what} + 1",
-        y_title="gradient norm, relative",
+        y_title=far,
         y_scale="log",
     )
-    found.append(Figure("curves", chart, f"One seed, data {data}, condition number {condition:g}: gradient in S^-1."))
+    found.append(Figure("curves", chart, f"One seed, data {data}, condition number {condition:g}."))
     return found
+
+
+def kinds(table: StudyTable) -> list[str]:
+    """Return the kinds of data in the order they were run."""
+    return list(dict.fromkeys(row["data"] for row in table.rows))
 
 
 def ratio(table: StudyTable, method: str, data: str, condition: float, reading: str = "iterations") -> float:
@@ -89,11 +93,11 @@ def ratio(table: StudyTable, method: str, data: str, condition: float, reading: 
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def race_remarks(table: StudyTable, datas: Sequence[str], what: str) -> list[str]:
+def race_remarks(table: StudyTable, what: str) -> list[str]:
     """Say, per kind of data, how many times GDNP's iterations each rival needs, and where GDNP brings nothing."""
     lines, nothing = [], []
     conditions = sorted({row["condition"] for row in table.rows})
-    for data in datas:
+    for data in kinds(table):
         parts = []
         for method in METHODS[1:]:
             ratios = [ratio(table, method, data, condition) for condition in conditions]

@@ -13,7 +13,7 @@ from torch import Tensor
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
 from normgauge.lab.studies._descents import METHODS, Path, Race, descend
 from normgauge.lab.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
-from normgauge.lab.studies._gdnp_pages import race_figures, race_remarks, ratio, record_path
+from normgauge.lab.studies._gdnp_pages import kinds, race_figures, race_remarks, ratio, record_path
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
 from normgauge.lab.table import StudyTable
@@ -34,7 +34,7 @@ def run(spec: Spec, record: Record) -> None:
     direction = torch.randn(FEATURES, generator=generator(5000 + seed), dtype=torch.float64)
     if spec["method"] == "gdnp":
         path, halvings = _gdnp(problem, direction, target, most)
-        record(len(path.norms) - 1, "halvings", halvings)
+        record(len(path.distances) - 1, "halvings", halvings)
     else:
         start = gdnp(problem, steps=0, bisections=BISECTIONS, start=direction).weights
         path = descend(_race(problem, start), spec["method"], target=target, most=most)
@@ -52,21 +52,21 @@ def _problem(spec: Spec, seed: int) -> GaussianHalfspace | SampleHalfspace:
 def _gdnp(problem: GaussianHalfspace | SampleHalfspace, w: Tensor, target: float, most: int) -> tuple[Path, int]:
     """Run GDNP to the target; it remembers nothing but its direction, so it can be continued from there."""
     path, halvings, first = Path(), 0, math.nan
-    while len(path.norms) <= most:
-        count = min(CHUNK, most - max(len(path.norms) - 1, 0))
+    while len(path.distances) <= most:
+        count = min(CHUNK, most - max(len(path.distances) - 1, 0))
         found = gdnp(problem, steps=count, bisections=BISECTIONS, start=w)
-        first = found.records[0].gradient_norm if not path.norms else first
-        fresh = found.records[1 if path.norms else 0 :]
-        path.norms += [item.gradient_norm / first for item in fresh]
+        first = found.records[0].gradient_norm if not path.distances else first
+        fresh = found.records[1 if path.distances else 0 :]
+        path.distances += [item.gradient_norm / first for item in fresh]
         path.losses += [item.loss for item in fresh]
         halvings += found.halvings
         arrived = path.iterations(target)
         if arrived is not None:
-            path.norms, path.losses = path.norms[: arrived + 1], path.losses[: arrived + 1]
+            path.distances, path.losses = path.distances[: arrived + 1], path.losses[: arrived + 1]
         if arrived is not None or len(fresh) == 0 or found.status != "ok":
             break
         w = found.direction
-    path.gradients = len(path.norms) - 1 + halvings
+    path.gradients = len(path.distances) - 1 + halvings
     return path, halvings
 
 
@@ -96,7 +96,7 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: gradient descent at its best step needs more iterations than GDNP, also where data are not Gaussian."""
     found = {}
-    for data in DATA:
+    for data in kinds(table):
         for condition in sorted({row["condition"] for row in table.rows}):
             theirs, ours = (
                 table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
@@ -109,16 +109,16 @@ def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
 
 def figures(table: StudyTable) -> list[Figure]:
     """Draw iterations over condition numbers, and the gradient over iterations."""
-    return race_figures(table, DATA, "iterations")
+    return race_figures(table, "iterations")
 
 
 def remarks(table: StudyTable) -> list[str]:
     """Say who is faster, at how many gradients, and how often GDNP had to halve its step."""
-    lines = race_remarks(table, DATA, "iterations")
+    lines = race_remarks(table, "iterations")
     largest = max(row["condition"] for row in table.rows)
-    told = ", ".join(f"{data} {ratio(table, 'lbfgs', data, largest, 'gradients'):.3g}" for data in DATA)
+    told = ", ".join(f"{data} {ratio(table, 'lbfgs', data, largest, 'gradients'):.3g}" for data in kinds(table))
     lines.append(f"In gradients instead of iterations, L-BFGS over GDNP at condition {largest:g}: {told}.")
-    halved = {data: max(row["halvings"] for row in table.where(method="gdnp", data=data)) for data in DATA}
+    halved = {data: max(row["halvings"] for row in table.where(method="gdnp", data=data)) for data in kinds(table)}
     lines.append(
         "GDNP's step had to be halved because the loss rose (most often in a run): "
         + ", ".join(f"{data} {count:g}" for data, count in halved.items())
@@ -129,11 +129,11 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _study(seeds: int, conditions: Sequence[float], most: int, batch: int) -> Study:
+def _study(seeds: int, conditions: Sequence[float], most: int, batch: int, data: Sequence[str] = DATA) -> Study:
     return Study(
         "halfspace",
         "Who reaches a small gradient first?",
-        scientific={"data": list(DATA), "condition": list(conditions), "method": list(METHODS)},
+        scientific={"data": list(data), "condition": list(conditions), "method": list(METHODS)},
         fixed={"batch": batch, "steps": most, "target": 1e-3},
         seeds=seeds,
     )
@@ -152,7 +152,7 @@ register(
         "samples, all recoloured to the condition number; start at the best length of a random direction; target 1e-3 "
         "of the first gradient in the norm of S^-1; best of 15 steps for each method that has one.",
         sizes={
-            "smoke": _study(3, (3.0,), 100, 300),
+            "smoke": _study(3, (3.0,), 60, 300, ("gaussian", "digits")),
             "small": _study(6, (3.0, 10.0, 30.0, 100.0, 300.0), 4000, 1000),
             "paper": _study(10, (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), 20000, 1000),
         },

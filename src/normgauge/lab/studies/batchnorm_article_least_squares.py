@@ -11,7 +11,7 @@ from torch import Tensor
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
 from normgauge.lab.studies._descents import METHODS, Path, Race, descend
 from normgauge.lab.studies._gdnp_data import FEATURES, regression
-from normgauge.lab.studies._gdnp_pages import race_figures, race_remarks, record_path
+from normgauge.lab.studies._gdnp_pages import kinds, race_figures, race_remarks, record_path
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
 from normgauge.lab.table import StudyTable
@@ -37,14 +37,16 @@ def run(spec: Spec, record: Record) -> None:
         path = Path(norms, [item.loss for item in found.records], gradients=len(norms) - 1)
         arrived = path.iterations(target)
         if arrived is not None:
-            path.norms, path.losses, path.gradients = norms[: arrived + 1], path.losses[: arrived + 1], arrived
-        kept = [item for item in found.records[: len(path.norms)] if item.rho_gap > 1e-12 * abs(item.rho)]
+            path.distances, path.losses, path.gradients = norms[: arrived + 1], path.losses[: arrived + 1], arrived
+        kept = [item for item in found.records[: len(path.distances)] if item.rho_gap > 1e-12 * abs(item.rho)]
         slack = min((math.log10(item.rho_bound / item.rho_gap) for item in kept[1:]), default=0.0)
-        record(len(path.norms) - 1, "bound_slack", slack)
+        record(len(path.distances) - 1, "bound_slack", slack)
     else:
         path = descend(_race(problem.u, problem.S, problem.constant, start), spec["method"], target=target, most=most)
     record_path(record, path, target, most)
-    record(len(path.norms) - 1, "promised_rate", _promised(spec["method"], float(spec["condition"])), status="skipped")
+    record(
+        len(path.distances) - 1, "promised_rate", _promised(spec["method"], float(spec["condition"])), status="skipped"
+    )
 
 
 def _race(u: Tensor, S: Tensor, constant: float, start: Tensor) -> Race:
@@ -66,7 +68,7 @@ def _promised(method: str, condition: float) -> float:
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: GDNP keeps its bound, and gradient descent at its best step needs more iterations."""
     found = {}
-    for data in DATA:
+    for data in kinds(table):
         for condition in sorted({row["condition"] for row in table.rows}):
             theirs, ours = (
                 table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
@@ -79,14 +81,14 @@ def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
 
 def figures(table: StudyTable) -> list[Figure]:
     """Draw iterations over condition numbers, and the gradient over iterations."""
-    return race_figures(table, DATA, "iterations")
+    return race_figures(table, "iterations")
 
 
 def remarks(table: StudyTable) -> list[str]:
     """Say who is faster, whether the rates are linear, and whether the bound held."""
-    lines = race_remarks(table, DATA, "iterations")
+    lines = race_remarks(table, "iterations")
     largest = max(row["condition"] for row in table.rows)
-    rates = {m: table.mean("rate", data=DATA[0], method=m, condition=largest).mean for m in METHODS}
+    rates = {m: table.mean("rate", data=kinds(table)[0], method=m, condition=largest).mean for m in METHODS}
     promised = {m: _promised(m, largest) for m in ("gdnp", "gd")}
     lines.append(
         f"At condition {largest:g} the gradient shrinks per iteration by {rates['gdnp']:.6g} with GDNP (promised at "
