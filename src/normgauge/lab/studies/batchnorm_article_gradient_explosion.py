@@ -162,10 +162,8 @@ def remarks(table: StudyTable) -> list[str]:
     )
     for skip, name in ((False, "without"), (True, "with")):
         depths = sorted({row["depth"] for row in table.where(part="depth", skip=skip)})
-        told = ", ".join(
-            f"{table.mean('norm_growth', part='depth', skip=skip, depth=d).mean:.4g} at depth {d}" for d in depths
-        )
-        lines.append(f"Growth per layer {name} skips: {told}.")
+        told = [f"{table.mean('norm_growth', part='depth', skip=skip, depth=d).mean:.4g} at depth {d}" for d in depths]
+        lines.append(f"Growth per layer {name} skips: {', '.join(told)}.")
     for depth in sorted({row["depth"] for row in table.where(part="train")}):
         told = []
         for skip, name in ((False, "without"), (True, "with")):
@@ -221,10 +219,10 @@ register(
         "pi/(pi-1) = 1.467; very deep batchnorm networks are untrainable, only skip connections relieve it.",
         proxy="S3 gives no setting (its source trains on MNIST and CIFAR-10). Growth: Gaussian batches, width 256, "
         "depth 30, the mean-field network itself. Training: digits, width 32, SGD with momentum, 150 steps of batch 64, "
-        "learning rate tuned per arm on validation accuracy; accuracy with statistics of the training data.",
+        "learning rate tuned per arm on validation accuracy; statistics of the training data.",
         sizes={
             "smoke": _parts(3, 48, 16, SMOKE, _training(3, (4, 16), (0.1,), 8, 16)),
-            "small": _parts(6, 256, 30, SMALL, _training(5, (10, 30, 100), (0.0003, 0.003, 0.03, 0.3), 150, 32)),
+            "small": _parts(5, 256, 30, SMALL, _training(4, (10, 30, 100), (0.003, 0.03, 0.3), 150, 32)),
             "paper": _parts(
                 10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)
             ),

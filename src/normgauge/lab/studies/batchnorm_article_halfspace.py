@@ -153,7 +153,7 @@ register(
         "of the first gradient in the norm of S^-1; best of 15 steps for each method that has one.",
         sizes={
             "smoke": _study(3, (3.0,), 60, 300, ("gaussian", "digits")),
-            "small": _study(6, (3.0, 10.0, 30.0, 100.0, 300.0), 4000, 1000),
+            "small": _study(5, (3.0, 10.0, 30.0, 100.0), 2000, 1000),
             "paper": _study(10, (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), 20000, 1000),
         },
         run=run,

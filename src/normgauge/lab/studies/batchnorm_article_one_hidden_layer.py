@@ -173,7 +173,7 @@ register(
         "method that has one; a sweep of GDNP counts as one iteration.",
         sizes={
             "smoke": _study(3, (3.0,), 12, 150, ("gaussian", "digits"), 40),
-            "small": _study(6, (3.0, 10.0, 30.0, 100.0), 600, 500),
+            "small": _study(5, (3.0, 30.0, 100.0), 300, 500),
             "paper": _study(10, (3.0, 10.0, 30.0, 100.0, 300.0), 5000, 2000),
         },
         run=run,
