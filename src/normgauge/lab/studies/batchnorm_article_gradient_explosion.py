@@ -218,7 +218,7 @@ register(
         finding="The gradient of the first layer has norm > c lambda^L; lambda falls with the batch size, for ReLU to "
         "pi/(pi-1) = 1.467; very deep batchnorm networks are untrainable, only skip connections relieve it.",
         proxy="S3 gives no setting (its source trains on MNIST and CIFAR-10). Growth: Gaussian batches, width 256, "
-        "depth 30, the mean-field network itself. Training: digits, width 32, SGD with momentum, 150 steps of batch 64, "
+        "depth 30, the mean-field network itself. Training: digits, width 32, SGD with momentum, 150 steps, batch 64, "
         "learning rate tuned per arm on validation accuracy; statistics of the training data.",
         sizes={
             "smoke": _parts(3, 48, 16, SMOKE, _training(3, (4, 16), (0.1,), 8, 16)),
