@@ -18,8 +18,8 @@ def normalized_layers(network: nn.Module) -> list[Normalized]:
 def direction_weight(part: Normalized) -> nn.Parameter:
     """Return the weight whose scale the normalizer ignores; under weight normalization that is v of `g v / |v|`."""
     if part.declaration.placement == "weights":
-        return part.layer.parametrizations.weight.original1  # type: ignore[no-any-return, union-attr]
-    return part.layer.weight  # type: ignore[no-any-return]
+        return part.layer.get_parameter("parametrizations.weight.original1")
+    return part.layer.get_parameter("weight")
 
 
 def scaled_together(part: Normalized) -> list[nn.Parameter]:
@@ -44,6 +44,7 @@ def rescale(network: nn.Module, factor: float) -> None:
         for part in normalized_layers(network):
             for parameter in scaled_together(part):
                 parameter.mul_(factor)
-            if isinstance(getattr(part.norm, "running_mean", None), Tensor):
-                part.norm.running_mean.mul_(factor)  # type: ignore[union-attr, operator]
-                part.norm.running_var.mul_(factor**2)  # type: ignore[union-attr, operator]
+            stored = dict(part.norm.named_buffers())
+            if "running_mean" in stored:
+                stored["running_mean"].mul_(factor)
+                stored["running_var"].mul_(factor**2)

@@ -124,7 +124,7 @@ def remarks(table: StudyTable) -> list[str]:
         f"Does the weight norm matter at equal function? All normalized weights times {factors}: outputs move by at "
         f"most {output:.2g} (relative; rounding and eps), BIM accuracy by at most {change:.3g} in {len(table.rows)} "
         "networks. That a larger norm amplifies the attack, S4's reason, is wrong: the norm is no part of the "
-        "function; what decay changes it changes through the effective learning rate and the parameters that are not normalized."
+        "function; what decay changes it changes through the effective learning rate and the other parameters."
     )
     return lines
 
