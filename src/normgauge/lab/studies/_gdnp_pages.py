@@ -95,23 +95,24 @@ def ratio(table: StudyTable, method: str, data: str, condition: float, reading: 
 
 def race_remarks(table: StudyTable, what: str) -> list[str]:
     """Say, per kind of data, how many times GDNP's iterations each rival needs, and where GDNP brings nothing."""
-    lines, nothing = [], []
+    lines, slower = [], []
     conditions = sorted({row["condition"] for row in table.rows})
+    cells = [(data, condition) for data in kinds(table) for condition in conditions]
     for data in kinds(table):
         parts = []
         for method in METHODS[1:]:
             ratios = [ratio(table, method, data, condition) for condition in conditions]
-            if any(math.isfinite(value) for value in ratios):
-                parts.append(f"{TITLES[method]} {', '.join(f'{value:.3g}' for value in ratios)}")
+            parts.append(f"{TITLES[method]} {', '.join(f'{value:.3g}' for value in ratios)}")
         known = ", ".join(f"{condition:g}" for condition in conditions)
         lines.append(f"Data {data}, {what} over GDNP's at condition {known}: {'; '.join(parts)}.")
-        for condition in conditions:
-            best = min(METHODS[1:], key=lambda m: ratio(table, m, data, condition))
-            if ratio(table, best, data, condition) < 1:
-                nothing.append(f"{data} at {condition:g} ({TITLES[best]})")
+    for method in METHODS[1:]:
+        ahead = [f"{data} {condition:g}" for data, condition in cells if ratio(table, method, data, condition) < 1]
+        if ahead:
+            where = "everywhere" if len(ahead) == len(cells) else f"at {', '.join(ahead)}"
+            slower.append(f"{TITLES[method]} {where}")
     lines.append(
-        "GDNP brings nothing, some rival is faster: " + "; ".join(nothing) + "."
-        if nothing
+        f"Where GDNP brings nothing (a rival needs fewer {what}): {'; '.join(slower)}."
+        if slower
         else f"GDNP needs the fewest {what} everywhere tried."
     )
     return lines
