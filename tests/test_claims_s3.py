@@ -191,20 +191,21 @@ def rows_for(id, good):
                     rows.append({"model": model, "norm": norm, "seed": seed, "cosine": (0.9 if high else 0.1) * jitter})
         elif id == "S3-lamfull":
             for size, growth in ((8, 2.5), (512, 1.46)) if good else ((8, 1.34), (512, 1.21)):
-                rows.append({"batch_size": size, "seed": seed, "norm_growth": growth * jitter})
+                row = {"part": "batch", "activation": "relu", "batch_size": size, "seed": seed}
+                rows.append({**row, "norm_growth": growth * jitter})
+                rows.append({**row, "activation": "tanh", "norm_growth": 1.0})  # not asked about
         elif id == "S3-train":
             for depth in (10, 100):
                 for skip in (False, True):
                     dead = depth == 100 and not skip and good
-                    rows.append(
-                        {"depth": depth, "skip": skip, "seed": seed, "train_accuracy": (0.1 if dead else 0.9) * jitter}
-                    )
+                    row = {"part": "train", "depth": depth, "skip": skip, "seed": seed}
+                    rows.append({**row, "train_accuracy": (0.1 if dead else 0.9) * jitter})
         elif id == "S3-GDNP-data":
             for method in ("gd", "gdnp"):
                 slow = (method == "gd") == good
-                rows.append(
-                    {"data": "a9a", "method": method, "seed": seed, "iterations": 1000 * jitter if slow else 10}
-                )
+                row = {"data": "a9a", "condition": 10.0, "method": method, "seed": seed}
+                rows.append({**row, "iterations": 1000 * jitter if slow else 10})
+                rows.append({**row, "data": "gaussian", "iterations": 1})  # not asked about
         elif id == "S3-dropout":
             for norm in ("none", "batch"):
                 for rate in (0.0, 0.5):

@@ -12,7 +12,7 @@ from normgauge.claims._registry import empirical
 from normgauge.claims._tables import Margins, Rows, by_seed, paired, paired_log10
 
 CITE = ("batchnorm_article",)
-CHANCE = 0.1  # CIFAR-10
+CHANCE = 0.1  # ten classes
 NOT_LISTED = "Not in the list the ledger started from."
 
 
@@ -44,9 +44,11 @@ MODELS = ("vgg", "dln")
     "above 0.95 pi/(pi-1), and log growth falling from the smallest batch size to the largest",
     cite=(*CITE, "yang2019"),
     note="S3-lam is the same sentence judged from theory and small networks: pi/(pi-1) belongs to the squared norm, "
-    "so the first half of this criterion is expected to fail. Rows: `batch_size`, `norm_growth` (per layer).",
+    "so the first half of this criterion is expected to fail. Rows: `part` = batch, `activation` = relu, `batch_size`, "
+    "`norm_growth` (per layer).",
 )
 def _explosion_sweep(rows: Rows) -> Margins:
+    rows = [row for row in rows if row["part"] == "batch" and row["activation"] == "relu"]
     sizes = sorted({row["batch_size"] for row in rows})
     large = by_seed(rows, "norm_growth", batch_size=sizes[-1])
     small = by_seed(rows, "norm_growth", batch_size=sizes[0])
@@ -64,13 +66,14 @@ def _explosion_sweep(rows: Rows) -> Margins:
     "S3-train",
     place="Vanishing/exploding gradients",
     printed="very deep batchnorm networks are untrainable; this is only relieved by skip connections",
-    study="very-deep-batchnorm",
+    study="gradient-explosion",
     criterion="at the largest depth, learning rate tuned per arm: training accuracy without skip connections below "
     "chance + 0.1, and with them at least 0.2 higher",
     cite=(*CITE, "yang2019"),
-    note="Rows: `depth`, `skip` (True, False), `train_accuracy` at the tuned learning rate.",
+    note="Rows: `part` = train, `depth`, `skip` (True, False), `train_accuracy` at the tuned learning rate.",
 )
 def _very_deep(rows: Rows) -> Margins:
+    rows = [row for row in rows if row["part"] == "train"]
     depth = max(row["depth"] for row in rows)
     plain, skip = (by_seed(rows, "train_accuracy", depth=depth, skip=on) for on in (False, True))
     return {
@@ -86,18 +89,20 @@ def _very_deep(rows: Rows) -> Margins:
     place="Learning halfspace problem, last sentence",
     printed="it is also shown in experiments that GDNP could accelerate optimization without this constraint "
     "(Gaussian input)",
-    study="gdnp",
+    study="halfspace",
     criterion="on data that are not Gaussian, iterations to a gradient norm of 1e-3 of the initial one: gradient "
     "descent at its best step over GDNP, above 1",
     cite=(*CITE, "kohler2019"),
-    note=f"{NOT_LISTED} Rows: `data` (not Gaussian), `method` (gdnp, gd), `iterations`.",
+    note=f"{NOT_LISTED} Rows: `data` (gaussian is left out), `condition`, `method` (gdnp, gd), `iterations`; for every "
+    "kind of data at every condition number.",
 )
 def _without_gaussian(rows: Rows) -> Margins:
+    cells = sorted({(row["data"], row["condition"]) for row in rows if row["data"] != "gaussian"})
     return {
-        f"{data}: log10 iterations, gradient descent over GDNP": paired_log10(
-            rows, "iterations", "gd", "gdnp", knob="method", data=data
+        f"{data}, condition {condition:g}: log10 iterations, gradient descent over GDNP": paired_log10(
+            rows, "iterations", "gd", "gdnp", knob="method", data=data, condition=condition
         )
-        for data in sorted({row["data"] for row in rows})
+        for data, condition in cells
     }
 
 

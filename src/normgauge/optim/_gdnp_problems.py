@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy
@@ -89,6 +90,12 @@ class LeastSquares:
         return Means(loss, 2 * self.u + 2 * self.S @ w, 2.0 + 2.0 * float(self.u @ w), 2.0)
 
 
+@cache  # bisection asks for the same nodes at every slope
+def _normal_nodes(nodes: int) -> tuple[Tensor, Tensor]:
+    points, weights = numpy.polynomial.hermite_e.hermegauss(nodes)
+    return torch.from_numpy(points), torch.from_numpy(weights / weights.sum())
+
+
 @dataclass(frozen=True)
 class GaussianHalfspace:
     """`f(w) = E[phi(z^T w)]` for Gaussian z of mean `u` and second moment `S`, by quadrature of one dimension."""
@@ -103,9 +110,9 @@ class GaussianHalfspace:
         """Return loss, gradient `c1 u + c2 S w` (Stein's identity), and the means of phi' and phi''."""
         mean = float(self.u @ w)
         spread = math.sqrt(max(float(w @ self.S @ w) - mean**2, 0.0))
-        points, weights = numpy.polynomial.hermite_e.hermegauss(self.nodes)
-        t = mean + spread * torch.as_tensor(points, dtype=w.dtype)
-        share = torch.as_tensor(weights / weights.sum(), dtype=w.dtype)
+        points, share = _normal_nodes(self.nodes)
+        t = mean + spread * points.to(w.dtype)
+        share = share.to(w.dtype)
         value, first, second = (float(share @ part) for part in _loss(self.loss)(t))
         return Means(value, (first - second * mean) * self.u + second * (self.S @ w), first, second)
 

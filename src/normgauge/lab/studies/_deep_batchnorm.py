@@ -1,0 +1,99 @@
+"""Deep fully connected batch-normalized networks, with and without skips, and their gradients at the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.rng import generator
+
+PHI: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda t: t,
+    "relu": torch.relu,
+    "leaky_relu": nn.functional.leaky_relu,
+    "tanh": torch.tanh,
+    "erf": torch.erf,
+    "gelu": nn.functional.gelu,
+}
+
+
+class DeepBatchNorm(nn.Module):
+    """`h <- W phi(BN(h))`, or `h + W phi(BN(h))` with skip connections; one linear map before and one after.
+
+    Args:
+        inputs: features of a sample.
+        width: units of every layer.
+        depth: repeated layers.
+        classes: outputs.
+        skip: add what came in.
+        seed: draws the weights, variance 2 / fan-in; a scale that BN forgets without skips.
+    """
+
+    def __init__(self, inputs: int, width: int, depth: int, classes: int, *, skip: bool, seed: int) -> None:
+        super().__init__()
+        self.skip = skip
+        self.first = nn.Linear(inputs, width, bias=False)
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(depth))
+        self.end = nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, classes)
+        source = generator(seed)
+        with torch.no_grad():
+            for layer in (self.first, *self.layers):
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=source))
+                layer.weight.mul_(math.sqrt(2 / layer.weight.shape[1]))
+            self.last.weight.copy_(torch.randn(self.last.weight.shape, generator=source) / math.sqrt(width))
+            self.last.bias.zero_()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the class scores."""
+        h = self.first(inputs.flatten(1))
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            moved = layer(torch.relu(norm(h)))
+            h = h + moved if self.skip else moved
+        return self.last(torch.relu(self.end(h)))
+
+
+def squared_gradients(
+    activation: str, batch: int, width: int, depth: int, *, skip: bool, seed: int
+) -> tuple[list[float], list[float]]:
+    """Return squared gradient norms by weights and by pre-activations, first layer to last, of a random linear loss.
+
+    Weights have variance 1 / width, the batch is Gaussian, BN has gain 1, no bias and no eps: S3's network.
+    """
+    source = generator(seed)
+    h = torch.randn(batch, width, generator=source, dtype=torch.float64).requires_grad_()
+    phi = PHI[activation]
+    weights, states = [], []
+    for _ in range(depth):
+        weight = torch.randn(width, width, generator=source, dtype=torch.float64) / math.sqrt(width)
+        weight.requires_grad_()
+        centred = h - h.mean(0)
+        moved = phi(centred / centred.square().mean(0).sqrt()) @ weight.T
+        h = h + moved if skip else moved
+        weights.append(weight)
+        states.append(h)
+    pull = torch.randn(h.shape, generator=source, dtype=torch.float64) / math.sqrt(h.numel())
+    slopes = torch.autograd.grad((pull * h).sum(), [*weights, *states])
+    squares = [float(slope.square().sum()) for slope in slopes]
+    return squares[:depth], squares[depth:]
+
+
+def recalibrate(network: nn.Module, inputs: Tensor) -> None:
+    """Give every batch normalization the statistics of these inputs, as they are when the whole network uses them.
+
+    Averages over training steps lag behind the weights, and the lag multiplies over depth.
+    """
+    modes = [(part, part.momentum) for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    network.train()
+    try:
+        for part, _ in modes:
+            part.momentum = 1.0
+        with torch.no_grad():
+            network(inputs)
+    finally:
+        for part, momentum in modes:
+            part.momentum = momentum
