@@ -126,13 +126,21 @@ def blocks(document: Document, pictures: Sequence[Picture]) -> list[Block]:
 
 
 def verdict_sentence(document: Document) -> str:
-    """Say what came of the study: a study whose intervals contain 0 is inconclusive."""
+    """Say what came of the study and which contrasts decide it: one whose interval contains 0 decides nothing."""
     words = {
-        "confirmed": "Confirmed at this scale.",
+        "confirmed": "Confirmed at this scale: every interval lies above 0.",
         "not_confirmed": "Not confirmed at this scale.",
         "inconclusive": "Inconclusive: the arms cannot be told apart.",
     }
-    return f"{words.get(str(document['outcome']), 'Not judged.')} {document['sentence']}"
+    sorts: dict[str, list[str]] = {"Against the paper": [], "Undecided": [], "For the paper": []}
+    for item in document["contrasts"]:
+        mean, half = item["mean"], item["half width"]
+        decided = mean is not None and half is not None and abs(mean) > half
+        sorts["Undecided" if not decided else "For the paper" if mean > 0 else "Against the paper"].append(
+            f"{item['contrast']} ({format_number(mean)} -+ {format_number(half, 2)})"
+        )
+    parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names]
+    return " ".join([words.get(str(document["outcome"]), "Not judged."), *parts])
 
 
 def made_with(document: Document) -> str:
