@@ -67,7 +67,7 @@ def run(spec: Spec, record: Record) -> None:
         for value in (saddle.weight, torch.zeros(HIDDEN, dtype=torch.float64))
     )
     everything = torch.arange(SAMPLES)
-    bottom = _most_negative(saddle)
+    bottom = most_negative(saddle)
     record(0, "lambda_min", bottom)
     first = float(saddle.loss(weight, output, everything))
     batches = Batches(SAMPLES, int(spec["batch"]), seed)
@@ -117,7 +117,7 @@ def _noise_sizes(saddle: Saddle, batch: int, draws: int = 64) -> list[float]:
     return [math.sqrt(total) for total in totals]
 
 
-def _most_negative(saddle: Saddle) -> float:
+def most_negative(saddle: Saddle) -> float:
     """Return the smallest eigenvalue of the full-batch Hessian at the saddle."""
     point = torch.cat([saddle.weight.reshape(-1), torch.zeros(HIDDEN, dtype=torch.float64)])
 
@@ -195,8 +195,8 @@ def remarks(table: StudyTable) -> list[str]:
         )
     anew = {norm: table.mean("steps_to_escape", norm=norm, noise="independent").mean for norm in NORMS}
     lines.append(
-        "Matched Gaussian noise leaves first because it is independent from step to step; the batches of an epoch "
-        "share out the samples, so that their pushes nearly cancel. Batches drawn anew each step leave after "
+        "Matched Gaussian noise leaves first, partly because it is independent from step to step: the batches of an "
+        "epoch share out the samples, so that their pushes nearly cancel. Batches drawn anew each step leave after "
         f"{anew['batch']:.3g} steps with BN and {anew['none']:.3g} without."
     )
     share = min(table.mean("escaped", norm=norm, noise=noise).mean for norm in NORMS for noise in NOISES)
