@@ -228,7 +228,8 @@ register(
         "that training leaves sooner; noise of the statistics is said to do what sampling noise might not.",
         proxy="S0 has no experiment. Ours: 10-8-1 with tanh at output weights 0 and targets orthogonal to the hidden "
         "units (an exact saddle of the full loss in both arms), all runs 1e-6 off it, 512 samples, batches of 32, one "
-        "rate; matched noise is Gaussian with the mini-batch gradient's mean square per tensor.",
+        "rate; matched noise is Gaussian with the mini-batch gradient's mean square per tensor. "
+        "Fresh batches were added after the first result, to explain it; no contrast uses them.",
         sizes={"smoke": _study(3, 60, 1.0), "small": _study(16, 3000, 0.1), "paper": _study(16, 3000, 0.1)},
         run=run,
         contrasts=contrasts,
