@@ -141,8 +141,8 @@ def remarks(table: StudyTable) -> list[str]:
         "Full-batch descent counts as stable if the loss does not rise in the second half of the few steps, which a "
         "normalized network does far above 2 / lambda_max: its weights grow until the steps are small."
     )
-    once, larger = (table.by_seed(name, norm="batch") for name in COLUMNS[3:])
-    ratio = median([larger[seed] / once[seed] for seed in sorted(once.keys() & larger.keys())] or [math.nan])
+    once, thrice = (table.by_seed(name, norm="batch") for name in COLUMNS[3:])
+    ratio = median([thrice[seed] / once[seed] for seed in sorted(once.keys() & thrice.keys())] or [math.nan])
     lines.append(
         f"If scale-invariant weights alone set the limit, weights {FACTOR:g} times as large would stand rates "
         f"{FACTOR**2:g} times as large (S0-efflr). With BN the largest rate that trains becomes {ratio:.2g} times as "

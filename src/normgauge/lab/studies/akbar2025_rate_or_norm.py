@@ -208,7 +208,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=COLUMNS,
-        minutes={"small": 2},
+        minutes={"small": 1.3},
         cite=("akbar2025",),
     )
 )
