@@ -184,7 +184,7 @@ register(
         columns=("test_accuracy", "validation_accuracy", "train_accuracy", "weight_norm"),
         choose_by="validation_accuracy",
         data=("cifar10",),
-        minutes={"small": 4.0},
+        minutes={"small": 1.2},
         cite=("akbar2025",),
     )
 )

@@ -247,7 +247,7 @@ register(
         columns=("clean_accuracy", "shift_accuracy", "brightness_accuracy", "contrast_accuracy", "cue_drop"),
         choose_by="validation_accuracy",
         data=("cifar10",),
-        minutes={"small": 3.0},
+        minutes={"small": 1.5},
         cite=("akbar2025",),
     )
 )

@@ -245,7 +245,7 @@ register(
         columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
         choose_by="score",
         data=("cifar10",),
-        minutes={"small": 5.0},
+        minutes={"small": 2.2},
         cite=("santurkar2018",),
     )
 )

@@ -181,7 +181,7 @@ register(
         columns=("train_accuracy", "test_accuracy", *CHANGES),
         choose_by="train_accuracy",
         data=("cifar10",),
-        minutes={"small": 4.0},
+        minutes={"small": 1.2},
         cite=("santurkar2018", "batchnorm_article"),
     )
 )
