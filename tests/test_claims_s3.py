@@ -11,6 +11,7 @@ from normgauge.claims import batchnorm_article_least_squares as least_squares
 from normgauge.claims import batchnorm_article_networks as networks
 from normgauge.claims import ledger, santurkar2018_weights
 from normgauge.claims._registry import find
+from normgauge.claims._shipped import shipped_tables
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import gdnp, gradient_explosion, rayleigh, smoothness
 
@@ -225,7 +226,7 @@ def rows_for(id, good):
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_the_criteria_tell_hope_from_fear(id):
     claim = find(id)
-    assert claim.judge(torch.Generator()).status == "not_run"
+    assert claim.judge(torch.Generator()).status == ("judged" if claim.study in shipped_tables() else "not_run")
     hoped = claim.judge_from_tables({claim.study: rows_for(id, good=True)})
     assert hoped.outcome == "confirmed", hoped.sentence
     feared = claim.judge_from_tables({claim.study: rows_for(id, good=False)})

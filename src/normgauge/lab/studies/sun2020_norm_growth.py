@@ -22,7 +22,7 @@ from normgauge.lab.studies._normalized_layers import (
 )
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
-from normgauge.lab.table import StudyTable
+from normgauge.lab.table import Row, StudyTable
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
@@ -98,16 +98,17 @@ def figures(table: StudyTable) -> list[Figure]:
         name = "decay" if decayed else "plain"
         caption = f"Norm of the watched weights {'with' if decayed else 'without'} weight decay; range over seeds."
         drawn.append(Figure(name, chart, caption))
-    points = [
-        {"series": row["norm"], "equilibrium": row["equilibrium"], "value": row["joint_norm"]}
-        for row in table.where(decayed=True)
-        if row.get("equilibrium")
-    ]
-    low, high = (pick(p["equilibrium"] for p in points) for pick in (min, max))
-    points += [{"series": "equal", "equilibrium": edge, "value": edge} for edge in (low, high)]
+    points: list[Row] = []
+    for norm in NORMS:
+        goal, end = (table.mean(name, norm=norm, decayed=True) for name in ("equilibrium", "joint_norm"))
+        points.append({"series": norm, "equilibrium": goal.mean, "value": end.mean, "low": end.low, "high": end.high})
+    ends = [pick(point["equilibrium"] for point in points) for pick in (min, max)]
+    points += [{"series": "equal", "equilibrium": edge, "value": edge, "low": None, "high": None} for edge in ends]
     chart = against(
-        sorted(points, key=lambda p: (str(p["series"]), p["equilibrium"])),
+        points,
         x="equilibrium",
+        low="low",
+        high="high",
         x_title="equilibrium norm predicted from the gradients of the last third",
         y_title="norm at the end",
         x_scale="linear",
