@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -124,16 +125,26 @@ def remarks(table: StudyTable) -> list[str]:
         plain, calm = (table.mean("norm_growth", norm=norm, decayed=on).mean for on in (False, True))
         late, settled = (table.mean("late_norm_growth", norm=norm, decayed=on).mean for on in (False, True))
         error = max(row["law_error"] for row in table.where(norm=norm))
-        shares = [row["joint_norm"] / row["equilibrium"] for row in table.where(norm=norm, decayed=True)]
+        held = table.where(norm=norm, decayed=True)
+        shares = [row["joint_norm"] / row["equilibrium"] for row in held if row["equilibrium"] > 0]
+        dead = len(held) - len(shares)
         accuracy = [table.mean("test_accuracy", norm=norm, decayed=on).mean for on in (False, True)]
         lines.append(
             f"{norm}: without decay the norm changes by {100 * plain:.3g} % over training ({100 * late:.3g} % in the "
             f"last third), with decay by {100 * calm:.3g} % ({100 * settled:.3g} %). The law |w'|^2 = "
             f"(1 - rate decay)^2 |w|^2 + rate^2 |g|^2 is met to {error:.1g} after all steps; with decay the norm ends "
-            f"at {sum(shares) / len(shares):.3g} times the predicted equilibrium. Test accuracy {accuracy[0]:.3f} "
+            f"at {fmean(shares):.3g} times the predicted equilibrium{_dead(dead)}. Test accuracy {accuracy[0]:.3f} "
             f"without and {accuracy[1]:.3f} with decay."
         )
+    lines.append(
+        "Decay does not only stop the growth: from this start the equilibrium lies below and the norm falls to it; "
+        "a start below it would grow."
+    )
     return lines
+
+
+def _dead(count: int) -> str:
+    return f" ({count} run died: no gradient reaches the layer, so there is none)" if count else ""
 
 
 def _study(model: str, seeds: int, steps: int, **knobs: object) -> Study:
