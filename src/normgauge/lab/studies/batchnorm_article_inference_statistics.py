@@ -274,7 +274,7 @@ register(
             "variance_error_exponential",
             "variance_error_cumulative",
         ),
-        minutes={"small": 1.0},
+        minutes={"small": 2.4},
         cite=("batchnorm_article", "ioffe2015"),
     )
 )

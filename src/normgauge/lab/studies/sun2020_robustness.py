@@ -167,7 +167,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("clean_accuracy", "noise_accuracy", "bim_accuracy", "weight_norm", "bim_change", "output_change"),
-        minutes={"small": 3.0},
+        minutes={"small": 8.1},
         cite=("sun2020",),
     )
 )
