@@ -206,7 +206,7 @@ def _training(
     )
 
 
-SMOKE = {"base": [16], "batch": [8, 64], "width": [32, 64], "depth": [12, 24]}
+SMOKE = {"base": [16], "batch": [8, 32], "width": [16, 32], "depth": [10, 16]}
 SMALL = {"base": [64], "batch": [6, 8, 16, 64, 256], "width": [32, 64, 128, 256, 512], "depth": [10, 20, 40, 80]}
 
 register(
@@ -221,7 +221,7 @@ register(
         "depth 30, the mean-field network itself. Training: digits, width 32, SGD with momentum, 150 steps, batch 64, "
         "learning rate tuned per arm on validation accuracy; statistics of the training data.",
         sizes={
-            "smoke": _parts(3, 48, 16, SMOKE, _training(3, (4, 16), (0.1,), 8, 16)),
+            "smoke": _parts(3, 32, 12, SMOKE, _training(3, (4, 12), (0.1,), 5, 16)),
             "small": _parts(5, 256, 30, SMALL, _training(4, (10, 30, 100), (0.003, 0.03, 0.3), 150, 32)),
             "paper": _parts(
                 10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)
@@ -233,7 +233,7 @@ register(
         remarks=remarks,
         columns=("norm_growth", "mean_field", "square_growth", "train_accuracy", "validation_accuracy"),
         choose_by="validation_accuracy",
-        minutes={"small": 3.0},
+        minutes={"small": 3.7},
         cite=("batchnorm_article", "yang2019"),
     )
 )

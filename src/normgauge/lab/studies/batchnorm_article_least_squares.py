@@ -132,7 +132,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("iterations", "gradients", "rate", "promised_rate", "arrived", "bound_slack"),
-        minutes={"small": 1.0},
+        minutes={"small": 6.0},
         cite=("batchnorm_article", "kohler2019"),
     )
 )

@@ -249,7 +249,7 @@ register(
             "matched_loss_change",
             "test_accuracy",
         ),
-        minutes={"small": 2.0},
+        minutes={"small": 1.2},
         cite=("sun2020",),
     )
 )

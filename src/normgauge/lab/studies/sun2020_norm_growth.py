@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
 from normgauge.lab.fitting import Batches, evaluate
+from normgauge.lab.statistics import interval
 from normgauge.lab.studies._normalized_layers import (
     direction_weight,
     joint_norm,
@@ -22,7 +24,7 @@ from normgauge.lab.studies._normalized_layers import (
 )
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
-from normgauge.lab.table import StudyTable
+from normgauge.lab.table import Row, StudyTable
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
@@ -98,22 +100,31 @@ def figures(table: StudyTable) -> list[Figure]:
         name = "decay" if decayed else "plain"
         caption = f"Norm of the watched weights {'with' if decayed else 'without'} weight decay; range over seeds."
         drawn.append(Figure(name, chart, caption))
-    points = [
-        {"series": row["norm"], "equilibrium": row["equilibrium"], "value": row["joint_norm"]}
-        for row in table.where(decayed=True)
-        if row.get("equilibrium")
-    ]
-    low, high = (pick(p["equilibrium"] for p in points) for pick in (min, max))
-    points += [{"series": "equal", "equilibrium": edge, "value": edge} for edge in (low, high)]
+    points: list[Row] = []
+    for norm in NORMS:
+        alive = [row for row in table.where(norm=norm, decayed=True) if row["equilibrium"] > 0]
+        goal, end = (interval([row[name] for row in alive]) for name in ("equilibrium", "joint_norm"))
+        points.append({"series": norm, "equilibrium": goal.mean, "value": end.mean, "low": end.low, "high": end.high})
+    ends = [pick(point["equilibrium"] for point in points) for pick in (min, max)]
+    points += [{"series": "equal", "equilibrium": edge, "value": edge, "low": None, "high": None} for edge in ends]
     chart = against(
-        sorted(points, key=lambda p: (str(p["series"]), p["equilibrium"])),
+        points,
         x="equilibrium",
+        low="low",
+        high="high",
         x_title="equilibrium norm predicted from the gradients of the last third",
         y_title="norm at the end",
         x_scale="linear",
         y_scale="linear",
     )
-    return [*drawn, Figure("equilibrium", chart, "With decay: norm at the end against the predicted equilibrium.")]
+    return [
+        *drawn,
+        Figure(
+            "equilibrium",
+            chart,
+            "With decay: norm at the end against the predicted equilibrium (runs that died left out).",
+        ),
+    ]
 
 
 def remarks(table: StudyTable) -> list[str]:
@@ -123,16 +134,26 @@ def remarks(table: StudyTable) -> list[str]:
         plain, calm = (table.mean("norm_growth", norm=norm, decayed=on).mean for on in (False, True))
         late, settled = (table.mean("late_norm_growth", norm=norm, decayed=on).mean for on in (False, True))
         error = max(row["law_error"] for row in table.where(norm=norm))
-        shares = [row["joint_norm"] / row["equilibrium"] for row in table.where(norm=norm, decayed=True)]
+        held = table.where(norm=norm, decayed=True)
+        shares = [row["joint_norm"] / row["equilibrium"] for row in held if row["equilibrium"] > 0]
+        dead = len(held) - len(shares)
         accuracy = [table.mean("test_accuracy", norm=norm, decayed=on).mean for on in (False, True)]
         lines.append(
             f"{norm}: without decay the norm changes by {100 * plain:.3g} % over training ({100 * late:.3g} % in the "
             f"last third), with decay by {100 * calm:.3g} % ({100 * settled:.3g} %). The law |w'|^2 = "
             f"(1 - rate decay)^2 |w|^2 + rate^2 |g|^2 is met to {error:.1g} after all steps; with decay the norm ends "
-            f"at {sum(shares) / len(shares):.3g} times the predicted equilibrium. Test accuracy {accuracy[0]:.3f} "
+            f"at {fmean(shares):.3g} times the predicted equilibrium{_dead(dead)}. Test accuracy {accuracy[0]:.3f} "
             f"without and {accuracy[1]:.3f} with decay."
         )
+    lines.append(
+        "Decay does not only stop the growth: from this start the equilibrium lies below and the norm falls to it; "
+        "a start below it would grow."
+    )
     return lines
+
+
+def _dead(count: int) -> str:
+    return f" ({count} run died: no gradient reaches the layer, so there is none)" if count else ""
 
 
 def _study(model: str, seeds: int, steps: int, **knobs: object) -> Study:
@@ -167,7 +188,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("norm_growth", "late_norm_growth", "law_error", "joint_norm", "equilibrium", "test_accuracy"),
-        minutes={"small": 2.0},
+        minutes={"small": 6.1},
         cite=("sun2020",),
     )
 )
