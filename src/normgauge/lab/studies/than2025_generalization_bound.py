@@ -185,8 +185,8 @@ def remarks(table: StudyTable) -> list[str]:
     least = min((row["slack"] for row in kept), default=math.nan)
     lines.append(
         f"The slack g alone is at least {least:.3g} of C = 1, on partitions found by k-means "
-        "on a fifth of the data. The bound for weight normalization asks for Frobenius norms 1 below the last layer and "
-        "applies to none of these networks."
+        "on a fifth of the data. The bound for weight normalization asks for Frobenius norms 1 below the last layer "
+        "and applies to none of these networks."
     )
     return lines
 
