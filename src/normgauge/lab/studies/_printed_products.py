@@ -113,7 +113,7 @@ def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Modul
 def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     """Measure the factors on a settled chain of `Normalized` layers; leaves no trace.
 
-    A convolution counts with its norm as an operator, an overestimate by Ritz value plus residual.
+    Norms are those of operators (convolutions too), estimates by Ritz value plus residual.
     """
     model = copy.deepcopy(network)
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
