@@ -161,7 +161,8 @@ def remarks(table: StudyTable) -> list[str]:
     for norm in NORMS:
         value = {name: table.mean(name, norm=norm).mean for name in _TOLD}
         lines.append(
-            f"{WORDS[norm]}: loss {value['empirical_loss']:.3g}, measured gap {value['gap']:.3g}; Theorem 20: sum "
+            f"{WORDS[norm]}: loss {value['empirical_loss']:.3g} in training and {value['test_loss']:.3g} on test data, "
+            f"measured gap {value['gap']:.3g}; Theorem 20: sum "
             f"{value['sum_seen']:.3g} with slopes seen (largest {value['slope_seen']:.3g}) to "
             f"{value['sum_proved']:.3g} with slopes proved, each term cut at C {value['capped_sum_seen']:.3g} to "
             f"{value['capped_sum_proved']:.3g}, g {value['slack']:.3g} on {value['occupied_cells']:.3g} cells; "
@@ -193,6 +194,7 @@ def remarks(table: StudyTable) -> list[str]:
 
 _TOLD = (
     "empirical_loss",
+    "test_loss",
     "gap",
     "sum_seen",
     "sum_proved",
