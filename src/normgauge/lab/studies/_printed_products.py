@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -72,22 +72,26 @@ class Products:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network before and after training, both settled, and its data."""
+    """A network before and after training, both settled, its data, and the radius of the ball they lie in."""
 
     start: nn.Module
     end: nn.Module
     dataset: Dataset
+    reach: float
 
 
 def trained(spec: Spec, record: Record) -> Trained:
     """Train by Adam on data in the unit ball (S2 App. E.1) and record the accuracies.
 
+    A model called "mlp x10" is an mlp whose inputs lie in the ball of radius 10: variances are 100 times as large.
+
     Raises:
         NonFiniteError: when training diverged.
     """
-    dataset = in_unit_ball(data.load(spec["data"]))
+    name, _, reach = str(spec["model"]).partition(" x")
+    dataset = _magnified(in_unit_ball(data.load(spec["data"])), float(reach or 1))
     seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
+    network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
     start = settled(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
     result = fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
@@ -96,7 +100,12 @@ def trained(spec: Spec, record: Record) -> Trained:
     end = settled(network, dataset)
     for split in ("train", "validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000)[1])
-    return Trained(start, end, dataset)
+    return Trained(start, end, dataset, float(reach or 1))
+
+
+def _magnified(dataset: Dataset, factor: float) -> Dataset:
+    parts = {split: getattr(dataset, split) for split in ("train", "validation", "test")}
+    return replace(dataset, **{split: (factor * inputs, targets) for split, (inputs, targets) in parts.items()})
 
 
 def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
@@ -113,7 +122,7 @@ def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Modul
 def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     """Measure the factors on a settled chain of `Normalized` layers; leaves no trace.
 
-    A convolution counts with its norm as an operator, an overestimate by Ritz value plus residual.
+    Norms are those of operators (convolutions too), estimates by Ritz value plus residual.
     """
     model = copy.deepcopy(network)
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
