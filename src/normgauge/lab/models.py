@@ -52,33 +52,14 @@ def vgg(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
     S1 trains a VGG on CIFAR-10; this is the named proxy that two cores can train in seconds.
     """
-    channels, size = _image(shape, "vgg")
-    plan: tuple[int | str, ...] = (16, 16, "pool", 32, 32, "pool")
-    if size >= 32:
-        plan = (16, 16, "pool", 32, 32, "pool", 64, 64, "pool", 64, 64, "pool")
-    layers: list[nn.Module] = []
-    for width in plan:
-        if isinstance(width, str):
-            layers.append(nn.MaxPool2d(2))
-            size //= 2
-        else:
-            layers += [Normalized(nn.Conv2d(channels, width, 3, padding=1), norm, 2), nn.ReLU()]
-            channels = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size * size, classes))
+    small = (16, 16, 0, 32, 32, 0)
+    plan = small if _image(shape, "vgg")[1] < 32 else (*small, 64, 64, 0, 64, 64, 0)
+    return _stacked(plan, norm, shape, classes, "vgg")
 
 
 def vgg8(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a VGG of eight 3x3 convolutions, 8 to 32 channels wide: the proxy of the studies' small size."""
     return _stacked((8, 0, 16, 16, 0, 32, 32, 0, 32, 32, 32, 0), norm, shape, classes, "vgg8")
-
-
-def vgg16(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build the VGG of 13 convolutions, 64 to 512 channels wide, with one linear layer behind, as usual on CIFAR-10.
-
-    S1 says "a VGG-like network" and not which; this is the studies' paper size.
-    """
-    plan = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-    return _stacked(plan, norm, shape, classes, "vgg16")
 
 
 def _stacked(plan: tuple[int, ...], norm: str, shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
@@ -141,7 +122,6 @@ _MODELS: dict[str, Factory] = {
     "mlp": mlp,
     "vgg": vgg,
     "vgg8": vgg8,
-    "vgg16": vgg16,
     "resnet": resnet,
     "dln": dln,
 }

@@ -104,8 +104,10 @@ def trained(spec: Spec, record: Record) -> Trained:
 
 
 def _magnified(dataset: Dataset, factor: float) -> Dataset:
-    parts = {split: getattr(dataset, split) for split in ("train", "validation", "test")}
-    return replace(dataset, **{split: (factor * inputs, targets) for split, (inputs, targets) in parts.items()})
+    train, validation, test = (
+        (factor * inputs, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
+    )
+    return replace(dataset, train=train, validation=validation, test=test)
 
 
 def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
