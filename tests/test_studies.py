@@ -1,18 +1,22 @@
 """Every experiment of the papers runs at smoke size, is judged, and writes its page; none needs data from outside."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
+from normgauge.claims import ledger, shipped_tables
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import merge, reproduce, reproduce_shard
 from normgauge.lab.experiment import SIZES, Experiment
-from normgauge.lab.studies import experiments, find
+from normgauge.lab.studies import execute, experiments, find
 from normgauge.lab.study import Study
 from normgauge.lab.table import choose, tabulate
 from normgauge.report import Picture, study_markdown, write_study
 
 NAMES = list(experiments())
+PAGES = Path(__file__).parents[1] / "docs" / "papers" / "studies"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,6 +41,49 @@ def test_small_size_promises_seeds_and_intervals(name):
     for part in find(name).parts("small"):
         assert part.seeds >= 3
         assert part.name == name or part.name.startswith(name)
+
+
+# What a paper's first run is cut down to here: one step on a few samples, measured once.
+CUT = {
+    "steps": 1,
+    "batch": 4,
+    "measures": 1,
+    "samples": 64,
+    "attacked": 8,
+    "attack_steps": 2,
+    "passes": 1,
+    "measured": 16,
+}
+CUT |= {"partitions": "1,4", "sparsities": [50], "width": 16, "floor_steps": 2, "points": 5, "rates": [0.01]}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", NAMES)
+def test_paper_size_runs_for_one_step(name):
+    for part in find(name).parts("paper"):
+        spec = {**part.plan()[0], "study": name}
+        spec |= {key: value for key, value in CUT.items() if key in spec and isinstance(spec[key], type(value))}
+        if spec.get("data") == "cifar10":
+            spec["data"] = "reference.tiny_images:images"
+        outcome = execute(spec)
+        assert outcome.status in ("ok", "diverged"), f"{part.name}: {outcome.sentence}"
+        assert outcome.readings or outcome.status == "diverged"
+
+
+def test_every_study_a_claim_names_exists():
+    named = {claim.study for claim in ledger() if claim.kind == "empirical"}
+    assert named <= set(NAMES), f"no such study: {sorted(named - set(NAMES))}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_at_small_size_are_committed(name):
+    shipped = shipped_tables()
+    assert name in shipped, "run `normgauge reproduce` and docs/generate_studies.py"
+    assert shipped[name]["size"] == "small" and shipped[name]["rows"]
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\((figures/[^)]+\.svg)\)", text)
+    assert pictures and all((PAGES / picture).is_file() for picture in pictures)
+    assert find(name).question in text
 
 
 def test_a_second_call_runs_nothing(tmp_path):
