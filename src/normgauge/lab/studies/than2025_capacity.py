@@ -229,6 +229,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
+        minutes={"small": 2.0},
         cite=("than2025",),
     )
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from normgauge.charts import against, bars
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
@@ -147,7 +148,7 @@ def _all_bounds(table: StudyTable, model: str) -> Figure:
 
 def _partitions(table: StudyTable, model: str) -> Figure:
     terms = {"slack": "g", "capped_sum_seen": "sum, cut at C", "gap": "measured gap", "sum_seen": "sum, printed"}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, words in terms.items():
         groups: dict[int, list[float]] = {}
         for row in table.curve(name, model=model):
@@ -176,8 +177,8 @@ def remarks(table: StudyTable) -> list[str]:
     least = min((row["slack"] for row in kept), default=math.nan)
     lines.append(
         f"The slack g alone is at least {least:.3g} of C = 1, on partitions found by k-means on a fifth of the data. "
-        "The bound for weight normalization asks for Frobenius norms 1 below the last layer and applies to none of these "
-        "networks."
+        "The bound for weight normalization asks for Frobenius norms 1 below the last layer and applies to none of "
+        "these networks."
     )
     return lines
 
@@ -275,6 +276,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
+        minutes={"small": 1.5},
         cite=("than2025", "hou2023", "lyu2022", "bartlett2017", "golowich2020"),
     )
 )
