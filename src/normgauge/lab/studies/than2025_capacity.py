@@ -229,7 +229,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 2.0},
+        minutes={"small": 1.7},
         cite=("than2025",),
     )
 )

@@ -276,7 +276,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 1.5},
+        minutes={"small": 1.8},
         cite=("than2025", "hou2023", "lyu2022", "bartlett2017", "golowich2020"),
     )
 )
