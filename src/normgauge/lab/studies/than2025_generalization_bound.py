@@ -15,6 +15,7 @@ from normgauge.lab.table import StudyTable
 from normgauge.measure import Generalization, generalization
 
 DELTA = 0.05
+HOLDOUT = 0.2  # share of the data the partitions are found on
 LOSS_SLOPE = math.sqrt(2.0)  # of the ramp loss of margin 1 in the outputs
 NORMALIZED = tuple(norm for norm in NORMS if norm != "none")
 BOUNDS = {
@@ -46,7 +47,8 @@ def run(spec: Spec, record: Record) -> None:
     Each partition gets its share of delta, so that the best may be chosen after the fact.
     """
     made, last = trained(spec, record), int(spec["steps"])
-    counts = [int(count) for count in str(spec["partitions"]).split(",")]
+    most = HOLDOUT * len(made.dataset.train[1])  # k-means needs a sample per centre
+    counts = [int(count) for count in str(spec["partitions"]).split(",") if int(count) <= most]
     found = {}
     for count in counts:
         found[count] = generalization(
@@ -54,6 +56,7 @@ def run(spec: Spec, record: Record) -> None:
             made.dataset.train,
             test=made.dataset.test,
             partition=count,
+            holdout=HOLDOUT,
             delta=DELTA / len(counts),
             seed=int(spec["seed"]),
         )
