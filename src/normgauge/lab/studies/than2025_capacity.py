@@ -139,7 +139,7 @@ def remarks(table: StudyTable) -> list[str]:
             lines.append(
                 f"{model}, {WORDS[norm]}: the constant on all inputs lies between 10^{ends['steepest']:.2f} and "
                 f"10^{ends['everywhere']:.2f}; at the data it is at most 10^{ends['at_data']:.2f}, on the balls "
-                f" 10^{ends['on_ball']:.2f}; the printed product is 10^{ends['printed']:.2f}{factor}."
+                f"10^{ends['on_ball']:.2f}; the printed product is 10^{ends['printed']:.2f}{factor}."
             )
         for norm in NORMALIZED:
             lines.append(_broken(table, model, norm))
@@ -229,6 +229,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
+        minutes={"small": 1.7},
         cite=("than2025",),
     )
 )
