@@ -150,6 +150,7 @@ register(
             *(f"{way}_mean_accuracy" for way in WAYS),
             *(f"{way}_tuned_accuracy" for way in WAYS),
         ),
+        minutes={"small": 3},
         cite=("sun2020", "liu2017"),
     )
 )

@@ -101,6 +101,7 @@ register(
         remarks=remarks,
         columns=("largest_deviation", "log10_sigma_product", "rescaled_log10_sigma_product", "rescaled_output_change"),
         data=("cifar10",),
+        minutes={"small": 2},
         cite=("than2025",),
     )
 )
