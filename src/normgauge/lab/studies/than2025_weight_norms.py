@@ -101,8 +101,8 @@ def remarks(table: StudyTable) -> list[str]:
         if moved and max(moved) > 0.5:
             lines.append(
                 f"{model}: multiplying every weight before a normalizer by {FACTOR:g} multiplies the product by "
-                f"10^{max(moved):.1f} and changes the outputs by {change:.1g} (relative, through eps alone): the product "
-                "says nothing about the function."
+                f"10^{max(moved):.1f} and changes the outputs by {change:.1g} (relative, through eps alone): the "
+                "product says nothing about the function."
             )
     return lines
 
