@@ -41,7 +41,7 @@ def single_precision(double_precision):
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("model", models.names())
+@pytest.mark.parametrize("model", models._MODELS)
 def test_arms_share_their_weights(model):
     dataset = data.load("gaussian" if model == "dln" else "digits")
     plain, normal = (models.build(model, norm, dataset.shape, dataset.classes, 3) for norm in ("none", "batch"))

@@ -32,6 +32,7 @@ SPEC = {
     "measure_at": [4],
     "measure_batch": 16,
     "target_loss": 0.6,
+    "dtype": "float64",
 }
 COMPARED = ("test_loss", "validation_loss", "train_loss", "weight_norm")
 

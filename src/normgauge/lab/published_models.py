@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normgauge.errors import InputError, explain
 from normgauge.lab.models import Normalized, ResidualBlock
 
 
@@ -80,6 +81,8 @@ def resnet101(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 def vgg16(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build VGG-16 (configuration D): thirteen convolutions and three linear layers, two of them with dropout."""
     channels, size = shape[0], shape[1]
+    if size < 32:
+        raise InputError(explain("model 'vgg16'", "images must be 32x32 or larger", str(shape), "Choose vgg or vgg8"))
     layers: list[nn.Module] = []
     for widths in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
         for width in widths:

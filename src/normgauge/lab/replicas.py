@@ -53,7 +53,7 @@ def _launch(outcome: Outcome) -> None:
             )
         )
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
-        job = {"spec": spec, "world": world, "folder": folder, "dtype": str(torch.get_default_dtype()).split(".")[1]}
+        job = {"spec": spec, "world": world, "folder": folder, "dtype": str(spec.get("dtype", "float32"))}
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, "-c", "from normgauge.lab.replicas import main; main()", str(path)]

@@ -84,7 +84,8 @@ def guarded(outcome: Outcome, action: Callable[[], None]) -> Outcome:
     begin = time.perf_counter()
     dtype = torch.get_default_dtype()
     try:
-        torch.set_default_dtype(torch.float32)  # a run depends on its spec alone, not on the caller's settings
+        # a run depends on its spec alone, not on the caller's settings
+        torch.set_default_dtype(getattr(torch, str(outcome.spec.get("dtype", "float32"))))
         with preserved_rng():
             torch.manual_seed(int(outcome.spec["seed"]))
             action()
