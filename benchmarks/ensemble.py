@@ -20,7 +20,8 @@ import torch
 
 from normgauge.lab import data, models
 from normgauge.lab.ensemble import fit_ensemble
-from normgauge.lab.training import _Batches, _sgd_step
+from normgauge.lab.fitting import Batches
+from normgauge.lab.training import _sgd_step
 from normgauge.records import format_table
 
 MEMBERS = 32
@@ -45,7 +46,7 @@ def separate(networks: list[torch.nn.Module], dataset: data.Dataset, batch: int,
     start = time.process_time()
     for seed, network in enumerate(networks):
         optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-        batches = _Batches(len(dataset.train[1]), batch, seed)
+        batches = Batches(len(dataset.train[1]), batch, seed)
         for _ in range(steps):
             _sgd_step(network, optimizer, dataset, next(batches))
     return time.process_time() - start

@@ -9,8 +9,9 @@ from torch import nn
 from normgauge.errors import InputError, ModelError
 from normgauge.lab import data, ensemble, models
 from normgauge.lab.ensemble import fit_ensemble, train_ensemble
+from normgauge.lab.fitting import Batches
 from normgauge.lab.stacking import Stack
-from normgauge.lab.training import _Batches, _sgd_step, execute
+from normgauge.lab.training import _sgd_step, execute
 
 SPEC = {
     "model": "mlp",
@@ -36,7 +37,7 @@ def points(task):
 def alone(network, dataset, rate, seed, steps, batch):
     """Return the losses of a run on its own, by the loop of `lab.training`."""
     optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-    batches = _Batches(len(dataset.train[1]), batch, seed)
+    batches = Batches(len(dataset.train[1]), batch, seed)
     return [_sgd_step(network, optimizer, dataset, next(batches)) for _ in range(steps)]
 
 

@@ -53,10 +53,12 @@ def reproduce(
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
     with connected(cluster) if cluster else nullcontext(jobs) as executor:
-        documents = [
-            _one(study, size.value, executor, part, out, quiet=as_json, keep_going=every)
-            for study in (experiments() if every else [str(name)])
-        ]
+        chosen = list(experiments()) if every else [str(name)]
+        documents = []
+        for number, study in enumerate(chosen, start=1):
+            if every:
+                Console(stderr=True).rule(f"{number} of {len(chosen)}: {study}")
+            documents.append(_one(study, size.value, executor, part, out, quiet=as_json, keep_going=every))
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, MissingDataError, ModelError, NonFiniteError, NormgaugeError, explain
 from normgauge.lab import data as datasets
 from normgauge.lab import models
+from normgauge.lab.fitting import DIVERGENCE_FACTOR, Batches
 from normgauge.lab.probes import measure_network
 from normgauge.lab.provenance import provenance
 from normgauge.lab.stacking import Stack
-from normgauge.lab.training import DIVERGENCE_FACTOR, Outcome, _Batches, execute
+from normgauge.lab.training import Outcome, execute
 from normgauge.rng import preserved_rng
 from normgauge.store import canonical
 
@@ -106,7 +107,7 @@ class _Chunk:
         self.stack = Stack([networks[member] for member in members])
         self.inputs, self.targets = dataset.train[0].flatten(1), dataset.train[1]
         self.rates = torch.tensor([float(rates[member]) for member in members], dtype=self.inputs.dtype)
-        self.streams = [_Batches(len(self.targets), batch, int(seeds[member])) for member in members]
+        self.streams = [Batches(len(self.targets), batch, int(seeds[member])) for member in members]
 
     def train(self, steps: int, at: Collection[int], watch: Watch | None) -> None:
         for step in range(steps + 1):

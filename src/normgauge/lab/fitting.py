@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from normgauge.errors import InputError, explain
 from normgauge.lab.data import Dataset
 from normgauge.rng import generator
 
@@ -51,6 +54,7 @@ def fit(
     augment: bool = False,
     schedule: Callable[[int], float] | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
+    share: float | None = None,
 ) -> Fit:
     """Train the network in place and return the losses; divergence ends training and is a value, not an exception.
 
@@ -66,14 +70,17 @@ def fit(
         augment: random shifts by up to an eighth of the image and horizontal flips, drawn per batch row.
         schedule: step -> factor on every group's first learning rate.
         penalty: network -> a term added to the loss (an l1 norm of scales, for instance).
+        share: at most this share of the time goes to measurements; see `MeasuringShare`.
     """
     result = Fit()
+    measuring = MeasuringShare(share)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = Batches(len(dataset.train[1]), batch, seed)
     source = generator(2000 + seed)
     for step in range(steps + 1):
-        if watch is not None and step in at:
-            watch(step, network)
+        if watch is not None and step in at and measuring.allows(essential=step in (0, steps)):
+            with measuring.timed():
+                watch(step, network)
         if step == steps:
             break
         if schedule is not None:
@@ -128,6 +135,48 @@ def augmented(images: Tensor, source: torch.Generator) -> Tensor:
     flip = torch.rand(count, 1, 1, 1, generator=source) < 0.5
     xs = torch.where(flip, xs.flip(-1), xs)
     return padded[torch.arange(count).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1), ys, xs]
+
+
+class MeasuringShare:
+    """Keeps measurements within a stated share of a run's time: those that come when it is spent are left out.
+
+    The first and the last measurement are always made. Without a share all are, and a run depends on its spec alone.
+
+    Args:
+        share: between 0 and 1, or `None`.
+
+    Raises:
+        InputError: for a share out of range.
+
+    Example:
+        >>> MeasuringShare(None).allows(essential=False)
+        True
+        >>> spent = MeasuringShare(0.5)
+        >>> spent.seconds = 1e9
+        >>> spent.allows(essential=False), spent.allows(essential=True), spent.skipped
+        (False, True, 1)
+    """
+
+    def __init__(self, share: float | None) -> None:
+        if share is not None and not 0 <= share <= 1:
+            raise InputError(explain("measuring share", "a number from 0 to 1", str(share), "Give 0.2 for a fifth"))
+        self.share, self.seconds, self.skipped = share, 0.0, 0
+        self._begin = time.perf_counter()
+
+    def allows(self, *, essential: bool) -> bool:
+        """Say whether there is time for a measurement now."""
+        fits = self.share is None or self.seconds <= self.share * (time.perf_counter() - self._begin)
+        self.skipped += not (fits or essential)
+        return fits or essential
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what happens inside as measuring."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - begin
 
 
 class Batches:

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from normgauge.errors import MissingDataError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
+from normgauge.lab.fitting import DIVERGENCE_FACTOR, Batches, MeasuringShare
 from normgauge.lab.probes import measure_network
 from normgauge.lab.provenance import provenance
 from normgauge.records import Status
-from normgauge.rng import generator, preserved_rng
-
-# A loss this many times its first value is taken as divergence: training does not come back from there.
-DIVERGENCE_FACTOR = 10.0
+from normgauge.rng import preserved_rng
 
 
 @dataclass
@@ -128,13 +126,15 @@ def train(outcome: Outcome, make: Callable[..., Trainer] = Trainer) -> None:
     dataset = datasets.load(spec["data"])
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     trainer = make(network, dataset, spec)
-    batches = _Batches(len(dataset.train[1]), int(spec["batch"]), int(spec["seed"]))
+    batches = Batches(len(dataset.train[1]), int(spec["batch"]), int(spec["seed"]))
     schedule = {int(step) for step in spec["measure_at"]}
+    measuring = MeasuringShare(spec.get("measure_share"))
     recent: list[float] = []
     first, reached = math.nan, None
     for step in range(int(spec["steps"]) + 1):
-        if step in schedule:
-            trainer.measure(outcome, step)
+        if step in schedule and measuring.allows(essential=step in (0, int(spec["steps"]))):
+            with measuring.timed():
+                trainer.measure(outcome, step)
         if step == int(spec["steps"]):
             break
         loss = trainer.step(next(batches))
@@ -162,18 +162,3 @@ def _sgd_step(network: nn.Module, optimizer: torch.optim.Optimizer, dataset: dat
     loss.backward()
     optimizer.step()
     return float(loss.detach())
-
-
-class _Batches:
-    """An endless stream of shuffled batches; the order depends on the seed only, so arms can be paired."""
-
-    def __init__(self, samples: int, batch: int, seed: int) -> None:
-        self._samples, self._batch = samples, min(batch, samples)
-        self._source = generator(1000 + seed)
-        self._order = torch.empty(0, dtype=torch.int64)
-
-    def __next__(self) -> Tensor:
-        if len(self._order) < self._batch:  # a short rest is dropped: batch statistics want full batches
-            self._order = torch.randperm(self._samples, generator=self._source)
-        rows, self._order = self._order[: self._batch], self._order[self._batch :]
-        return rows
