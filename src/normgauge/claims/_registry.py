@@ -111,7 +111,12 @@ def register(claim: Claim) -> Claim:
 def registered() -> tuple[Claim, ...]:
     """Return all claims, by paper and, within a paper, in the order of its files."""
     _open_files()
-    return tuple(sorted(_CLAIMS.values(), key=lambda claim: claim.paper))
+    return tuple(sorted(_CLAIMS.values(), key=lambda claim: (claim.paper, _file(claim))))
+
+
+def _file(claim: Claim) -> str:
+    """Return the module a claim is written in: a file that was imported before the others keeps its place."""
+    return str(getattr(claim.trial or claim.margins, "__module__", ""))
 
 
 def find(id: str) -> Claim:

@@ -99,14 +99,19 @@ def connect(address: str) -> Executor:
 def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
     """Run specs in `jobs` worker processes with one thread each, yielding outcomes as they finish.
 
-    A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again;
-    a spec that has broken the pool `ATTEMPTS` times becomes an outcome with status "error".
+    A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again, each
+    alone, so that a neighbour is not blamed; a spec that has broken the pool `ATTEMPTS` times becomes an outcome with
+    status "error".
     """
     waiting = list(specs)
     broken: dict[int, int] = {}
     while waiting:
-        left = dict(enumerate(waiting))
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
+        suspects = [spec for spec in waiting if id(spec) in broken]
+        batch, others = (suspects[:1], [s for s in waiting if s is not suspects[0]]) if suspects else (waiting, [])
+        left = dict(enumerate(batch))
+        pool = ProcessPoolExecutor(
+            1 if suspects else jobs, multiprocessing.get_context("spawn"), initializer=_start_worker
+        )
         futures: dict[Future[Outcome], int] = {}
         try:
             with _main_not_imported_again():
@@ -124,7 +129,7 @@ def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = e
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        waiting = []
+        waiting = others
         for spec in left.values():
             if broken.get(id(spec), 0) >= ATTEMPTS:
                 yield Outcome(dict(spec), "error", f"its worker process died {ATTEMPTS} times; it may need more memory")
