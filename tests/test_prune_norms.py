@@ -114,6 +114,9 @@ def test_wrong_use_is_explained():
 def test_every_layer_keeps_a_channel_and_the_facade_has_it():
     done = ng.prune_norms(trained_looking(chain()), "gamma", 0.99, torch.randn(2, 5))
     assert all(row["kept"] >= 1 for row in done.rows)
+    drawn = done.chart().to_dict()["datasets"].values()
+    assert {row["y"] for rows in drawn for row in rows} == {1, 6, 8}
+    assert len(done.frame()) == 2
 
 
 def test_scale_l1_is_the_sum_of_absolute_scales():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from normgauge.records import Result
+
+if TYPE_CHECKING:
+    import altair
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class Surgery(Result):
     def undo(self) -> nn.Module:
         """Return a copy of the model as it came."""
         return copy.deepcopy(self.original)
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars of the channels before and after, per normalizer (needs the `lab` extra)."""
+        from normgauge.charts import bars
+
+        rows = [
+            {"normalizer": row["normalizer"], "state": state, "channels": row[column]}
+            for row in self.rows
+            for state, column in (("before", "channels"), ("after", "kept"))
+            if row[column] is not None
+        ]
+        return bars(rows, x="normalizer", y="channels", series="state")
 
     def _title(self) -> str:
         return "Surgery: what was done to each normalizer"
