@@ -124,6 +124,7 @@ class Replica(Trainer):
 
     def __init__(self, network: nn.Module, dataset: Dataset, spec: Mapping[str, Any]) -> None:
         super().__init__(network, dataset, spec)
+        self.layout.channels_last = False  # gradients are reduced in buckets of the layout the weights had first
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         twin = shared_copy(network)
         if spec.get("statistics") == "synced":

@@ -16,6 +16,7 @@ from normgauge.errors import MissingDataError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.fitting import DIVERGENCE_FACTOR, Batches, MeasuringShare
+from normgauge.lab.layout import Layout
 from normgauge.lab.probes import measure_network
 from normgauge.lab.provenance import provenance
 from normgauge.records import Status
@@ -110,14 +111,22 @@ class Trainer:
     def __init__(self, network: nn.Module, dataset: datasets.Dataset, spec: Mapping[str, Any]) -> None:
         self.network, self.dataset, self.spec = network, dataset, spec
         self.optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+        self.layout = Layout(network, dataset.train[0])
 
     def step(self, rows: Tensor) -> float:
         """Take one step on these rows and return the loss before it."""
-        return _sgd_step(self.network, self.optimizer, self.dataset, rows)
+        self.network.train()
+        self.optimizer.zero_grad()
+        inputs, targets = self.layout.inputs(self.dataset.train[0][rows]), self.dataset.train[1][rows]
+        loss = self.dataset.loss(self.network(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
 
     def measure(self, outcome: Outcome, step: int) -> None:
         """Record every quantity of the network as it is now."""
-        measure_network(outcome.record, self.network, self.dataset, self.spec, step)
+        with self.layout.measuring():
+            measure_network(outcome.record, self.network, self.dataset, self.spec, step)
 
 
 def train(outcome: Outcome, make: Callable[..., Trainer] = Trainer) -> None:
@@ -127,6 +136,12 @@ def train(outcome: Outcome, make: Callable[..., Trainer] = Trainer) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     trainer = make(network, dataset, spec)
     batches = Batches(len(dataset.train[1]), int(spec["batch"]), int(spec["seed"]))
+    with trainer.layout.training():
+        _train(outcome, trainer, batches)
+
+
+def _train(outcome: Outcome, trainer: Trainer, batches: Batches) -> None:
+    spec = outcome.spec
     schedule = {int(step) for step in spec["measure_at"]}
     measuring = MeasuringShare(spec.get("measure_share"))
     recent: list[float] = []
@@ -153,12 +168,3 @@ def train(outcome: Outcome, make: Callable[..., Trainer] = Trainer) -> None:
 
 def _when(reached: int | None) -> Status:
     return "nonconverged" if reached is None else "ok"
-
-
-def _sgd_step(network: nn.Module, optimizer: torch.optim.Optimizer, dataset: datasets.Dataset, rows: Tensor) -> float:
-    network.train()
-    optimizer.zero_grad()
-    loss = dataset.loss(network(dataset.train[0][rows]), dataset.train[1][rows])
-    loss.backward()
-    optimizer.step()
-    return float(loss.detach())
