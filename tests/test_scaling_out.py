@@ -14,7 +14,7 @@ import pytest
 
 from normgauge.errors import ExecutorError, InputError, StoreError
 from normgauge.lab import compare_shard, merge
-from normgauge.lab.executors import available_cores, connected, run_on
+from normgauge.lab.executors import Workers, available_cores, connected, run_on
 from normgauge.lab.sweep import parse_shard, part_of, sweep
 from normgauge.lab.training import Outcome, execute
 from normgauge.store import Store, spec_id
@@ -80,6 +80,20 @@ def test_killed_workers_lose_and_double_nothing(tasks, tmp_path):
         counted(store, specs, "SIGKILL of two workers")
         assert {run["status"] for run in store.runs()} == {"ok"}
     assert len(list(tmp_path.glob("died-*"))) == 2
+
+
+def test_kept_workers_serve_many_sweeps_and_are_replaced_when_they_die(tasks, tmp_path):
+    specs = [{"n": n, "folder": str(tmp_path), "seconds": 0.01} for n in range(8)]
+    with Store(tmp_path / "runs.sqlite") as store, Workers(2) as workers:
+        sweep(specs[5:7], store, executor=workers, task=tasks.slow, progress=False)
+        first = set(workers.pool()._processes)
+        sweep(specs[7:], store, executor=workers, task=tasks.slow, progress=False)
+        assert set(workers.pool()._processes) == first
+        sweep(specs, store, executor=workers, task=tasks.fragile, progress=False)  # two of them kill their worker
+        counted(store, specs, "SIGKILL of kept workers")
+        second = set(workers.pool()._processes)
+        assert not second & first
+    assert all(not running(pid) for pid in first)
 
 
 def children(pid):

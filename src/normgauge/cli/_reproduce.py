@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,8 @@ from normgauge.errors import require
 
 if TYPE_CHECKING:
     from normgauge.lab import Reproduced
+    from normgauge.lab.executors import Workers
+    from normgauge.lab.progress import StudiesBar
 
 
 class Size(StrEnum):
@@ -42,7 +43,8 @@ def reproduce(
 
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
-    from normgauge.lab.executors import connected
+    from normgauge.lab.executors import Workers, connected
+    from normgauge.lab.progress import StudiesBar
     from normgauge.lab.studies import experiments
     from normgauge.lab.sweep import parse_shard
 
@@ -52,13 +54,17 @@ def reproduce(
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
-    with connected(cluster) if cluster else nullcontext(jobs) as executor:
-        chosen = list(experiments()) if every else [str(name)]
-        documents = []
-        for number, study in enumerate(chosen, start=1):
-            if every:
-                Console(stderr=True).rule(f"{number} of {len(chosen)}: {study}")
-            documents.append(_one(study, size.value, executor, part, out, quiet=as_json, keep_going=every))
+    known = experiments()
+    with connected(cluster) if cluster else Workers(jobs) as executor:
+        if not every:
+            documents = [_one(str(name), size.value, executor, part, out, quiet=as_json, bar=None)]
+        else:
+            with StudiesBar({study: item.minutes.get(size.value, 1.0) for study, item in known.items()}) as bar:
+                documents = []
+                for study, item in known.items():
+                    with bar.study(study, sum(section.runs for section in item.parts(size.value))):
+                        documents.append(_one(study, size.value, executor, part, out, quiet=as_json, bar=bar))
+                bar.note(f"All {len(known)} studies done in {bar.minutes:.1f} min.")
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 
@@ -66,36 +72,37 @@ def reproduce(
 def _one(
     study: str,
     size: str,
-    executor: Executor | int | None,
+    executor: Executor | Workers,
     shard: tuple[int, int] | None,
     out: Path,
     *,
     quiet: bool,
-    keep_going: bool,
+    bar: StudiesBar | None,
 ) -> dict[str, object]:
     from normgauge.errors import DataError
     from normgauge.lab import reproduce as run
     from normgauge.lab import reproduce_shard
 
-    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    note = bar.note if bar else Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
+    progress = bar or True
     try:
         if shard is not None:
-            store = reproduce_shard(study, shard, size=size, out=out, executor=executor)
-            notes.print(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
+            store = reproduce_shard(study, shard, size=size, out=out, executor=executor, progress=progress)
+            note(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
             return {"study": study, "store": str(store)}
-        result = run(study, size=size, out=out, executor=executor)
+        result = run(study, size=size, out=out, executor=executor, progress=progress)
     except DataError as error:
-        if not keep_going:
+        if bar is None:
             raise
-        notes.print(f"{study}: not run: no data. {error}")
+        note(f"{study}: not run: no data. {error}")
         return {"study": study, "status": "not run: no data", "sentence": str(error)}
     except KeyboardInterrupt:
-        notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
+        note(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
     page = _write(result)
     if not quiet:
         Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
-        notes.print(f"Open {page} for figures and numbers.")
+        note(f"Open {page} for figures and numbers.")
     return {**result.document(), "page": str(page), "store": str(result.store)}
 
 

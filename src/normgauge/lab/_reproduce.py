@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.charts import svg
 from normgauge.claims import Verdict, ledger, poll
+from normgauge.lab.executors import Workers
 from normgauge.lab.experiment import Experiment
+from normgauge.lab.progress import StudiesBar
 from normgauge.lab.provenance import provenance
 from normgauge.lab.studies import execute, find
 from normgauge.lab.study import Study
@@ -146,8 +149,8 @@ def reproduce(
     *,
     size: str = "small",
     out: str | Path = "normgauge-studies",
-    executor: Executor | int | None = None,
-    progress: bool = True,
+    executor: Executor | Workers | int | None = None,
+    progress: bool | StudiesBar = True,
 ) -> Reproduced:
     """Run an experiment of the papers, judge the claims that depend on it, and write its page.
 
@@ -157,8 +160,8 @@ def reproduce(
         name: a study; `normgauge reproduce` lists them.
         size: "smoke" (proves it works), "small" (an answer in minutes) or "paper" (the published setting).
         out: the folder of stores and pages.
-        executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
-        progress: show a bar on stderr.
+        executor: a `concurrent.futures.Executor`, `Workers`, a number of processes, or `None` for one per core.
+        progress: show a bar on stderr; or the bar of many studies to move.
 
     Returns:
         The verdicts, table and remarks; the page is `out/NAME-SIZE/index.html`.
@@ -173,10 +176,12 @@ def reproduce(
         _need_data(experiment)
     folder = Path(out) / f"{name}-{size}"
 
-    def run(specs: Sequence[dict[str, Any]], store: Store, label: str) -> None:
-        sweep(specs, store, executor=executor, task=execute, progress=progress, label=f"{name}: {label}")
+    own = None if isinstance(executor, Executor | Workers) else Workers(executor)
 
-    with Store(folder / STORE_NAME) as store:
+    def run(specs: Sequence[dict[str, Any]], store: Store, label: str) -> None:
+        sweep(specs, store, executor=own or executor, task=execute, progress=progress, label=f"{name}: {label}")
+
+    with Store(folder / STORE_NAME) as store, own or nullcontext():
         for part in parts:
             run(_specs(experiment, part.plan()), store, "runs")
             run(_specs(experiment, _confirmation(experiment, part, store)), store, "more seeds")
@@ -189,8 +194,8 @@ def reproduce_shard(
     *,
     size: str = "small",
     out: str | Path = "normgauge-studies",
-    executor: Executor | int | None = None,
-    progress: bool = True,
+    executor: Executor | Workers | int | None = None,
+    progress: bool | StudiesBar = True,
 ) -> Path:
     """Run one of n parts of an experiment into a store of its own, for job arrays, and return the store's path.
 

@@ -96,39 +96,85 @@ def connect(address: str) -> Executor:
     return cast(Executor, client.get_executor())
 
 
-def run_in_processes(specs: Specs, jobs: int, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
-    """Run specs in `jobs` worker processes with one thread each, yielding outcomes as they finish.
+class Workers:
+    """Worker processes with one thread each, kept from sweep to sweep: starting one takes seconds.
+
+    Args:
+        jobs: how many; `None` for one per core.
+
+    Example:
+        >>> with Workers(2) as workers:  # no process starts before there is work
+        ...     workers.jobs
+        2
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        self.jobs = available_cores() if jobs is None else jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        """Return the workers."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End them."""
+        self.dismiss()
+
+    def pool(self) -> ProcessPoolExecutor:
+        """Return the pool, started anew if the last one was dismissed."""
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.jobs, context, initializer=_start_worker)
+        return self._pool
+
+    def dismiss(self, *, at_once: bool = False) -> None:
+        """Let the workers go when they are done, or end them at once."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            if at_once:
+                _end_workers(pool)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run_in_processes(
+    specs: Specs, workers: Workers | int, task: Callable[[Any], Outcome] = execute
+) -> Iterator[Outcome]:
+    """Run specs in worker processes with one thread each, yielding outcomes as they finish.
 
     A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again, each
     alone, so that a neighbour is not blamed; a spec that has broken the pool `ATTEMPTS` times becomes an outcome with
     status "error".
     """
+    if isinstance(workers, int):
+        with Workers(workers) as own:
+            yield from run_in_processes(specs, own, task)
+        return
     waiting = list(specs)
     broken: dict[int, int] = {}
     while waiting:
         suspects = [spec for spec in waiting if id(spec) in broken]
         batch, others = (suspects[:1], [s for s in waiting if s is not suspects[0]]) if suspects else (waiting, [])
         left = dict(enumerate(batch))
-        pool = ProcessPoolExecutor(
-            1 if suspects else jobs, multiprocessing.get_context("spawn"), initializer=_start_worker
-        )
+        crew = Workers(1) if suspects else workers
         futures: dict[Future[Outcome], int] = {}
         try:
             with _main_not_imported_again():
                 for key, spec in left.items():
-                    futures[pool.submit(task, spec)] = key
+                    futures[crew.pool().submit(task, spec)] = key
             for future in as_completed(futures):
                 outcome = future.result()
                 del left[futures[future]]
                 yield outcome
         except BrokenProcessPool:
-            for spec in list(left.values())[:jobs]:  # the pool works in order, so the culprit is among the first
+            crew.dismiss()
+            for spec in list(left.values())[: crew.jobs]:  # the pool works in order, so the culprit is among the first
                 broken[id(spec)] = broken.get(id(spec), 0) + 1
         except BaseException:  # Ctrl-C, or the consumer closed the generator: workers must not outlive us
-            _end_workers(pool)
+            crew.dismiss(at_once=True)
             raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            if crew is not workers:
+                crew.dismiss()
         waiting = others
         for spec in left.values():
             if broken.get(id(spec), 0) >= ATTEMPTS:

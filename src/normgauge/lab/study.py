@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,12 @@ class Study:
     def tried(self) -> int:
         """How many seeds every tuned setting is tried on."""
         return self.seeds if self.tuning_seeds is None else self.tuning_seeds
+
+    @property
+    def runs(self) -> int:
+        """How many runs both rounds have."""
+        arms = math.prod(len(list(values)) for values in self.scientific.values())
+        return len(self.plan()) + arms * (self.seeds - self.tried)
 
     def plan(self) -> list[dict[str, Any]]:
         """Return the specs of the first round: every arm, at every tuned setting, for every tuning seed."""

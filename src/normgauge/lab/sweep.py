@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from normgauge.errors import InputError, explain
-from normgauge.lab.executors import available_cores, run_in_processes, run_on, run_serially
+from normgauge.lab.executors import Workers, available_cores, run_in_processes, run_on, run_serially
+from normgauge.lab.progress import RunsBar, StudiesBar
 from normgauge.lab.study import Study
 from normgauge.lab.training import Outcome, execute
 from normgauge.store import Store, spec_id
@@ -21,10 +18,10 @@ def sweep(
     specs: Study | Sequence[dict[str, Any]],
     store: Store,
     *,
-    executor: Executor | int | None = None,
+    executor: Executor | Workers | int | None = None,
     task: Callable[[Any], Outcome] = execute,
     shard: tuple[int, int] | None = None,
-    progress: bool = True,
+    progress: bool | StudiesBar = True,
     label: str = "runs",
 ) -> int:
     """Run the specs that the store does not hold yet, writing each run when it is finished.
@@ -32,11 +29,11 @@ def sweep(
     Args:
         specs: what to run: a study's first round, or a list of specs.
         store: where finished runs are; only this process writes to it.
-        executor: a `concurrent.futures.Executor`, a number of worker processes (1 runs in this process), or
-            `None` for one process per core.
+        executor: a `concurrent.futures.Executor`, `Workers` kept from sweep to sweep, a number of worker processes
+            (1 runs in this process), or `None` for one process per core.
         task: what a run is: a function from a spec to an `Outcome`.
         shard: `(i, n)` runs the i-th of n parts only; see `part_of`.
-        progress: show a bar with time left on stderr when it is a terminal.
+        progress: show a bar with time left on stderr when it is a terminal; or the bar of many studies to move.
         label: what the bar is called.
 
     Returns:
@@ -51,15 +48,12 @@ def sweep(
     plan = specs.plan() if isinstance(specs, Study) else list(specs)
     plan = plan if shard is None else part_of(plan, shard)
     missing = [spec for spec in plan if spec_id(spec) not in finished]
-    if not missing:
-        return 0
-    outcomes = _outcomes(missing, executor, task)
-    with _bar(progress) as bar:
-        job = bar.add_task(label, total=len(plan), completed=len(plan) - len(missing))
-        for outcome in outcomes:
+    bar = progress if isinstance(progress, StudiesBar) else RunsBar(shown=progress and bool(missing))
+    with bar.runs(label, len(plan), len(plan) - len(missing)) as advance:
+        for outcome in _outcomes(missing, executor, task) if missing else ():
             run = {name: getattr(outcome, name) for name in ("spec", "status", "sentence", "seconds", "provenance")}
             store.put(run, outcome.readings)
-            bar.advance(job)
+            advance()
     return len(missing)
 
 
@@ -105,22 +99,12 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def _outcomes(
-    specs: list[dict[str, Any]], executor: Executor | int | None, task: Callable[[Any], Outcome]
+    specs: list[dict[str, Any]], executor: Executor | Workers | int | None, task: Callable[[Any], Outcome]
 ) -> Iterator[Outcome]:
     if isinstance(executor, Executor):
         return run_on(executor, specs, task)
-    jobs = min(available_cores() if executor is None else executor, len(specs))
+    if isinstance(executor, Workers) and executor.jobs > 1:
+        return run_in_processes(specs, executor, task)
+    jobs = 1 if isinstance(executor, Workers) else available_cores() if executor is None else executor
+    jobs = min(jobs, len(specs))
     return run_serially(specs, task) if jobs <= 1 else run_in_processes(specs, jobs, task)
-
-
-def _bar(shown: bool) -> Progress:
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not (shown and console.is_terminal))

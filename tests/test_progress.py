@@ -1,0 +1,69 @@
+"""One bar over many studies: it moves with their weights, and ends at the end whatever was skipped."""
+
+import pytest
+
+from normgauge.lab import Study
+from normgauge.lab.progress import StudiesBar
+from normgauge.lab.studies import experiments
+from normgauge.lab.sweep import sweep
+from normgauge.lab.training import Outcome
+from normgauge.store import Store
+
+
+def at_once(spec):
+    return Outcome(dict(spec))
+
+
+def test_the_bar_moves_with_weights_and_counts_what_was_there(tmp_path):
+    seen = []
+
+    def watched(spec):
+        seen.append(round(bar.fraction, 6))
+        return Outcome(dict(spec))
+
+    specs = [{"n": n, "seed": 0} for n in range(4)]
+    with Store(tmp_path / "runs.sqlite") as store, StudiesBar({"short": 1.0, "long": 3.0}, shown=False) as bar:
+        sweep(specs[:1], store, executor=1, task=at_once, progress=False)
+        with bar.study("short", runs=4):
+            sweep(specs, store, executor=1, task=watched, progress=bar)
+        assert seen == [0.0625, 0.125, 0.1875] and bar.fraction == 0.25
+        with bar.study("long", runs=4):
+            sweep(specs, store, executor=1, task=watched, progress=bar)  # nothing left to run
+            assert bar.fraction == 1.0
+    assert len(seen) == 3
+
+
+def test_skipped_runs_and_more_runs_than_expected_do_not_move_the_end():
+    with StudiesBar({"a": 1.0, "b": 1.0}, shown=False) as bar:
+        with bar.study("a", runs=10):
+            pass
+        assert bar.fraction == 0.5
+        with bar.study("b", runs=1), bar.runs("runs", 3, 0) as advance:
+            for _ in range(3):
+                advance()
+        assert bar.fraction == 1.0
+
+
+def test_without_a_terminal_there_is_a_line_per_study(capsys):
+    with StudiesBar({"valley": 1.0, "margin": 1.0}) as bar:
+        with bar.study("valley", runs=3):
+            pass
+        with bar.study("margin", runs=0):
+            bar.note("[not markup]")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("1 of 2: valley (3 runs; ") and lines[1].startswith("2 of 2: margin")
+    assert lines[2] == "[not markup]"
+
+
+@pytest.mark.parametrize(("tuning_seeds", "runs"), [(None, 24), (1, 36), (2, 42), (4, 54)])
+def test_a_study_knows_how_many_runs_it_has(tuning_seeds, runs):
+    knobs = {"scientific": {"norm": ["none", "batch"], "depth": [2, 3, 4]}, "nuisance": {"lr": [0.1, 1.0]}}
+    seeds = 2 if tuning_seeds is None else 5
+    study = Study("s", "?", **knobs, seeds=seeds, tuning_seeds=tuning_seeds)
+    chosen = [{"norm": n, "depth": d, "lr": 0.1} for n in ("none", "batch") for d in (2, 3, 4)]
+    assert study.runs == len(study.plan()) + len(study.confirmation(chosen))
+    assert study.runs == runs
+
+
+def test_every_study_says_how_long_its_small_size_takes():
+    assert all(item.minutes.get("small", 0) > 0 for item in experiments().values())
