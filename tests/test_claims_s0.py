@@ -301,3 +301,14 @@ def test_the_criteria_tell_hope_from_fear(id):
     assert feared.outcome == "not_confirmed", feared.sentence
     few = {study: [row for row in rows if row["seed"] < 2] for study, rows in tables(True).items()}
     assert claim.judge_from_tables(few).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("id", ["S0-decay", "S0-sgd"])
+def test_the_recipe_answers_at_the_schedule_that_validation_prefers(id):
+    rows = tables(True)["recipe"]
+    liked = [{**row, "schedule": "cosine", "status": "ok", "validation_accuracy": 0.6} for row in rows]
+    lucky = [{**row, "schedule": "step", "status": "ok", "validation_accuracy": 0.5} for row in tables(False)["recipe"]]
+    lucky = [{**row, "test_accuracy": row["test_accuracy"] + 0.1} for row in lucky]
+    broken = [{**row, "schedule": "constant", "status": "diverged", "validation_accuracy": 0.9} for row in lucky]
+    expected = find(id).judge_from_tables({"recipe": rows})
+    assert find(id).judge_from_tables({"recipe": [*lucky, *broken, *liked]}).sentence == expected.sentence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from normgauge.errors import DataError, explain
@@ -53,3 +54,31 @@ def paired_log10(rows: Rows, reading: str, left: str, right: str, *, knob: str =
     """Return `log10(reading(left) / reading(right))` on every seed both arms have: orders of magnitude between them."""
     logs = [{**row, reading: math.log10(row[reading])} for row in rows if row.get(reading) is not None]
     return paired(logs, reading, left, right, knob=knob, **where)
+
+
+def at_best(rows: Rows, knob: str, *, by: str, within: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the rows whose `knob` has the value with the best mean of `by`, chosen apart for each cell of `within`.
+
+    So a knob that was compared answers as one that was tuned. A failed run counts as worst.
+
+    Args:
+        rows: one per run.
+        knob: what is tuned.
+        by: the reading it is tuned by, larger is better; of validation data, so that the test stays a test.
+        within: the knobs whose combinations are the cells.
+
+    Example:
+        >>> rows = [{"norm": "none", "lr": r, "seed": s, "fit": r * (s + 1)} for r in (1, 2) for s in (0, 1)]
+        >>> [(row["lr"], row["seed"]) for row in at_best(rows, "lr", by="fit", within=["norm"])]
+        [(2, 0), (2, 1)]
+    """
+    scores: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+    for row in rows:
+        failed = row.get("status", "ok") != "ok" or row.get(by) is None
+        cell = scores.setdefault(tuple(row.get(name) for name in within), {})
+        cell.setdefault(row.get(knob), []).append(-math.inf if failed else float(row[by]))
+    best = {}
+    for name, settings in scores.items():
+        means = {setting: fmean(values) for setting, values in settings.items()}
+        best[name] = max(means, key=means.__getitem__)
+    return [row for row in rows if row.get(knob) == best[tuple(row.get(name) for name in within)]]
