@@ -1,12 +1,17 @@
 """One bar over many studies: it moves with their weights, and ends at the end whatever was skipped."""
 
+import io
+
 import pytest
+from rich.console import Console
+from rich.file_proxy import FileProxy
 
 from normgauge.lab import Study
 from normgauge.lab.progress import StudiesBar
 from normgauge.lab.studies import experiments
 from normgauge.lab.sweep import sweep
 from normgauge.lab.training import Outcome
+from normgauge.measure._progress import residuals_shown
 from normgauge.store import Store
 
 
@@ -67,3 +72,17 @@ def test_a_study_knows_how_many_runs_it_has(tuning_seeds, runs):
 
 def test_every_study_says_how_long_its_small_size_takes():
     assert all(item.minutes.get("small", 0) > 0 for item in experiments().values())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_measurement_does_not_draw_over_a_bar(monkeypatch):
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with residuals_shown("spectrum", None) as alone:
+        assert alone is not None
+    monkeypatch.setattr("sys.stderr", FileProxy(Console(), Terminal()))
+    with residuals_shown("spectrum", None) as under_a_bar:
+        assert under_a_bar is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ Progress = Callable[[int, Sequence[float]], None]
 @contextmanager
 def residuals_shown(what: str, progress: Progress | None) -> Iterator[Progress | None]:
     """Give the caller's own callback, or one that shows products and residuals on a terminal, or none."""
-    if progress is not None or not sys.stderr.isatty():
+    if progress is not None or not sys.stderr.isatty() or _another_display():
         yield progress
         return
     from rich.console import Console
@@ -25,3 +26,10 @@ def residuals_shown(what: str, progress: Progress | None) -> Iterator[Progress |
             status.update(f"{what}: {products} products, relative residuals {numbers}")
 
         yield show
+
+
+def _another_display() -> bool:
+    """Say whether somebody else draws on this terminal: the parent of a worker, or a live bar of this process."""
+    from rich.file_proxy import FileProxy
+
+    return multiprocessing.parent_process() is not None or isinstance(sys.stderr, FileProxy)
