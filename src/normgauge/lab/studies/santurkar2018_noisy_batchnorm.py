@@ -167,11 +167,11 @@ register(
         finding="Yes: noisy BN trains almost as well as BN and better than no BN, with less stable distributions than "
         "either; the same noise on the network without BN prevents it from training.",
         proxy=PROXY
-        + "In this study 200 steps and no linear network; the rate is tuned for every arm on training accuracy, as S1 "
-        "says it did, on the first seed.",
+        + "In this study 600 steps and no linear network; the rate is tuned for every arm on training accuracy, as S1 "
+        "says it did, on the first two seeds.",
         sizes={
             "smoke": _sizes("smoke", 1, 1, (0.1,)),
-            "small": _sizes("small", 4, 1, (0.03, 0.1), steps=200),
+            "small": _sizes("small", 6, 2, (0.03, 0.1, 0.3), steps=600),
             "paper": _sizes("paper", 5, 2, (0.03, 0.1, 0.3)),
         },
         run=run,
@@ -181,7 +181,7 @@ register(
         columns=("train_accuracy", "test_accuracy", *CHANGES),
         choose_by="train_accuracy",
         data=("cifar10",),
-        minutes={"small": 1.2},
+        minutes={"small": 6.0},
         cite=("santurkar2018", "batchnorm_article"),
     )
 )

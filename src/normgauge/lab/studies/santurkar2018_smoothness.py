@@ -197,14 +197,14 @@ register(
         "directions too.",
         proxy=PROXY + "Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
         "in S1; on one fixed batch of training data.",
-        sizes={"smoke": _sizes("smoke", 1), "small": _sizes("small", 5), "paper": _sizes("paper", 5)},
+        sizes={"smoke": _sizes("smoke", 1), "small": _sizes("small", 6), "paper": _sizes("paper", 5)},
         run=run,
         contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("loss_range", "gradient_distance", "effective_beta", "early_gradient_distance", "random_loss_range"),
         data=("cifar10",),
-        minutes={"small": 1.1},
+        minutes={"small": 3.0},
         cite=("santurkar2018",),
     )
 )
