@@ -175,7 +175,7 @@ def figures(table: StudyTable) -> list[Figure]:
         caption = f"{words.capitalize()}, mean and 95 % interval over seeds."
         drawn.append(Figure(reading.split("_")[0], intervals(rows, x_title=words), caption))
     course = table.band("loss", lambda row: _arm(row["norm"], row["rate"]))
-    chart = curves(course, y="mean", low="low", high="high", y_scale="log", y_title="training loss")
+    chart = curves(course, y="mean", low="low", high="high", y_scale="linear", y_title="training loss")
     caption = (
         f"Training loss, mean of {WINDOW} batches, each run until it meets the target; band: range over the seeds "
         "still training, so that a line's end belongs to the slowest of them."
@@ -195,7 +195,7 @@ def remarks(table: StudyTable) -> list[str]:
     for norm, rate in ARMS:
         rows = table.where(norm=norm, rate=rate)
         mean = {name: table.mean(name, norm=norm, rate=rate).mean for name in COLUMNS}
-        missed = [f"seed {row['seed']} ({row['train_loss']:.3g})" for row in rows if not row["reached"]]
+        missed = [f"seed {row['seed']} ({_end(row)})" for row in rows if not row.get("reached")]
         lines.append(
             f"{_arm(norm, rate)} ({mean['lr']:g}): test accuracy {mean['test_accuracy']:.4f} and quotient sharpness "
             f"{mean['quotient_sharpness']:.3g} at training loss {mean['train_loss']:.3g}, after "
@@ -203,6 +203,11 @@ def remarks(table: StudyTable) -> list[str]:
             + (f"Short of the target: {', '.join(missed)}." if missed else "All runs reached the target.")
         )
     return [*lines, *(_tuning(table, norm) for norm in ("none", "batch")), _same(table)]
+
+
+def _end(row: Mapping[str, Any]) -> str:
+    loss = row.get("train_loss")
+    return "diverged" if loss is None or not math.isfinite(loss) else f"{loss:.3g}"
 
 
 def _tuning(table: StudyTable, norm: str) -> str:
@@ -213,7 +218,7 @@ def _tuning(table: StudyTable, norm: str) -> str:
     words = []
     for lr in rates:
         runs = [row for row in tried if row["lr"] == lr]
-        short = sum(not row["reached"] for row in runs)
+        short = sum(not row.get("reached") for row in runs)
         words.append(
             f"{lr:g}: {fmean(row['score'] for row in runs):.4f}"
             + (f" ({short} of {len(runs)} short of the target)" if short else "")
