@@ -287,7 +287,7 @@ register(
         columns=COLUMNS,
         choose_by="score",
         data=("cifar10",),
-        minutes={"small": 4.2},
+        minutes={"small": 4.5},
         cite=("akbar2025",),
     )
 )
