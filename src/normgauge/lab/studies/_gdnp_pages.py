@@ -93,6 +93,20 @@ def ratio(table: StudyTable, method: str, data: str, condition: float, reading: 
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def race_contrasts(table: StudyTable) -> dict[str, list[float]]:
+    """Return per kind of data, condition number and seed log10 of gradient descent's iterations over GDNP's."""
+    found = {}
+    for data in kinds(table):
+        for condition in sorted({row["condition"] for row in table.rows}):
+            theirs, ours = (
+                table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
+            )
+            found[f"{data}, condition {condition:g}: log10 iterations, GD over GDNP"] = [
+                math.log10(theirs[seed] / ours[seed]) for seed in sorted(theirs.keys() & ours.keys())
+            ]
+    return found
+
+
 def race_remarks(table: StudyTable, what: str) -> list[str]:
     """Say, per kind of data, how many times GDNP's iterations each rival needs, and where GDNP brings nothing."""
     lines, slower = [], []

@@ -13,7 +13,7 @@ from torch import Tensor
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
 from normgauge.lab.studies._descents import METHODS, Path, Race, descend
 from normgauge.lab.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
-from normgauge.lab.studies._gdnp_pages import kinds, race_figures, race_remarks, ratio, record_path
+from normgauge.lab.studies._gdnp_pages import kinds, race_contrasts, race_figures, race_remarks, ratio, record_path
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
 from normgauge.lab.table import StudyTable
@@ -95,16 +95,7 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
 
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: gradient descent at its best step needs more iterations than GDNP, also where data are not Gaussian."""
-    found = {}
-    for data in kinds(table):
-        for condition in sorted({row["condition"] for row in table.rows}):
-            theirs, ours = (
-                table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
-            )
-            found[f"{data}, condition {condition:g}: log10 iterations, GD over GDNP"] = [
-                math.log10(theirs[seed] / ours[seed]) for seed in sorted(theirs.keys() & ours.keys())
-            ]
-    return found
+    return race_contrasts(table)
 
 
 def figures(table: StudyTable) -> list[Figure]:

@@ -8,7 +8,7 @@ from normgauge.charts import curves
 from normgauge.lab.experiment import Experiment, Figure
 from normgauge.lab.studies._layer_sizes import FACTOR, train_and_watch
 from normgauge.lab.studies._registry import register
-from normgauge.lab.studies.than2025_weight_norms import ARCHITECTURES, studies
+from normgauge.lab.studies.than2025_weight_norms import ARCHITECTURES, published, studies
 from normgauge.lab.table import StudyTable
 
 
@@ -85,15 +85,7 @@ register(
         sizes={
             "smoke": studies("variances", ["resnet18"], data="digits", steps={"resnet18": 3}, batch=32, seeds=3),
             "small": studies("variances", list(_SMALL), data="cifar10:4000/500/500", steps=_SMALL, batch=32, seeds=3),
-            "paper": studies(
-                "variances",
-                list(ARCHITECTURES),
-                data="cifar10",
-                steps=dict.fromkeys(ARCHITECTURES, 39_100),
-                batch=128,
-                seeds=3,
-                paper=True,
-            ),
+            "paper": published("variances"),
         },
         run=train_and_watch,
         contrasts=contrasts,

@@ -49,6 +49,12 @@ def studies(
     ]
 
 
+def published(name: str) -> list[Study]:
+    """Return S2's setting: all architectures at full width, 100 epochs of batch 128 on CIFAR-10."""
+    steps = dict.fromkeys(ARCHITECTURES, 39_100)
+    return studies(name, list(ARCHITECTURES), data="cifar10", steps=steps, batch=128, seeds=3, paper=True)
+
+
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: all norms end above 1 and their product grew."""
     found = {}
@@ -130,15 +136,7 @@ register(
                 batch=64,
                 seeds=4,
             ),
-            "paper": studies(
-                "weight-norms",
-                list(ARCHITECTURES),
-                data="cifar10",
-                steps=dict.fromkeys(ARCHITECTURES, 39_100),
-                batch=128,
-                seeds=3,
-                paper=True,
-            ),
+            "paper": published("weight-norms"),
         },
         run=train_and_watch,
         contrasts=contrasts,
