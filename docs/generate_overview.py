@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from normgauge.claims import Claim, Ledger, ledger, shipped_tables
 from normgauge.lab.studies import experiments
 from normgauge.references import title
 
+SESSIONS = Path(__file__).parent / "papers" / "studies" / "all-small.json"
 PAGE = Path(__file__).parent / "papers" / "overview.md"
 WORDS = {"confirmed": "reproduced", "not_confirmed": "did not reproduce", "inconclusive": "cannot be told"}
 INTRODUCTION = """# Five papers: what reproduced and what did not
@@ -28,8 +30,8 @@ def page(book: Ledger) -> str:
     minutes = sum(table["seconds"] for table in tables.values()) / 60
     parts.append(
         f"{len(tables)} of {len(known)} studies have been run at small size: "
-        f"{sum(table['runs'] for table in tables.values())} runs, {minutes:.0f} minutes of runs together (on a machine "
-        "that did other work too)."
+        f"{sum(table['runs'] for table in tables.values())} runs, {minutes:.0f} minutes of runs one after the other. "
+        + _sessions()
     )
     for paper in sorted({claim.paper for claim in book}):
         claims = [claim for claim in book if claim.paper == paper]
@@ -37,6 +39,20 @@ def page(book: Ledger) -> str:
         parts.append(_studies(paper, claims))
         parts.append(_disagreements(claims))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _sessions() -> str:
+    """Say how long all studies took together, in how many sessions."""
+    if not SESSIONS.exists():
+        return ""
+    sessions = json.loads(SESSIONS.read_text(encoding="utf-8"))
+    machine, total = sessions[-1]["machine"], sum(session["minutes"] for session in sessions)
+    jobs = sessions[-1]["jobs"]
+    times = "at once" if len(sessions) == 1 else f"in {len(sessions)} sessions"
+    return (
+        f"`normgauge reproduce --all --size small` took {total:.0f} minutes {times} in {jobs} processes of one "
+        f"thread ({machine['processor']}, {machine['device']}); {sum(session['runs'] for session in sessions)} runs were run."
+    )
 
 
 def _totals(book: Ledger) -> str:

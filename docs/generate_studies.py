@@ -4,7 +4,7 @@
     python docs/generate_studies.py normgauge-studies [NAME ...]
 
 For every store of the small size: docs/papers/studies/NAME.md with its figures, and claims/tables/NAME.json, from which
-`normgauge claims` judges. Nothing is run here.
+`normgauge claims` judges; and how long `normgauge reproduce --all` took, if it wrote that. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from normgauge.store import Store
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers" / "studies"
+SESSIONS = PAGES / "all-small.json"
 TABLES = ROOT / "src" / "normgauge" / "claims" / "tables"
 
 
@@ -60,6 +61,8 @@ def main() -> None:
     stores = Path(sys.argv[1])
     for name in sys.argv[2:] or [name for name in experiments() if (stores / f"{name}-small" / STORE_NAME).exists()]:
         write(name, stores / f"{name}-small")
+    if (stores / SESSIONS.name).exists():
+        SESSIONS.write_text((stores / SESSIONS.name).read_text(encoding="utf-8"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """One bar over many studies: it moves with their weights, and ends at the end whatever was skipped."""
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
 from normgauge.lab import Study
-from normgauge.lab.progress import StudiesBar
+from normgauge.lab.progress import StudiesBar, note_session
 from normgauge.lab.studies import experiments
 from normgauge.lab.sweep import sweep
 from normgauge.lab.training import Outcome
@@ -36,6 +37,19 @@ def test_the_bar_moves_with_weights_and_counts_what_was_there(tmp_path):
             sweep(specs, store, executor=1, task=watched, progress=bar)  # nothing left to run
             assert bar.fraction == 1.0
     assert len(seen) == 3
+
+
+def test_a_session_over_all_studies_is_noted_beside_the_earlier_ones(tmp_path):
+    with StudiesBar({"a": 1.0}, shown=False) as bar, bar.study("a", runs=3), bar.runs("runs", 3, 1) as advance:
+        advance()
+        advance()
+    for _ in range(2):
+        path = note_session(tmp_path / "new", "small", 1, bar, 2)
+    sessions = json.loads(path.read_text())
+    assert (
+        [session["runs"] for session in sessions] == [2, 2] and sessions[0]["studies"] == 1 and sessions[1]["jobs"] == 2
+    )
+    assert sessions[0]["minutes"] >= 0 and sessions[0]["machine"]["processor"]
 
 
 def test_skipped_runs_and_more_runs_than_expected_do_not_move_the_end():

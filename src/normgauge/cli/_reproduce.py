@@ -44,7 +44,7 @@ def reproduce(
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
     from normgauge.lab.executors import Workers, connected
-    from normgauge.lab.progress import StudiesBar
+    from normgauge.lab.progress import StudiesBar, note_session
     from normgauge.lab.studies import experiments
     from normgauge.lab.sweep import parse_shard
 
@@ -64,7 +64,8 @@ def reproduce(
                 for study, item in known.items():
                     with bar.study(study, sum(section.runs for section in item.parts(size.value))):
                         documents.append(_one(study, size.value, executor, part, out, quiet=as_json, bar=bar))
-                bar.note(f"All {len(known)} studies done in {bar.minutes:.1f} min.")
+                bar.note(f"All {len(known)} studies done in {bar.minutes:.1f} min; {bar.ran} runs, the rest was there.")
+            note_session(out, size.value, len(known), bar, getattr(executor, "jobs", None))
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +20,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from normgauge.lab.provenance import provenance
 
 # Studies take minutes: the speed is that of the last hour, so that one long run does not throw the estimate about.
 SPEED_SECONDS = 3600.0
@@ -63,6 +68,7 @@ class StudiesBar:
         self._console = self._bar.console
         self._before, self._runs, self._done, self._number, self._name = 0.0, 1, 0, 0, ""
         self._begin = time.monotonic()
+        self.ran = 0  # runs of this session; those that were in a store already do not count
 
     def __enter__(self) -> StudiesBar:
         """Show the bar."""
@@ -104,6 +110,7 @@ class StudiesBar:
 
         def advance() -> None:
             self._done += 1
+            self.ran += 1
             self._update()
 
         yield advance
@@ -117,6 +124,19 @@ class StudiesBar:
         part = min(self._done / self._runs, 1.0) * self._weights[self._name]
         text = f"{self._number} of {len(self._weights)}: {self._name}, run {self._done} of {self._runs}"
         self._bar.update(self._job, completed=self._before + part, description=text)
+
+
+def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int | None) -> Path:
+    """Add to `out/all-SIZE.json` how long this session over all studies took; `jobs` is `None` on a cluster."""
+    path = out / f"all-{size}.json"
+    sessions = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    session = {"studies": studies, "runs": bar.ran, "minutes": round(bar.minutes, 1), "jobs": jobs}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps([*sessions, {**session, "finished": finished, **provenance()}], indent=1) + "\n", encoding="utf-8"
+    )
+    return path
 
 
 def _bar(*counts: ProgressColumn, shown: bool) -> Progress:
