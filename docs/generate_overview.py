@@ -49,9 +49,11 @@ def _sessions() -> str:
     machine, total = sessions[-1]["machine"], sum(session["minutes"] for session in sessions)
     jobs = sessions[-1]["jobs"]
     times = "at once" if len(sessions) == 1 else f"in {len(sessions)} sessions"
+    where = f"{machine['processor']}, {machine['device']}"
+    ran = sum(session["runs"] for session in sessions)
     return (
-        f"`normgauge reproduce --all --size small` took {total:.0f} minutes {times} in {jobs} processes of one "
-        f"thread ({machine['processor']}, {machine['device']}); {sum(session['runs'] for session in sessions)} runs were run."
+        f"`normgauge reproduce --all --size small` took {total:.0f} minutes {times} in {jobs} processes of one thread "
+        f"({where}); {ran} runs were run."
     )
 
 
