@@ -59,7 +59,8 @@ def paired_log10(rows: Rows, reading: str, left: str, right: str, *, knob: str =
 def at_best(rows: Rows, knob: str, *, by: str, within: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the rows whose `knob` has the value with the best mean of `by`, chosen apart for each cell of `within`.
 
-    So a knob that was compared answers as one that was tuned. A failed run counts as worst.
+    So a knob that was compared answers as one that was tuned. A failed run counts as worst; of equal values the first
+    in sorted order wins, whatever run finished first.
 
     Args:
         rows: one per run.
@@ -80,5 +81,5 @@ def at_best(rows: Rows, knob: str, *, by: str, within: Sequence[str]) -> list[Ma
     best = {}
     for name, settings in scores.items():
         means = {setting: fmean(values) for setting, values in settings.items()}
-        best[name] = max(means, key=means.__getitem__)
+        best[name] = max(sorted(means, key=repr), key=means.__getitem__)
     return [row for row in rows if row.get(knob) == best[tuple(row.get(name) for name in within)]]

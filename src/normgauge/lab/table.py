@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,8 @@ def choose(
 ) -> list[Row]:
     """Return, per arm, the tuned setting whose mean over the tuning seeds is best; a failed run counts as worst.
 
+    Of equal settings the first in the study's order wins, whatever run finished first.
+
     Args:
         study: which knobs are compared and which tuned.
         runs: stored runs of its first round.
@@ -105,9 +108,13 @@ def choose(
         found = value(run["id"]) if run["status"] == "ok" else None
         score = float("-inf") if found is None else sign * found
         scores.setdefault(arm, {}).setdefault(setting, []).append(score)
+    order = list(itertools.product(*([_key(value) for value in values] for values in study.nuisance.values())))
     best = []
     for arm, settings in scores.items():
-        winner = max(settings, key=lambda setting: sum(settings[setting]) / len(settings[setting]))
+        winner = max(
+            (setting for setting in order if setting in settings),
+            key=lambda setting: sum(settings[setting]) / len(settings[setting]),
+        )
         best.append({**dict(zip(study.scientific, arm, strict=True)), **dict(zip(study.nuisance, winner, strict=True))})
     return best
 
