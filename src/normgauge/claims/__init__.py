@@ -3,7 +3,7 @@
 from normgauge.claims._claim import Claim
 from normgauge.claims._ledger import Ledger, ledger
 from normgauge.claims._shipped import shipped_tables
-from normgauge.claims._tables import at_best, by_seed, paired, paired_log10
+from normgauge.claims._tables import at_best, best_by_seed, by_seed, paired, paired_log10
 from normgauge.claims._typeset import typeset
 from normgauge.claims._verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.claims._weigh import poll, weigh
@@ -14,6 +14,7 @@ __all__ = [
     "Ledger",
     "Verdict",
     "at_best",
+    "best_by_seed",
     "by_seed",
     "ledger",
     "paired",

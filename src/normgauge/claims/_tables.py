@@ -56,6 +56,32 @@ def paired_log10(rows: Rows, reading: str, left: str, right: str, *, knob: str =
     return paired(logs, reading, left, right, knob=knob, **where)
 
 
+def best_by_seed(rows: Rows, knob: str, *, by: str, **knobs: Any) -> dict[int, Any]:
+    """Return, per seed, the value of `knob` whose run has the best `by`, among the rows whose knobs have these values.
+
+    For claims about the best value itself; `at_best` tunes a knob away. Failed runs are left out, and of equals the
+    smallest value is taken, whatever the order of the rows.
+
+    Args:
+        rows: one per run.
+        knob: what is asked for.
+        by: the reading it is chosen by, larger is better; of validation data, so that the test stays a test.
+        **knobs: which rows.
+
+    Example:
+        >>> rows = [{"decay": d, "seed": s, "fit": -abs(d - s)} for d in (2, 1, 0) for s in (0, 1)]
+        >>> best_by_seed(rows, "decay", by="fit")
+        {0: 0, 1: 1}
+    """
+    asked = [row for row in rows if all(row.get(name) == value for name, value in knobs.items())]
+    whole = [row for row in asked if row.get("status", "ok") == "ok" and row.get(by) is not None]
+    best: dict[int, Mapping[str, Any]] = {}
+    for row in sorted(whole, key=lambda row: (row["seed"], row[knob])):
+        if row["seed"] not in best or row[by] > best[row["seed"]][by]:
+            best[row["seed"]] = row
+    return {seed: row[knob] for seed, row in best.items()}
+
+
 def at_best(rows: Rows, knob: str, *, by: str, within: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the rows whose `knob` has the value with the best mean of `by`, chosen apart for each cell of `within`.
 

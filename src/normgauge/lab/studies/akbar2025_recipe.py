@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from normgauge.charts import against, intervals
-from normgauge.claims import at_best
+from normgauge.claims import at_best, best_by_seed, by_seed
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
@@ -74,34 +74,31 @@ def _optimizer(network: nn.Module, spec: Spec) -> torch.optim.Optimizer:
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: with BN SGD suffices, Adam gains more without BN, and the best decay is smaller with BN.
 
-    Every cell of normalizer, optimizer and decay answers at the schedule that validation data prefer.
+    Choices are made on validation data alone: in every cell of normalizer, optimizer and decay the schedule with the
+    best mean over seeds; then, for Adam against SGD, each optimizer's decay in the same way, and for the best decay the
+    optimizer of each decay in the same way, the decay itself per seed. Test accuracy only compares what was chosen.
+    (The first version chose the decay, and with it the optimizer, by test accuracy.)
     """
     rows = at_best(table.rows, "schedule", by=VALIDATION, within=("norm", "optimizer", "decay"))
     gain = {norm: _gain(rows, norm) for norm in ("none", "batch")}
-    decay = {norm: {s: math.log10(max(row["decay"], FLOOR)) for s, row in _best(rows, norm).items()} for norm in gain}
+    either = at_best(rows, "optimizer", by=VALIDATION, within=("norm", "decay"))
+    best = {norm: best_by_seed(either, "decay", by=VALIDATION, norm=norm) for norm in gain}
+    logs = {norm: {s: math.log10(max(decay, FLOOR)) for s, decay in found.items()} for norm, found in best.items()}
     seeds = sorted(gain["none"].keys() & gain["batch"].keys())
     return {
         "0.01 - Adam's gain in test accuracy over SGD with BN": [0.01 - gain["batch"][s] for s in seeds],
         "Adam's gain, none minus batch": [gain["none"][s] - gain["batch"][s] for s in seeds],
-        "log10 of the best decay, none minus batch": [decay["none"][s] - decay["batch"][s] for s in seeds],
+        "log10 of the best decay, none minus batch": [
+            logs["none"][s] - logs["batch"][s] for s in sorted(logs["none"].keys() & logs["batch"].keys())
+        ],
     }
 
 
-def _best(rows: Sequence[Mapping[str, Any]], norm: str, **knobs: Any) -> dict[int, Mapping[str, Any]]:
-    """Return, per seed, the row with the best test accuracy."""
-    found: dict[int, Mapping[str, Any]] = {}
-    wanted = {"norm": norm, **knobs}
-    for row in rows:
-        if all(row[name] == value for name, value in wanted.items()) and row.get(TEST) is not None:
-            held = found.get(row["seed"])
-            if held is None or row[TEST] > held[TEST]:
-                found[row["seed"]] = row
-    return found
-
-
 def _gain(rows: Sequence[Mapping[str, Any]], norm: str) -> dict[int, float]:
-    adam, sgd = (_best(rows, norm, optimizer=name) for name in ("adam", "sgd"))
-    return {s: adam[s][TEST] - sgd[s][TEST] for s in sorted(adam.keys() & sgd.keys())}
+    """Return Adam's test accuracy minus SGD's per seed, each at its own decay."""
+    tuned = at_best(rows, "decay", by=VALIDATION, within=("norm", "optimizer"))
+    adam, sgd = (by_seed(tuned, TEST, norm=norm, optimizer=name) for name in ("adam", "sgd"))
+    return {s: adam[s] - sgd[s] for s in sorted(adam.keys() & sgd.keys())}
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -270,8 +267,10 @@ register(
         "(l2); the schedule is constant, step (a tenth from half, a hundredth from three quarters of the steps on) or "
         "cosine; the rate (a factor of 1, 3 or 10 on 0.01 for SGD, 0.001 for Adam) is tuned in every cell of "
         "normalizer, optimizer, schedule and decay on validation accuracy of the first seed. For the contrasts and "
-        "claims the schedule is tuned too: each cell answers at the one with the best mean validation accuracy. Paper "
-        "size: the same grid on all of CIFAR-10.",
+        "claims the schedule, then the decay (asked for the best decay: the optimizer) is tuned too, by mean "
+        "validation accuracy over the seeds; the best decay is each seed's by validation accuracy. The test data "
+        "choose nothing; in the first version of the contrasts and claims they chose the decay, and with it "
+        "the optimizer. Paper size: the same grid on all of CIFAR-10.",
         sizes={
             "smoke": _study((1.0,), (0.0, 1e-2), 1, 1, data="digits", steps=4, batch=64),
             "small": _study((1.0, 3.0, 10.0), DECAYS, 5, 1, data="cifar10:2000/1000/2000", steps=200, batch=64),

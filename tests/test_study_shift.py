@@ -1,0 +1,83 @@
+"""What the shift study says of a hand-made table, and what it keeps of a trained network."""
+
+import pytest
+import torch
+from torch import nn
+
+from normgauge.claims._registry import find
+from normgauge.lab import data
+from normgauge.lab.studies import akbar2025_shift as shift
+from normgauge.lab.table import StudyTable
+
+ARMS = (("none", "none"), *(("batch", name) for name in shift.STATISTICS))
+CUE_DROP = {"none": 0.2, "stored": 0.3, "recalibrated": 0.1, "batch": 0.5}
+UNDER = {"none": 0.5, "stored": 0.3, "recalibrated": 0.7, "batch": 0.7}
+
+
+def table(cost, under=UNDER, seeds=4):
+    """One row per task, arm and seed; the last seed of the recalibrated arm failed before it was read."""
+    rows = []
+    for norm, arm in ARMS:
+        for seed in range(seeds):
+            noise = 0.004 * ((3 * seed + len(arm)) % 5 - 2)
+            knobs = {"norm": norm, "statistics": arm, "seed": seed, "status": "ok"}
+            kept, shifted, drop = 0.8, under[arm] + noise, cost[arm] + noise
+            images = {"clean_accuracy": kept, "shift_accuracy": shifted, "shift_drop": kept - shifted}
+            images |= {"brightness_accuracy": shifted, "contrast_accuracy": shifted}
+            cue = {"clean_accuracy": kept, "broken_cue_accuracy": kept - drop, "cue_drop": drop}
+            if arm == "recalibrated" and seed and seed == seeds - 1:
+                knobs, images, cue = {**knobs, "status": "error"}, {}, {}
+            rows += [{**knobs, "task": "images", **images}, {**knobs, "task": "cue", **cue}]
+    return StudyTable(tuple(rows), tuple(rows), ())
+
+
+def said(found, start):
+    return next(line for line in shift.remarks(found) if line.startswith(start))
+
+
+def test_the_loss_of_the_cue_costs_less_or_more_or_cannot_be_told():
+    less, more = (said(table(CUE_DROP), f"Loss of the cue, stored minus {arm}") for arm in ("recalibrated", "batch"))
+    assert "statistics: +0.2" in less and less.endswith("; with recalibrated statistics it costs less.")
+    assert "statistics: -0.2" in more and more.endswith("; with batch statistics it costs more.")
+    alike = table({**CUE_DROP, "recalibrated": 0.3})
+    assert said(alike, "Loss of the cue, stored minus recalibrated").endswith("]; no difference can be told.")
+    single = said(table(CUE_DROP, seeds=1), "Loss of the cue, stored minus recalibrated")
+    assert "on one seed; no difference can be told." in single
+
+
+def test_the_remarks_name_every_arm_once_per_part():
+    lines = shift.remarks(table(CUE_DROP))
+    for name in ("none", "batch, stored", "batch, recalibrated", "batch, test batch"):
+        assert len([line for line in lines if line.startswith((f"{name}: ", f"{name}, where"))]) == 2
+    assert not any("nan" in line for line in lines)
+
+
+def test_the_contrasts_and_the_claim_are_of_stored_statistics():
+    found = shift.contrasts(table(CUE_DROP))
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    assert all(len(values) == 4 for values in found.values())
+    assert list(means.values()) == pytest.approx([-0.2, -0.2, -0.1], abs=0.01)
+    behind, ahead = table(CUE_DROP), table(CUE_DROP, {**UNDER, "stored": 0.6})
+    outcomes = [find("S0-shift").judge_from_tables({"shift": given.rows}).outcome for given in (behind, ahead)]
+    assert outcomes == ["not_confirmed", "confirmed"]
+
+
+def test_a_trained_network_is_shared_and_kept_without_its_data():
+    shift._trained.cache_clear()
+    knobs = ("digits", "mlp", "batch", 0.1, 2, 32, 0, "cue")
+    network, diverged = shift._trained(*knobs)
+    assert isinstance(network, nn.Module) and diverged is False
+    assert shift._trained(*knobs)[0] is network
+    assert shift._dataset("digits", "cue") is not shift._dataset("digits", "cue")
+    shift._trained.cache_clear()
+
+
+def test_the_cue_scales_a_class_and_leaves_the_data_as_they_were():
+    plain = data.load("digits")
+    before = plain.test[0].clone()
+    cued = shift._dataset("digits", "cue")
+    for label, factor in ((0, 0.4), (9, 1.6)):
+        rows = plain.test[1] == label
+        assert torch.allclose(cued.test[0][rows].float(), factor * plain.test[0][rows])
+    assert torch.equal(plain.test[0], before)
+    assert torch.equal(shift._dataset("digits", "images").test[0], before)
