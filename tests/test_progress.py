@@ -52,6 +52,16 @@ def test_a_session_over_all_studies_is_noted_beside_the_earlier_ones(tmp_path):
     assert sessions[0]["minutes"] >= 0 and sessions[0]["machine"]["processor"]
 
 
+def test_the_time_left_does_not_count_what_was_there():
+    with StudiesBar({"a": 1.0, "b": 1.0}, shown=False) as bar:
+        with bar.study("a", runs=100), bar.runs("runs", 100, 100):
+            assert bar.seconds_left is None
+        with bar.study("b", runs=4), bar.runs("runs", 4, 0) as advance:
+            bar._begin -= 60  # a minute for the first run
+            advance()
+            assert bar.seconds_left == pytest.approx(180, rel=0.01)
+
+
 def test_skipped_runs_and_more_runs_than_expected_do_not_move_the_end():
     with StudiesBar({"a": 1.0, "b": 1.0}, shown=False) as bar:
         with bar.study("a", runs=10):

@@ -91,9 +91,14 @@ def test_kept_workers_serve_many_sweeps_and_are_replaced_when_they_die(tasks, tm
         assert set(workers.pool()._processes) == first
         sweep(specs, store, executor=workers, task=tasks.fragile, progress=False)  # two of them kill their worker
         counted(store, specs, "SIGKILL of kept workers")
+        more = [{**specs[0], "n": 8 + n} for n in range(4)]
+        sweep(more, store, executor=workers, task=tasks.slow, progress=False)
         second = set(workers.pool()._processes)
-        assert not second & first
-    assert all(not running(pid) for pid in first)
+        assert second and not second & first
+    deadline = time.monotonic() + 30
+    while any(map(running, first | second)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(running, first | second))
 
 
 def children(pid):

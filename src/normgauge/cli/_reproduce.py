@@ -44,8 +44,6 @@ def reproduce(
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
     from normgauge.lab.executors import Workers, connected
-    from normgauge.lab.progress import StudiesBar, note_session
-    from normgauge.lab.studies import experiments
     from normgauge.lab.sweep import parse_shard
 
     if name is None and not every:
@@ -54,20 +52,37 @@ def reproduce(
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
-    known = experiments()
     with connected(cluster) if cluster else Workers(jobs) as executor:
-        if not every:
-            documents = [_one(str(name), size.value, executor, part, out, quiet=as_json, bar=None)]
+        if every:
+            documents = _all(size.value, executor, part, out, quiet=as_json)
         else:
-            with StudiesBar({study: item.minutes.get(size.value, 1.0) for study, item in known.items()}) as bar:
-                documents = []
-                for study, item in known.items():
-                    with bar.study(study, sum(section.runs for section in item.parts(size.value))):
-                        documents.append(_one(study, size.value, executor, part, out, quiet=as_json, bar=bar))
-                bar.note(f"All {len(known)} studies done in {bar.minutes:.1f} min; {bar.ran} runs, the rest was there.")
-            note_session(out, size.value, len(known), bar, getattr(executor, "jobs", None))
+            documents = [_one(str(name), size.value, executor, part, out, quiet=as_json, bar=None)]
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
+
+
+def _all(
+    size: str, executor: Executor | Workers, shard: tuple[int, int] | None, out: Path, *, quiet: bool
+) -> list[dict[str, object]]:
+    from normgauge.lab.progress import StudiesBar, note_session
+    from normgauge.lab.studies import experiments
+
+    known = experiments()
+    documents = []
+    with StudiesBar({study: item.minutes.get(size, 1.0) for study, item in known.items()}) as bar:
+        for study, item in known.items():
+            parts = item.parts(size)
+            runs = sum(part.runs for part in parts)
+            if shard is not None:  # the second round waits for all shards
+                runs = sum(len(part.plan()) for part in parts) // shard[1]
+            with bar.study(study, runs):
+                documents.append(_one(study, size, executor, shard, out, quiet=quiet, bar=bar))
+        done = sum("status" not in document for document in documents)
+        bar.note(
+            f"{done} of {len(known)} studies done; {bar.ran} runs in {bar.minutes:.1f} min, the others were there."
+        )
+    note_session(out, size, done, bar, getattr(executor, "jobs", None))
+    return documents
 
 
 def _one(

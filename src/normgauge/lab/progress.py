@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -23,9 +23,6 @@ from rich.progress import (
 
 from normgauge.lab.provenance import provenance
 
-# Studies take minutes: the speed is that of the last hour, so that one long run does not throw the estimate about.
-SPEED_SECONDS = 3600.0
-
 
 class RunsBar:
     """A bar for every sweep, with the time left, on stderr when it is a terminal.
@@ -40,13 +37,15 @@ class RunsBar:
     @contextmanager
     def runs(self, label: str, total: int, done: int) -> Iterator[Callable[[], None]]:
         """Yield what to call after each run of a sweep of `total`, of which `done` were there already."""
-        with _bar(MofNCompleteColumn(), shown=self._shown) as bar:
+        with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), shown=self._shown) as bar:
             job = bar.add_task(label, total=total, completed=done)
             yield lambda: bar.advance(job)
 
 
 class StudiesBar:
     """One bar over several studies, each as long as its weight; elsewhere than in a terminal a line per study.
+
+    The time left follows from what was run in this session: what was in a store already took none.
 
     Args:
         weights: study -> its share of the whole, in any unit (expected minutes).
@@ -63,12 +62,13 @@ class StudiesBar:
 
     def __init__(self, weights: Mapping[str, float], *, shown: bool = True) -> None:
         self._weights, self._shown = dict(weights), shown
-        self._bar = _bar(shown=shown)
-        self._job = self._bar.add_task("", total=sum(self._weights.values()) or 1.0)
+        self._bar = _bar(TimeElapsedColumn(), TextColumn("{task.fields[left]}"), shown=shown)
+        self._job = self._bar.add_task("", total=sum(self._weights.values()) or 1.0, left="")
         self._console = self._bar.console
         self._before, self._runs, self._done, self._number, self._name = 0.0, 1, 0, 0, ""
         self._begin = time.monotonic()
-        self.ran = 0  # runs of this session; those that were in a store already do not count
+        self._worked = 0.0  # the weight of what was run in this session
+        self.ran = 0  # its runs
 
     def __enter__(self) -> StudiesBar:
         """Show the bar."""
@@ -84,6 +84,13 @@ class StudiesBar:
         """The part of everything that is done."""
         task = self._bar.tasks[0]
         return task.completed / (task.total or 1.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time left at the speed of this session; `None` before its first run is done."""
+        task = self._bar.tasks[0]
+        left = (task.total or 0.0) - task.completed
+        return None if self._worked == 0 else 60 * self.minutes * left / self._worked
 
     @property
     def minutes(self) -> float:
@@ -110,6 +117,7 @@ class StudiesBar:
 
         def advance() -> None:
             self._done += 1
+            self._worked += self._weights[self._name] / self._runs
             self.ran += 1
             self._update()
 
@@ -123,7 +131,12 @@ class StudiesBar:
     def _update(self) -> None:
         part = min(self._done / self._runs, 1.0) * self._weights[self._name]
         text = f"{self._number} of {len(self._weights)}: {self._name}, run {self._done} of {self._runs}"
-        self._bar.update(self._job, completed=self._before + part, description=text)
+        self._bar.update(self._job, completed=self._before + part, description=text, left=self._left())
+
+    def _left(self) -> str:
+        """Return the time left at the speed of this session, "" before there is a speed."""
+        seconds = self.seconds_left
+        return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"
 
 
 def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int | None) -> Path:
@@ -139,16 +152,12 @@ def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int 
     return path
 
 
-def _bar(*counts: ProgressColumn, shown: bool) -> Progress:
+def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
     console = Console(file=sys.stderr)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        *counts,
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        *columns,
         console=console,
         disable=not (shown and console.is_terminal),
-        speed_estimate_period=SPEED_SECONDS,
     )
