@@ -36,7 +36,7 @@ EVERY = 5  # steps between two looks at the training loss
 PROBED = 512  # training images whose mean loss is the training loss
 WINDOW = 10  # batches whose mean loss is drawn
 NEAR = 1.2  # looking costs as much as some steps: it starts when the batches' losses are this close to the target
-POOL = 512  # training images in one batch of the recomputed statistics
+POOL = 500  # training images in one batch of the recomputed statistics; divides the sizes of the training sets
 TOLERANCE = 0.05  # relative residual asked of the sharpness
 SUBSET = "cifar10:2000/2000/4000"
 Row = tuple[int, str, float, dict[str, Any]]
@@ -359,7 +359,7 @@ register(
         "training images, batch statistics, looked at every 5 steps) is down to 1.2, or after 500 steps: far from "
         "fitted, but a loss that a plain network was seen to reach. All is measured there, and compared only between "
         "runs that got there. For validation and test accuracy BN's stored statistics are recomputed on the training "
-        "images (reset, then the mean over batches of 512), since a moving average lags where training stops abruptly. "
+        "images (reset, then the mean over batches of 500), since a moving average lags where training stops abruptly. "
         "The sharpness is on 64 training images, asked for with a relative residual of 5 % in at most 100 products; "
         "the residual reached is recorded. Plain net and BN choose from the same six rates by validation accuracy "
         "(2000 images, mean of the first two seeds) where their runs stopped, which is a handicap for rates that do "
