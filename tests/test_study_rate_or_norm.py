@@ -1,0 +1,156 @@
+"""The study rate-or-norm: what is compared at equal training loss, what is said of the runs that did not get there."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from normgauge.claims import ledger, poll
+from normgauge.lab import models
+from normgauge.lab.data import Dataset
+from normgauge.lab.fitting import evaluate
+from normgauge.lab.studies import akbar2025_rate_or_norm as study
+from normgauge.lab.studies import execute
+from normgauge.lab.table import StudyTable
+
+SPEC = {"study": "rate-or-norm", "data": "digits", "samples": 128, "model": "mlp", "batch": 32, "measured": 32}
+SPEC |= {"norm": "batch", "rate": "own", "lr": 0.1, "seed": 0, "tuned_on": 1, "steps": 40, "target_loss": 0.5}
+
+
+def row(norm, rate, lr, seed, accuracy, sharpness, **more):
+    """Return a run that reached the target, unless `more` says otherwise."""
+    found = {"norm": norm, "rate": rate, "lr": lr, "seed": seed, "tuned_on": 2, "status": "ok", "sentence": ""}
+    found |= {"seconds": 1.0, "reached": 1.0, "train_loss": 1.1, "steps_to_target": 100, "sharpness_residual": 0.01}
+    found |= {"test_accuracy": accuracy, "quotient_sharpness": sharpness, **more}
+    if seed < 2:
+        found.setdefault("score", accuracy)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def missing(**more):
+    """Return the holes of a run without the readings at the target."""
+    names = ("test_accuracy", "quotient_sharpness", "sharpness_residual", "steps_to_target")
+    return {**dict.fromkeys(names), "reached": 0.0, **more}
+
+
+@pytest.fixture
+def table():
+    """BN gains from its own rate only; one plain run stops short, one run of BN is an error."""
+    short = missing(train_loss=1.6, accuracy_when_stopped=0.2)
+    error = missing(status="error", reached=None, train_loss=None, score=None)
+    rows = [
+        row("none", "plain", 0.01, seed, 0.38 + 0.001 * seed, 500.0, **(short if seed == 3 else {}))
+        for seed in range(5)
+    ]
+    rows += [row("batch", "plain", 0.01, seed, 0.35 + 0.002 * seed, 200.0) for seed in range(5)]
+    rows += [
+        row("batch", "own", 0.1, seed, 0.42 + 0.001 * seed, 20.0, **(error if seed == 4 else {})) for seed in range(5)
+    ]
+    rows[-2]["sharpness_residual"] = 0.08
+    trials = [row("none", "plain", 0.1, seed, 0.0, 0.0, **{**short, "score": 0.2}) for seed in range(2)]
+    trials += [row("none", "plain", 0.3, seed, 0.0, 0.0, **{**error, "status": "diverged"}) for seed in range(2)]
+    trials += [row("batch", "own", 0.3, seed, 0.3, 30.0, **(error if seed else {})) for seed in range(2)]
+    return StudyTable(tuple(rows), (*rows, *trials), ())
+
+
+def test_contrasts_leave_out_seeds_that_missed_the_target(table):
+    same, gain, flatter = study.contrasts(table).values()
+    assert same == pytest.approx([0.01 - (0.35 + 0.002 * s - 0.38 - 0.001 * s) for s in (0, 1, 2, 4)])
+    assert gain == pytest.approx([0.07 - 0.001 * s for s in range(4)])
+    assert flatter == pytest.approx([1.0] * 4)
+    assert poll(study.contrasts(table)).outcome == "confirmed"
+    claim = next(claim for claim in ledger() if claim.id == "S0-bjorck")
+    verdict = claim.judge_from_tables({"rate-or-norm": table.rows})
+    assert verdict.outcome == "confirmed" and [item.instances for item in verdict.evidence] == [4, 4]
+
+
+def test_remarks_name_the_runs_that_missed_the_target_and_those_that_failed(table):
+    said = study.remarks(table)
+    assert "1 of 5 runs did not reach the target" in said[0] and "seed 3 (loss 1.6, test accuracy 0.2000" in said[0]
+    assert "test accuracy 0.3818" in said[0], "the mean of the runs that reached it"
+    assert "All 5 runs reached the target" in said[1]
+    assert "1 of 5 runs did not reach the target" in said[2] and "seed 4 (failed)" in said[2]
+    assert "above 5% in 1 of the 13 runs" in said[3] and "0.08" in said[3]
+    assert "0.01: 0.3805, 0.1: 0.2000 (2 of 2 short of the target), 0.3: failed." in said[4]
+    assert "0.1: 0.4205, 0.3: 0.3000 (1 of 2 failed)." in said[5]
+    assert "same rate, 0.01" in said[6] and "10 times" in said[7]
+    assert [figure.name for figure in study.figures(with_curve(table))] == ["test", "quotient", "loss"]
+
+
+def with_curve(table):
+    keys = ("norm", "rate", "lr", "seed")
+    curve = [
+        {**{k: r[k] for k in keys}, "reading": "loss", "step": 10, "layer": None, "value": 2.0} for r in table.rows
+    ]
+    return StudyTable(table.rows, table.trials, tuple(curve))
+
+
+def test_arms_at_different_rates_are_said_and_not_compared(table):
+    rows = tuple({**r, "lr": 0.03} if (r["norm"], r["rate"]) == ("batch", "plain") else r for r in table.rows)
+    moved = StudyTable(rows, table.trials, ())
+    assert any("The rates differ: no BN ran at 0.01" in line and "0.03" in line for line in study.remarks(moved))
+    assert next(iter(study.contrasts(moved).values())) == []
+    assert poll(study.contrasts(moved)).outcome == "inconclusive"
+
+
+def test_an_arm_without_any_finished_run_does_not_end_the_study(table):
+    lost = missing(status="error", reached=None, train_loss=None, score=None)
+    rows = tuple(
+        row("none", "plain", 0.01, r["seed"], 0.0, 0.0, **lost) if r["norm"] == "none" else r for r in table.rows
+    )
+    bare = StudyTable(rows, rows, ())
+    assert study.remarks(bare)[0].startswith("no BN, its best rate (0.01): 5 of 5 runs did not reach")
+    assert poll(study.contrasts(bare)).outcome == "inconclusive"
+
+
+def last(outcome):
+    return {reading["name"]: reading["value"] for reading in outcome.readings}
+
+
+def test_training_stops_at_the_target():
+    outcome = execute(SPEC)
+    found = last(outcome)
+    assert outcome.status == "ok" and found["reached"] == 1
+    assert found["train_loss"] <= SPEC["target_loss"] and 0 < found["steps_to_target"] < SPEC["steps"]
+    assert found["steps_to_target"] % study.EVERY == 0
+    assert found["score"] == found["validation_accuracy"]
+    assert {"test_accuracy", "quotient_sharpness", "sharpness_residual"} <= found.keys()
+    assert "accuracy_when_stopped" not in found
+
+
+def test_a_run_that_stops_short_is_scored_and_not_compared():
+    found = last(outcome := execute({**SPEC, "steps": 2}))
+    assert outcome.status == "ok" and found["reached"] == 0 and found["train_loss"] > SPEC["target_loss"]
+    assert {"score", "accuracy_when_stopped", "validation_accuracy"} <= found.keys()
+    assert not {"test_accuracy", "quotient_sharpness", "steps_to_target"} & found.keys()
+
+
+def test_divergence_is_the_status_and_its_readings_stay():
+    outcome = execute({**SPEC, "norm": "none", "rate": "plain", "lr": 1e4})
+    found = last(outcome)
+    assert outcome.status == "diverged" and "diverged at step" in outcome.sentence
+    assert found["diverged"] == 1 and found["reached"] == 0 and math.isfinite(found["accuracy_when_stopped"])
+    assert not {"test_accuracy", "quotient_sharpness", "score"} & found.keys()
+    beside = execute({**SPEC, "rate": "plain", "lr": 1e4})
+    assert "score" not in last(beside), "BN may survive the rate, but the plain net did not"
+
+
+def test_statistics_are_recomputed_on_a_copy(monkeypatch):
+    monkeypatch.setattr(study, "POOL", 40)
+    source = torch.Generator().manual_seed(0)
+    pairs = [
+        (3 + 2 * torch.randn(100, 6, generator=source, dtype=torch.float32), torch.arange(100) % 2) for _ in range(3)
+    ]
+    task = Dataset("toy", "classification", *pairs, classes=2)
+    network = models.build("mlp", "batch", task.shape, task.classes, 0).float()
+    before = copy.deepcopy(network.state_dict())
+    twin = study._recomputed(network, task)
+    evaluate(twin, task)
+    after = network.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    first = next(part for part in network.modules() if isinstance(part, models.Normalized))
+    seen = first.layer(task.train[0][:80]).detach()
+    norm = next(part for part in twin.modules() if isinstance(part, models.Normalized)).norm
+    assert torch.allclose(norm.running_mean, seen.mean(0), atol=1e-5)
+    assert torch.allclose(norm.running_var, (seen[:40].var(0) + seen[40:].var(0)) / 2, rtol=1e-4)
