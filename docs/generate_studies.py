@@ -28,9 +28,9 @@ TABLES = ROOT / "src" / "normgauge" / "claims" / "tables"
 def write(name: str, folder: Path) -> None:
     """Write the page, figures and table of one study."""
     with Store(folder / STORE_NAME) as store:
-        origin = store.runs()[-1]["provenance"]
         result = conclude(experiments()[name], "small", store)
-    document = {**result.document(), "provenance": origin}
+    document = result.document()
+    origin = document["provenance"]
     pictures = [Picture(*entry) for entry in result.pictures()]
     figures = PAGES / "figures"
     figures.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from normgauge.lab.studies import execute, experiments, find
 from normgauge.lab.study import Study
 from normgauge.lab.table import choose, tabulate
 from normgauge.report import Picture, study_markdown, write_study
+from normgauge.store import Store
 
 NAMES = list(experiments())
 PAGES = Path(__file__).parents[1] / "docs" / "papers" / "studies"
@@ -41,6 +43,24 @@ def test_small_size_promises_seeds_and_intervals(name):
     for part in find(name).parts("small"):
         assert part.seeds >= 3
         assert part.name == name or part.name.startswith(name)
+
+
+def test_runs_of_several_revisions_are_named(tmp_path, monkeypatch):
+    first = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
+    assert len(first.origins) == 1 and "revisions of normgauge" not in str(first)
+    path = tmp_path / "trajectories-smoke" / "runs.sqlite"
+    with Store(path) as store:
+        kept = store.runs()
+    lost = kept[0]["id"]
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM readings WHERE run = ?", [lost])
+        connection.execute("DELETE FROM runs WHERE id = ?", [lost])
+    other = {**kept[0]["provenance"], "revision": "0123456789ab"}
+    monkeypatch.setattr("normgauge.lab.training.provenance", lambda: other)
+    mixed = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
+    assert [origin["revision"] for origin in mixed.origins][-1] == "0123456789ab" and len(mixed.origins) == 2
+    assert any("made by 2 revisions of normgauge" in line for line in mixed.document()["remarks"])
+    assert mixed.document()["provenance"]["revision"] == "0123456789ab"
 
 
 # What a paper's first run is cut down to here: one step on a few samples, measured once.

@@ -44,6 +44,7 @@ class Reproduced(Result):
         remarks: sentences with the numbers.
         seconds: processor seconds of all runs together.
         store: where the runs are.
+        origins: provenance of the runs, one for each code revision that made some, in the order of the runs.
     """
 
     experiment: Experiment
@@ -54,6 +55,7 @@ class Reproduced(Result):
     remarks: tuple[str, ...]
     seconds: float
     store: Path
+    origins: tuple[Mapping[str, Any], ...]
 
     def document(self) -> dict[str, Any]:
         """Return everything a page says, as plain data."""
@@ -75,7 +77,7 @@ class Reproduced(Result):
                 {"contrast": item.name, "mean": item.value, "half width": item.tolerance, "seeds": item.instances}
                 for item in self.verdict.evidence
             ],
-            "remarks": list(self.remarks),
+            "remarks": [*self.remarks, *self._mixture()],
             "claims": [
                 {
                     "id": name,
@@ -96,11 +98,21 @@ class Reproduced(Result):
             ],
             "runs": len(self.table.trials),
             "seconds": self.seconds,
-            "provenance": provenance(),
+            "provenance": dict(self.origins[-1]),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": f"normgauge reproduce {experiment.name} --size {self.size}",
             "cite": list(experiment.cite),
         }
+
+    def _mixture(self) -> list[str]:
+        """Say when runs of several revisions are compared: a spec names what is run, not the code that runs it."""
+        if len(self.origins) == 1:
+            return []
+        names = ", ".join(str(origin["revision"] or origin["versions"]["normgauge"]) for origin in self.origins)
+        line = (
+            f"These runs were made by {len(self.origins)} revisions of normgauge ({names}), which may differ in what "
+        )
+        return [f"{line}they measure. Delete {self.store.parent.name} and run again to have all of one."]
 
     def knobs(self) -> list[str]:
         """Return the knobs that vary: those compared, then those tuned."""
@@ -135,7 +147,7 @@ class Reproduced(Result):
         from normgauge.records import format_table
 
         lines = [f"study: {self.verdict.outcome}", *(f"{name}: {_word(v)}" for name, v in self.claims.items())]
-        lines += list(self.remarks)
+        lines += [*self.remarks, *self._mixture()]
         failed = sum(row["status"] != "ok" for row in self.table.trials)
         lines.append(
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
@@ -239,9 +251,20 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     seconds = sum(run["seconds"] for run in runs)
     verdict = poll(experiment.contrasts(table))
     remarks = tuple(experiment.remarks(table))
-    result = Reproduced(experiment, size, table, verdict, claims, remarks, seconds, store.path)
+    result = Reproduced(experiment, size, table, verdict, claims, remarks, seconds, store.path, _origins(runs))
     store.put_document("experiment", json.loads(json.dumps(result.document(), default=str)))
     return result
+
+
+def _origins(runs: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Return one provenance for each revision that made some of the runs, the last one last."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for run in runs:
+        origin = run["provenance"] or provenance()
+        name = str((origin["revision"], origin["versions"]))
+        found.pop(name, None)
+        found[name] = origin
+    return tuple(found.values()) or (provenance(),)
 
 
 def _need_data(experiment: Experiment) -> None:
