@@ -22,7 +22,14 @@ from normgauge.measure import robustness
 NORMS = ("batch", "group", "layer", "weight")
 READINGS = {"clean_accuracy": "clean", "noise_accuracy": "Gaussian noise", "bim_accuracy": "BIM"}
 FACTORS = (0.5, 2.0)
-SMALL = {"data": "cifar10:10000/1000/2000", "batch": 32, "attacked": 256, "attack_steps": 10, "radius": 0.03}
+SMALL = {
+    "data": "cifar10:10000/1000/2000",
+    "batch": 32,
+    "decay": 5e-4,
+    "attacked": 256,
+    "attack_steps": 10,
+    "radius": 0.03,
+}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -155,9 +162,10 @@ register(
         "under attack a bit, because increasing weights amplify the attack.",
         proxy="Published: ResNet-101 on CIFAR-10 and CIFAR-100, 200 epochs at rate 1e-3, one run each. Ours: a VGG of "
         "eight convolutions, 8 to 32 channels wide, on 10,000 images of CIFAR-10, SGD with momentum at rate 0.05, 600 "
-        "steps of 32, decay 5e-3; noise of 0.8 and BIM in a linf ball of 0.03 standard deviations of the pixels (10 "
+        "steps of 32, decay 5e-4; noise of 0.8 and BIM in a linf ball of 0.03 standard deviations of the pixels (10 "
         "steps), on 256 test images, so that a network of another seed was well above chance and below its clean "
-        "accuracy. An earlier version on digits came out not confirmed, with S4-wd inconclusive.",
+        "accuracy. Earlier versions, on digits and with decay 5e-3, which cost a third of the clean accuracy here, came "
+        "out not confirmed, with S4-wd inconclusive.",
         sizes={
             "smoke": _study("mlp", 3, 10, attacked=32, attack_steps=3),
             "small": _study("vgg8", 5, 600, **SMALL),
