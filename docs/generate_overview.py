@@ -48,13 +48,13 @@ def _sessions() -> str:
     sessions = json.loads(SESSIONS.read_text(encoding="utf-8"))
     machine, total = sessions[-1]["machine"], sum(session["minutes"] for session in sessions)
     jobs = sessions[-1]["jobs"]
-    times = "at once" if len(sessions) == 1 else f"in {len(sessions)} sessions"
-    where = f"{machine['processor']}, {machine['device']}"
+    took = f"`normgauge reproduce --all --size small` took {total:.0f} minutes"
+    where = f"in {jobs} processes of one thread ({machine['processor']}, {machine['device']})"
+    if len(sessions) == 1:
+        return f"{took} {where}."
     ran = sum(session["runs"] for session in sessions)
-    return (
-        f"`normgauge reproduce --all --size small` took {total:.0f} minutes {times} in {jobs} processes of one thread "
-        f"({where}); {ran} runs were run."
-    )
+    studies = "studies that changed in between ran again"
+    return f"{took} in {len(sessions)} sessions {where}; {ran} runs in all, because {studies}."
 
 
 def _totals(book: Ledger) -> str:

@@ -271,7 +271,7 @@ register(
         remarks=remarks,
         columns=("train_accuracy", *EQUIVALENCE),
         choose_by="validation_accuracy",
-        minutes={"small": 2},
+        minutes={"small": 0.6},
         cite=("akbar2025", "batchnorm_article", "he2015", "glorot2010", "saxe2014", "mishkin2016"),
     )
 )

@@ -227,7 +227,7 @@ register(
         columns=("test_accuracy", "recalibrated_accuracy", "variance_ratio", "train_accuracy"),
         choose_by="validation_accuracy",
         data=("cifar10",),
-        minutes={"small": 2.0},
+        minutes={"small": 0.9},
         cite=("akbar2025", "batchnorm_article"),
     )
 )

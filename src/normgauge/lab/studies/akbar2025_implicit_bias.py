@@ -225,7 +225,7 @@ register(
         columns=COLUMNS,
         choose_by="angle",
         choose_higher=False,
-        minutes={"small": 0.9},
+        minutes={"small": 0.5},
         cite=("akbar2025",),
     )
 )

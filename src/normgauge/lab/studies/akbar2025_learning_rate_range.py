@@ -199,7 +199,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=COLUMNS,
-        minutes={"small": 1.2},
+        minutes={"small": 0.3},
         cite=("akbar2025", "santurkar2018", "lyu2022"),
     )
 )

@@ -246,7 +246,7 @@ register(
         remarks=remarks,
         columns=COLUMNS,
         choose_by="validation_accuracy",
-        minutes={"small": 0.8},
+        minutes={"small": 0.5},
         cite=("akbar2025",),
     )
 )

@@ -379,7 +379,7 @@ register(
         columns=COLUMNS,
         choose_by="score",
         data=("cifar10",),
-        minutes={"small": 7.5},
+        minutes={"small": 8.1},
         cite=("akbar2025",),
     )
 )

@@ -283,7 +283,7 @@ register(
         columns=("test_accuracy", "validation_accuracy", "train_accuracy", "weight_norm"),
         choose_by="validation_accuracy",
         data=("cifar10",),
-        minutes={"small": 3.0},
+        minutes={"small": 2.7},
         cite=("akbar2025",),
     )
 )

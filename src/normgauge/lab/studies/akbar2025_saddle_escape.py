@@ -236,7 +236,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("steps_to_escape", "escaped", "lambda_min", "noise_size"),
-        minutes={"small": 0.8},
+        minutes={"small": 0.3},
         cite=("akbar2025",),
     )
 )

@@ -144,7 +144,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("norm_change", "angle", "law_error"),
-        minutes={"small": 0.2},
+        minutes={"small": 0.1},
         cite=("akbar2025",),
     )
 )

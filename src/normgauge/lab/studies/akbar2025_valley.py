@@ -226,7 +226,7 @@ register(
         columns=COLUMNS,
         choose_by="steps_to_lowest",
         choose_higher=False,
-        minutes={"small": 0.3},
+        minutes={"small": 0.1},
         cite=("akbar2025",),
     )
 )

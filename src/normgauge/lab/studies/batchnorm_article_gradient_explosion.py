@@ -233,7 +233,7 @@ register(
         remarks=remarks,
         columns=("norm_growth", "mean_field", "square_growth", "train_accuracy", "validation_accuracy"),
         choose_by="validation_accuracy",
-        minutes={"small": 3.7},
+        minutes={"small": 1.1},
         cite=("batchnorm_article", "yang2019"),
     )
 )

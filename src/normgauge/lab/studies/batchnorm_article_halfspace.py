@@ -152,7 +152,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("iterations", "gradients", "rate", "arrived", "final_loss", "halvings"),
-        minutes={"small": 3.0},
+        minutes={"small": 0.7},
         cite=("batchnorm_article", "kohler2019"),
     )
 )

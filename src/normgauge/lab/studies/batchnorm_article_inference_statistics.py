@@ -274,7 +274,7 @@ register(
             "variance_error_exponential",
             "variance_error_cumulative",
         ),
-        minutes={"small": 2.4},
+        minutes={"small": 0.3},
         cite=("batchnorm_article", "ioffe2015"),
     )
 )

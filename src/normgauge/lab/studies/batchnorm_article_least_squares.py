@@ -123,7 +123,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("iterations", "gradients", "rate", "promised_rate", "arrived", "bound_slack"),
-        minutes={"small": 6.0},
+        minutes={"small": 1.2},
         cite=("batchnorm_article", "kohler2019"),
     )
 )

@@ -181,7 +181,7 @@ register(
         figures=figures,
         remarks=remarks,
         columns=("iterations", "gradients", "rate", "arrived", "final_loss", "alignment", "settled_gradient"),
-        minutes={"small": 2.0},
+        minutes={"small": 1.5},
         cite=("batchnorm_article", "kohler2019"),
     )
 )

@@ -186,7 +186,7 @@ register(
         remarks=remarks,
         columns=("cosine", "cosine_tenth", "l2", "relative_l2", "train_loss"),
         data=("cifar10",),
-        minutes={"small": 3.0},
+        minutes={"small": 3.3},
         cite=("santurkar2018", "batchnorm_article"),
     )
 )

@@ -254,7 +254,7 @@ register(
         columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
         choose_by="score",
         data=("cifar10",),
-        minutes={"small": 6.0},
+        minutes={"small": 8.5},
         cite=("santurkar2018",),
     )
 )

@@ -181,7 +181,7 @@ register(
         columns=("train_accuracy", "test_accuracy", *CHANGES),
         choose_by="train_accuracy",
         data=("cifar10",),
-        minutes={"small": 6.0},
+        minutes={"small": 6.9},
         cite=("santurkar2018", "batchnorm_article"),
     )
 )

@@ -132,7 +132,7 @@ register(
         remarks=remarks,
         columns=("test_accuracy", "train_loss"),
         choose_by="validation_accuracy",
-        minutes={"small": 4},
+        minutes={"small": 0.8},
         cite=("santurkar2018", "akbar2025"),
     )
 )

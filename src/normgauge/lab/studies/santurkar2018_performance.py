@@ -150,7 +150,7 @@ register(
         columns=("test_accuracy", "validation_accuracy", "train_accuracy", "train_loss"),
         choose_by="validation_accuracy",
         data=("cifar10",),
-        minutes={"small": 6.0},
+        minutes={"small": 8.4},
         cite=("santurkar2018",),
     )
 )

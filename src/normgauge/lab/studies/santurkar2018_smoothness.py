@@ -204,7 +204,7 @@ register(
         remarks=remarks,
         columns=("loss_range", "gradient_distance", "effective_beta", "early_gradient_distance", "random_loss_range"),
         data=("cifar10",),
-        minutes={"small": 3.0},
+        minutes={"small": 2.4},
         cite=("santurkar2018",),
     )
 )

@@ -155,7 +155,7 @@ register(
         remarks=remarks,
         columns=("test_accuracy", "validation_accuracy", "train_loss"),
         choose_by="validation_accuracy",
-        minutes={"small": 4.5},
+        minutes={"small": 0.5},
         cite=("sun2020",),
     )
 )

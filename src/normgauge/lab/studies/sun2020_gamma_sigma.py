@@ -251,7 +251,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 2.0},
+        minutes={"small": 3.2},
         cite=("sun2020",),
     )
 )

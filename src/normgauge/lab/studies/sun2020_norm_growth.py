@@ -190,7 +190,7 @@ register(
         remarks=remarks,
         columns=("norm_growth", "late_norm_growth", "law_error", "joint_norm", "equilibrium", "test_accuracy"),
         data=("cifar10",),
-        minutes={"small": 4.5},
+        minutes={"small": 4.2},
         cite=("sun2020",),
     )
 )

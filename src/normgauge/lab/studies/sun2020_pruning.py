@@ -161,7 +161,7 @@ register(
             *(f"{way}_tuned_accuracy" for way in WAYS),
         ),
         data=("cifar10",),
-        minutes={"small": 5.0},
+        minutes={"small": 4.8},
         cite=("sun2020", "liu2017"),
     )
 )

@@ -229,7 +229,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 1.7},
+        minutes={"small": 0.3},
         cite=("than2025",),
     )
 )

@@ -279,7 +279,7 @@ register(
             "test_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 1.8},
+        minutes={"small": 0.5},
         cite=("than2025", "hou2023", "lyu2022", "bartlett2017", "golowich2020"),
     )
 )

@@ -93,7 +93,7 @@ register(
         remarks=remarks,
         columns=("largest_deviation", "log10_sigma_product", "rescaled_log10_sigma_product", "rescaled_output_change"),
         data=("cifar10",),
-        minutes={"small": 2},
+        minutes={"small": 0.8},
         cite=("than2025",),
     )
 )

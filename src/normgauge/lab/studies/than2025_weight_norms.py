@@ -151,7 +151,7 @@ register(
             "train_accuracy",
         ),
         data=("cifar10",),
-        minutes={"small": 5},
+        minutes={"small": 2.3},
         cite=("than2025",),
     )
 )
