@@ -21,7 +21,7 @@ import torch
 from normgauge.lab import data, models
 from normgauge.lab.ensemble import fit_ensemble
 from normgauge.lab.fitting import Batches
-from normgauge.lab.training import _sgd_step
+from normgauge.lab.training import Trainer
 from normgauge.records import format_table
 
 MEMBERS = 32
@@ -45,10 +45,10 @@ def separate(networks: list[torch.nn.Module], dataset: data.Dataset, batch: int,
     """Return processor seconds of the steps of all members, one member after the other."""
     start = time.process_time()
     for seed, network in enumerate(networks):
-        optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+        trainer = Trainer(network, dataset, {"lr": RATE})
         batches = Batches(len(dataset.train[1]), batch, seed)
         for _ in range(steps):
-            _sgd_step(network, optimizer, dataset, next(batches))
+            trainer.step(next(batches))
     return time.process_time() - start
 
 

@@ -11,7 +11,7 @@ from normgauge.lab import data, ensemble, models
 from normgauge.lab.ensemble import fit_ensemble, train_ensemble
 from normgauge.lab.fitting import Batches
 from normgauge.lab.stacking import Stack
-from normgauge.lab.training import _sgd_step, execute
+from normgauge.lab.training import Trainer, execute
 
 SPEC = {
     "model": "mlp",
@@ -36,9 +36,9 @@ def points(task):
 
 def alone(network, dataset, rate, seed, steps, batch):
     """Return the losses of a run on its own, by the loop of `lab.training`."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+    trainer = Trainer(network, dataset, {"lr": rate})
     batches = Batches(len(dataset.train[1]), batch, seed)
-    return [_sgd_step(network, optimizer, dataset, next(batches)) for _ in range(steps)]
+    return [trainer.step(next(batches)) for _ in range(steps)]
 
 
 def flat_net(norm):
