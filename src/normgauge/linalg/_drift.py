@@ -39,15 +39,17 @@ class Drift:
             gap: beta_j, the norm of the new vector.
         """
         j = len(diagonal) - 1
-        new = torch.full((j + 1,), self.eps, dtype=torch.float64)
         noise = 2.0 * self.eps * float(torch.cat([diagonal.abs(), off.abs()]).max())
+        # What the neighbours leave is rounding of the product's size: nothing beside a long vector, all of a short one.
+        near = max(self.eps, noise / gap) if gap > 0.0 else self.eps
+        new = torch.full((j + 1,), near, dtype=torch.float64)
         if j > 1 and gap > 0.0:
             now = torch.cat([self.now, torch.ones(1, dtype=torch.float64)])
             earlier = torch.cat([self.before, torch.ones(1, dtype=torch.float64)])
             total = off * now[1:] + (diagonal[:-1] - diagonal[-1]) * now[:-1] - off[-1] * earlier
             total[1:] += off[:-1] * now[:-2]
             new[:j] = (total + torch.sign(total) * noise) / gap
-            new[j - 1] = self.eps  # the two neighbours are removed in every step
+            new[j - 1] = near  # the two neighbours are removed in every step
         triggered = bool(new.abs().max() > self.limit)
         full = triggered or self.again
         self.again = triggered and not self.again
