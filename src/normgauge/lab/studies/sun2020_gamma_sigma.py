@@ -127,7 +127,10 @@ def _gauge(
             normalized_layers(network), _look(network, inputs).values(), strict=True
         ):
             factor = gamma.abs() / deviation
-            weight, bias = part.layer.get_parameter("weight"), part.layer.get_parameter("bias")
+            weight = part.layer.get_parameter("weight")
+            if part.layer.bias is None:  # published networks leave out what the normalizer takes away again
+                part.layer.bias = nn.Parameter(weight.new_zeros(len(weight)))
+            bias = part.layer.get_parameter("bias")
             weight.mul_(factor.view(-1, *[1] * (weight.ndim - 1)))
             bias.copy_(beta + (bias - mean) * factor)
         matched = _distances(_look(network, inputs))
