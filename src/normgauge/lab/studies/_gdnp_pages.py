@@ -93,7 +93,7 @@ def ratio(table: StudyTable, method: str, data: str, condition: float, reading: 
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def race_contrasts(table: StudyTable) -> dict[str, list[float]]:
+def race_contrasts(table: StudyTable, ours_title: str = "GDNP") -> dict[str, list[float]]:
     """Return per kind of data, condition number and seed log10 of gradient descent's iterations over GDNP's."""
     found = {}
     for data in kinds(table):
@@ -101,7 +101,7 @@ def race_contrasts(table: StudyTable) -> dict[str, list[float]]:
             theirs, ours = (
                 table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
             )
-            found[f"{data}, condition {condition:g}: log10 iterations, GD over GDNP"] = [
+            found[f"{data}, condition {condition:g}: log10 iterations, GD over {ours_title}"] = [
                 math.log10(theirs[seed] / ours[seed]) for seed in sorted(theirs.keys() & ours.keys())
             ]
     return found

@@ -13,7 +13,7 @@ from normgauge.charts import against
 from normgauge.lab.experiment import Experiment, Figure, Record, Spec
 from normgauge.lab.studies._descents import METHODS, TITLES, Path, Race, descend
 from normgauge.lab.studies._gdnp_data import FEATURES, two_classes
-from normgauge.lab.studies._gdnp_pages import kinds, race_figures, race_remarks, ratio, record_path
+from normgauge.lab.studies._gdnp_pages import kinds, race_contrasts, race_figures, race_remarks, ratio, record_path
 from normgauge.lab.studies._registry import register
 from normgauge.lab.study import Study
 from normgauge.lab.table import StudyTable
@@ -91,15 +91,7 @@ def _alignment(w: Tensor | None, x: Tensor, y: Tensor, S: Tensor) -> float:
 
 def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
     """Positive: gradient descent needs more iterations than GDNP sweeps; the settled units are on the line."""
-    found = {}
-    for data in kinds(table):
-        for condition in sorted({row["condition"] for row in table.rows}):
-            theirs, ours = (
-                table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
-            )
-            found[f"{data}, condition {condition:g}: log10 iterations, GD over sweeps of GDNP"] = [
-                math.log10(theirs[seed] / ours[seed]) for seed in sorted(theirs.keys() & ours.keys())
-            ]
+    found = race_contrasts(table, "sweeps of GDNP")
     condition = min(row["condition"] for row in table.rows)
     cosines = table.by_seed("alignment", data="gaussian", method="lbfgs", condition=condition)
     found[f"gaussian, condition {condition:g}: |cos| with the line - {ON_THE_LINE}"] = [
