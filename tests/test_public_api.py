@@ -1,7 +1,9 @@
 """The public names are these; importing normgauge is cheap and pulls nothing heavy."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +125,9 @@ def test_the_types_are_marked():
     from importlib.resources import files
 
     assert (files("normgauge") / "py.typed").is_file()
+
+
+def test_examples_are_named_as_the_documentation_reads_them():
+    """The docstring parser knows `Examples:`; under `Example:` the lines run together on the page."""
+    source = Path(ng.__file__).parent
+    assert not [path for path in source.rglob("*.py") if re.search(r"^\s*Example:\s*$", path.read_text(), re.M)]

@@ -59,7 +59,7 @@ class ExecutorError(NormgaugeError, RuntimeError):
 def explain(subject: str, rule: str, got: str, next_step: str) -> str:
     """Compose the one sentence form all messages share: `<subject>: <rule>. Got <got>. <next step>.`.
 
-    Example:
+    Examples:
         >>> explain("Objective", "mode must be 'train' or 'eval'", "'test'", "Pass mode='eval'")
         "Objective: mode must be 'train' or 'eval'. Got 'test'. Pass mode='eval'."
     """
@@ -69,7 +69,7 @@ def explain(subject: str, rule: str, got: str, next_step: str) -> str:
 def unknown_name(kind: str, name: str, known: Iterable[str], next_step: str = "") -> UnknownNameError:
     """Build the error for a name that is not registered, with the nearest known names.
 
-    Example:
+    Examples:
         >>> str(unknown_name("normalizer", "layer_nrom", ["batch", "layer_norm"]))
         "unknown normalizer 'layer_nrom'. Did you mean 'layer_norm'? Known: batch, layer_norm."
     """

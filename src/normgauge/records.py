@@ -33,7 +33,7 @@ class Reading:
         status: ok, skipped, diverged, nonconverged or error.
         sentence: why, where the status is not `ok`.
 
-    Example:
+    Examples:
         >>> print(Reading("top eigenvalue", 2.0, kind="estimate", uncertainty=0.001))
         top eigenvalue = 2 +- 0.001 (estimate)
     """
@@ -96,7 +96,7 @@ class Result:
 def format_number(value: Any, digits: int = 4) -> str:
     """Write a number for reading: `digits` significant digits, exponents only where they help.
 
-    Example:
+    Examples:
         >>> [format_number(x) for x in (0.00001234, 3.14159265, 120000.0, 7, None, True)]
         ['1.234e-05', '3.142', '1.2e+05', '7', '-', 'yes']
     """

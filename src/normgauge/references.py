@@ -13,7 +13,7 @@ from normgauge.errors import unknown_name
 def bibliography() -> dict[str, str]:
     """Return every BibTeX entry of normgauge by its key.
 
-    Example:
+    Examples:
         >>> "santurkar2018" in bibliography()
         True
     """
@@ -42,7 +42,7 @@ def title(key: str) -> str:
     Raises:
         UnknownNameError: if the key is not in the bibliography.
 
-    Example:
+    Examples:
         >>> title("santurkar2018")
         'How Does Batch Normalization Help Optimization?'
     """

@@ -13,7 +13,7 @@ import torch
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Make a generator of our own, so that drawing never touches the global stream.
 
-    Example:
+    Examples:
         >>> a = torch.rand(2, generator=generator(0))
         >>> bool((a == torch.rand(2, generator=generator(0))).all())
         True

@@ -37,7 +37,7 @@ def canonical(spec: Mapping[str, Any]) -> str:
 def spec_id(spec: Mapping[str, Any]) -> str:
     """Return the identity of a run: 16 hex digits of the SHA-256 of its canonical spec.
 
-    Example:
+    Examples:
         >>> spec_id({"a": 1, "b": 2}) == spec_id({"b": 2, "a": 1})
         True
     """
@@ -57,7 +57,7 @@ class Store:
     Raises:
         StoreError: when the file cannot be opened, is no store, or was written by a newer normgauge.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> store = Store(Path(tempfile.mkdtemp()) / "runs.sqlite")
         >>> store.put({"spec": {"lr": 0.1}}, [{"step": 0, "name": "loss", "value": 2.0}])

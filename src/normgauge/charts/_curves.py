@@ -61,7 +61,7 @@ def curves(
         UnknownNameError: when a column does not exist.
         MissingExtraError: when altair is not installed.
 
-    Example:
+    Examples:
         >>> rows = [{"step": s, "value": 1 / (s + 1), "series": "batch"} for s in range(3)]
         >>> curves(rows, title="loss").to_dict()["title"]
         'loss'

@@ -111,7 +111,7 @@ def contour_segments(
     Returns:
         One dict per segment with `x0`, `y0`, `x1`, `y1`, `level`.
 
-    Example:
+    Examples:
         >>> segment = contour_segments([0, 1], [0, 1], np.array([[0.0, 1.0], [0.0, 1.0]]), 0.25)[0]
         >>> segment["x0"], segment["x1"]
         (0.25, 0.25)

@@ -36,7 +36,7 @@ def panels(
         width: of one panel, in pixels.
         height: of one panel, in pixels.
 
-    Example:
+    Examples:
         >>> rows = [{"s": 0.1, "loss": 1.0}, {"s": 0.2, "loss": 0.8}]
         >>> len(panels(rows, x="s", ys={"loss": "loss"}).to_dict()["hconcat"])
         1

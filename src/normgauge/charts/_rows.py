@@ -72,7 +72,7 @@ def series_order(rows: Iterable[Mapping[str, Any]], order: Sequence[str] | None)
 def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
     """Choose "log" where it is asked for, or where all values are positive and spread over a factor of `span`.
 
-    Example:
+    Examples:
         >>> scale_type([0.01, 10.0], "auto"), scale_type([0.5, 2.0], "auto"), scale_type([0.0, 9.0], "auto")
         ('log', 'linear', 'linear')
     """

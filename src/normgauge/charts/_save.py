@@ -96,7 +96,7 @@ def javascript() -> str:
 def script_json(value: Any) -> str:
     r"""Return JSON that cannot end the script element it stands in, whatever its strings say.
 
-    Example:
+    Examples:
         >>> script_json({"name": "</script>"})
         '{"name":"\\u003c/script\\u003e"}'
     """

@@ -49,7 +49,7 @@ def surface(
         UnknownNameError: when a column does not exist.
         MissingExtraError: when altair is not installed.
 
-    Example:
+    Examples:
         >>> rows = [{"a": a, "b": b, "value": a * a + b * b} for a in (0, 1) for b in (0, 1)]
         >>> drawn = surface(rows, x="a", y="b", paths=[{"a": 0, "b": 0, "path": 0, "step": 0}])
         >>> len(drawn.to_dict()["layer"])

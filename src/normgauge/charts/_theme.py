@@ -40,7 +40,7 @@ def config(mode: str = "light") -> dict[str, Any]:
     Raises:
         UnknownNameError: for another mode.
 
-    Example:
+    Examples:
         >>> config("dark")["range"]["category"][0] == PALETTES["dark"][0]
         True
     """

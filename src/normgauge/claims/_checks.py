@@ -51,7 +51,7 @@ def gap(left: Number, right: Number, scale: Number = 0.0) -> float:
 
     Give a `scale` where both sides may vanish, else rounding is compared with rounding.
 
-    Example:
+    Examples:
         >>> gap(2.0, 1.0), gap(0.0, 0.0), gap(1e-17, 0.0, scale=1.0)
         (0.5, 0.0, 1e-17)
     """
@@ -67,7 +67,7 @@ def gap(left: Number, right: Number, scale: Number = 0.0) -> float:
 def excess(left: Number, right: Number, scale: Number = 0.0) -> float:
     """Return the discrepancy of `left <= right`, entry by entry: `max (left - right)_+ / max(|left|, |right|, scale)`.
 
-    Example:
+    Examples:
         >>> excess(1.0, 2.0), excess(2.0, 1.0)
         (0.0, 0.5)
     """
@@ -86,7 +86,7 @@ def broken(truth: bool | Tensor) -> float:
 def unsaid(text: str, words: Sequence[str]) -> float:
     """Return the share of `words` that a quoted text does not contain (the discrepancy of an attribution).
 
-    Example:
+    Examples:
         >>> unsaid("we prove linear convergence for least squares", ["least squares", "residual network"])
         0.5
     """

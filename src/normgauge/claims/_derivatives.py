@@ -16,7 +16,7 @@ Loss = Callable[..., Tensor]
 def gradient(loss: Loss, at: Tensor, *rest: object) -> Tensor:
     """Return the gradient of a scalar function with respect to its first argument.
 
-    Example:
+    Examples:
         >>> gradient(lambda x: x @ x, torch.tensor([1.0, 2.0])).tolist()
         [2.0, 4.0]
     """
@@ -31,7 +31,7 @@ def jacobian(function: Loss, at: Tensor, *rest: object) -> Tensor:
 def hessian(loss: Loss, at: Tensor, *rest: object) -> Tensor:
     """Return the Hessian of a scalar function with respect to its first argument, a vector.
 
-    Example:
+    Examples:
         >>> hessian(lambda x: x @ x, torch.tensor([1.0, 2.0])).tolist()
         [[2.0, 0.0], [0.0, 2.0]]
     """

@@ -20,7 +20,7 @@ def gaussian_grid(dimension: int, reach: float = 8.5, step: float = 0.2) -> tupl
     For analytic integrands the error falls like `exp(-2 pi d / step)`, d the distance of the nearest pole: below
     rounding for the losses used here. The second moments are exact to 1e-12.
 
-    Example:
+    Examples:
         >>> nodes, weights = gaussian_grid(1)
         >>> round(float(weights @ nodes[:, 0] ** 2), 12)
         1.0

@@ -112,7 +112,7 @@ def factor(generator: torch.Generator) -> float:
 def nullity(J: Tensor) -> int:
     """Return the number of columns minus the rank, with singular values below 1e-9 of the largest as zero.
 
-    Example:
+    Examples:
         >>> nullity(torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=torch.float64))
         1
     """

@@ -175,7 +175,7 @@ def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None 
     Raises:
         UnknownNameError: for an id or a paper without claims.
 
-    Example:
+    Examples:
         >>> ledger(ids=["S1-FC.2"])["S1-FC.2"].verdict
         'holds'
     """

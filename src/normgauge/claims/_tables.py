@@ -19,7 +19,7 @@ def by_seed(rows: Rows, reading: str, **knobs: Any) -> dict[int, float]:
     Raises:
         DataError: when two rows answer for the same seed: then a knob is missing from the question.
 
-    Example:
+    Examples:
         >>> rows = [{"norm": "batch", "seed": 0, "loss": 0.5}, {"norm": "none", "seed": 0, "loss": 1.0}]
         >>> by_seed(rows, "loss", norm="none")
         {0: 1.0}
@@ -40,7 +40,7 @@ def by_seed(rows: Rows, reading: str, **knobs: Any) -> dict[int, float]:
 def paired(rows: Rows, reading: str, left: str, right: str, *, knob: str = "norm", **where: Any) -> list[float]:
     """Return `reading(left) - reading(right)` on every seed both arms have.
 
-    Example:
+    Examples:
         >>> rows = [{"norm": n, "seed": s, "loss": s + (n == "none")} for n in ("batch", "none") for s in (0, 1)]
         >>> paired(rows, "loss", "none", "batch")
         [1.0, 1.0]
@@ -68,7 +68,7 @@ def best_by_seed(rows: Rows, knob: str, *, by: str, **knobs: Any) -> dict[int, A
         by: the reading it is chosen by, larger is better; of validation data, so that the test stays a test.
         **knobs: which rows.
 
-    Example:
+    Examples:
         >>> rows = [{"decay": d, "seed": s, "fit": -abs(d - s)} for d in (2, 1, 0) for s in (0, 1)]
         >>> best_by_seed(rows, "decay", by="fit")
         {0: 0, 1: 1}
@@ -94,7 +94,7 @@ def at_best(rows: Rows, knob: str, *, by: str, within: Sequence[str]) -> list[Ma
         by: the reading it is tuned by, larger is better; of validation data, so that the test stays a test.
         within: the knobs whose combinations are the cells.
 
-    Example:
+    Examples:
         >>> rows = [{"norm": "none", "lr": r, "seed": s, "fit": r * (s + 1)} for r in (1, 2) for s in (0, 1)]
         >>> [(row["lr"], row["seed"]) for row in at_best(rows, "lr", by="fit", within=["norm"])]
         [(2, 0), (2, 1)]

@@ -26,7 +26,7 @@ def typeset(claim: Claim, part: Part) -> str:
         claim: from the ledger.
         part: `printed`, `corrected`, `hypotheses` or `note`.
 
-    Example:
+    Examples:
         >>> from normgauge.claims._registry import find
         >>> typeset(find("S0-ginv"), "printed").startswith("the gradient is inversely proportional")
         True

@@ -107,7 +107,7 @@ class Verdict:
     def of_dict(cls, data: Mapping[str, Any]) -> Verdict:
         """Return the verdict that `as_dict` wrote, also after JSON; other keys are left alone.
 
-        Example:
+        Examples:
             >>> before = Verdict("holds", None, "judged", (Evidence("bound", "printed", 1e-16),), "it holds")
             >>> Verdict.of_dict(before.as_dict()) == before
             True

@@ -26,7 +26,7 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
     Args:
         evidence: the gathered checks of one claim.
 
-    Example:
+    Examples:
         >>> off, rounding = 0.3, 1e-16
         >>> weigh([Evidence("bound", "printed", rounding)]).verdict
         'holds'
@@ -64,7 +64,7 @@ def poll(margins: Mapping[str, Sequence[float]], *, level: float = 0.95) -> Verd
         margins: per criterion its values over seeds.
         level: coverage of the intervals.
 
-    Example:
+    Examples:
         >>> poll({"accuracy with minus without": [0.03, 0.02, 0.04, 0.03]}).outcome
         'confirmed'
         >>> poll({"accuracy with minus without": [0.03, -0.02, 0.01]}).outcome

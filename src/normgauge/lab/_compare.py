@@ -105,7 +105,7 @@ def comparison_study(
 def measuring_steps(steps: int, count: int) -> list[int]:
     """Return `count` steps at which to measure: the start, the end, and more of them early, when most happens.
 
-    Example:
+    Examples:
         >>> measuring_steps(80, 5)
         [0, 5, 20, 45, 80]
     """

@@ -171,7 +171,7 @@ def train_ensemble(
     Returns:
         The outcomes in the order of the specs, never an exception. Seconds are shared evenly in a group.
 
-    Example:
+    Examples:
         >>> spec = {"model": "dln", "norm": "batch", "data": "gaussian", "steps": 3, "batch": 32, "measure_at": [],
         ...         "measure_batch": 32, "target_loss": 1.0, "seed": 0}
         >>> [outcome.status for outcome in train_ensemble([{**spec, "lr": 1e-4}, {**spec, "lr": 1e3}])]

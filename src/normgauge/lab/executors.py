@@ -102,7 +102,7 @@ class Workers:
     Args:
         jobs: how many; `None` for one per core.
 
-    Example:
+    Examples:
         >>> with Workers(2) as workers:  # no process starts before there is work
         ...     workers.jobs
         2

@@ -158,7 +158,7 @@ class MeasuringShare:
     Raises:
         InputError: for a share out of range.
 
-    Example:
+    Examples:
         >>> MeasuringShare(None).allows(essential=False)
         True
         >>> spent = MeasuringShare(0.5)

@@ -51,7 +51,7 @@ class StudiesBar:
         weights: study -> its share of the whole, in any unit (expected minutes).
         shown: `False` shows nothing anywhere.
 
-    Example:
+    Examples:
         >>> with StudiesBar({"valley": 1.0, "margin": 3.0}, shown=False) as bar:
         ...     with bar.study("valley", runs=2):
         ...         with bar.runs("runs", 2, 0) as advance:

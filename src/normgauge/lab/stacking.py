@@ -77,7 +77,7 @@ class Stack:
     Raises:
         ModelError: for another layer, or networks that differ in structure.
 
-    Example:
+    Examples:
         >>> nets = [nn.Linear(3, 2) for _ in range(4)]
         >>> x = torch.randn(4, 3, 7)  # members, features, batch
         >>> bool(torch.allclose(Stack(nets)(x)[2], nets[2](x[2].T).T, atol=1e-6))

@@ -31,7 +31,7 @@ def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interva
 
     low, high = mean -+ t_{n-1} s / sqrt(n) with s the sample deviation.
 
-    Example:
+    Examples:
         >>> found = interval([1.0, 2.0, 3.0])
         >>> found.mean, round(found.low, 4), round(found.high, 4), found.n
         (2.0, -0.4841, 4.4841, 3)

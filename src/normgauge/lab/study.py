@@ -30,7 +30,7 @@ class Study:
     Raises:
         InputError: when a knob has two roles or no values.
 
-    Example:
+    Examples:
         >>> study = Study("s", "?", scientific={"norm": ["none", "batch"]}, nuisance={"lr": [0.1, 1.0]}, seeds=3)
         >>> len(study.plan())
         12

@@ -62,7 +62,7 @@ def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dic
 
     A spec's part depends on its id alone, so every machine agrees on it, and the parts are disjoint and complete.
 
-    Example:
+    Examples:
         >>> specs = [{"lr": lr} for lr in range(9)]
         >>> parts = [part_of(specs, (i, 3)) for i in range(3)]
         >>> sorted(spec["lr"] for part in parts for spec in part)
@@ -84,7 +84,7 @@ def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dic
 def parse_shard(text: str) -> tuple[int, int]:
     """Read `i/n`, as `--shard` takes it.
 
-    Example:
+    Examples:
         >>> parse_shard("2/8")
         (2, 8)
 

@@ -15,7 +15,7 @@ CHUNK = 1 << 16
 def inner(a: Tensor, b: Tensor) -> float:
     """Return <a, b> of two flat vectors, accumulated in float64 over chunks.
 
-    Example:
+    Examples:
         >>> abs(inner(torch.full((10**6,), 0.1), torch.ones(10**6)) / 1e5 - 1) < 1e-4
         True
     """

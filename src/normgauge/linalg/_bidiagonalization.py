@@ -57,7 +57,7 @@ def top_singular_pair(
     Returns:
         The pair, with its float64 Rayleigh value.
 
-    Example:
+    Examples:
         >>> shift = Convolution(torch.tensor([[[1.0, 1.0]]]), (8,))
         >>> pair = top_singular_pair(shift, steps=8)
         >>> abs(pair.rayleigh - 2 * math.cos(math.pi / 16)) < 1e-6
@@ -151,7 +151,7 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
     Raises:
         InputError: when `delta` is not in (0, 1) or `steps` are too few to say anything.
 
-    Example:
+    Examples:
         >>> round(random_start_bound(1.0, 10**4, 80, 1e-10), 3)
         1.016
 

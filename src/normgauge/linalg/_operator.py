@@ -108,7 +108,7 @@ class Operator(ABC):
 class DenseOperator(Operator):
     """A matrix as an operator, for tests and small problems.
 
-    Example:
+    Examples:
         >>> DenseOperator(torch.eye(2)) @ torch.tensor([1.0, 2.0])
         tensor([1., 2.])
     """

@@ -67,7 +67,7 @@ def symbol_bound(
     Deviations: sedghi2019 treats every convolution as circular with stride 1; for zero padding, the default in
     practice, that is another operator, and its norm is not a bound when padding exceeds half the kernel.
 
-    Example:
+    Examples:
         >>> exact = 2 * math.cos(math.pi / 16)  # of the 7 x 8 difference matrix, with plus
         >>> bound = symbol_bound(Convolution(torch.tensor([[[1.0, 1.0]]]), (8,)), avoid=[0.0]).value
         >>> exact <= bound < 1.001 * exact

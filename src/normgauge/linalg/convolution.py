@@ -42,7 +42,7 @@ class Convolution(Operator):
         transposed: whether the operator is the adjoint of the convolution.
         outputs: how many of the convolution's output positions count per axis; all of them if `None`.
 
-    Example:
+    Examples:
         >>> operator = Convolution(torch.tensor([[[1.0, -1.0]]]), (3,))
         >>> operator @ torch.tensor([4.0, 2.0, 1.0])
         tensor([2., 1.])

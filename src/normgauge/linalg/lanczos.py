@@ -81,7 +81,7 @@ def eigenpairs(
             below the precision.
         OutOfMemoryError: when the basis does not fit into `memory` or into the machine.
 
-    Example:
+    Examples:
         >>> from normgauge.linalg import DenseOperator
         >>> pairs = eigenpairs(DenseOperator(torch.diag(torch.arange(9.0))), top=2, bottom=1, tol=1e-5)
         >>> [round(value, 3) for value in pairs.top], round(pairs.bottom[0], 3)

@@ -75,7 +75,7 @@ class Oblique:
         radius: of every sphere.
         count: how many spheres; `None` for one per slice of the first axis.
 
-    Example:
+    Examples:
         >>> Oblique(2.0).project(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor([[1.2000, 1.6000],
                 [0.0000, 2.0000]])
@@ -131,7 +131,7 @@ class Oblique:
 class Sphere(Oblique):
     """The whole tensor on one sphere of norm `radius`.
 
-    Example:
+    Examples:
         >>> Sphere(5.0).project(torch.tensor([[6.0], [8.0]])).flatten()
         tensor([3., 4.])
     """
@@ -146,7 +146,7 @@ class Product:
     Args:
         parts: name -> manifold.
 
-    Example:
+    Examples:
         >>> both = Product({"weight": Oblique(), "bias": Euclidean()})
         >>> point = both.project({"weight": torch.tensor([[3.0, 4.0]]), "bias": torch.ones(1)})
         >>> point["weight"].tolist(), point["bias"].tolist()

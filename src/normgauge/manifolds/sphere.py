@@ -12,7 +12,7 @@ from torch import Tensor
 def inner(u: Tensor, v: Tensor) -> Tensor:
     """Return `<u, v>`, one number per sphere (the last axis stays, with length 1).
 
-    Example:
+    Examples:
         >>> inner(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
         tensor([11.])
     """
@@ -27,7 +27,7 @@ def norm(v: Tensor) -> Tensor:
 def project(x: Tensor, radius: float | Tensor = 1.0) -> Tensor:
     """Return `radius x / |x|`, the nearest point of the sphere.
 
-    Example:
+    Examples:
         >>> project(torch.tensor([3.0, 4.0]), 10.0)
         tensor([6., 8.])
     """
@@ -37,7 +37,7 @@ def project(x: Tensor, radius: float | Tensor = 1.0) -> Tensor:
 def tangent(x: Tensor, v: Tensor) -> Tensor:
     """Return `v - x <x, v> / <x, x>`, the part of `v` that moves along the sphere through `x`.
 
-    Example:
+    Examples:
         >>> tangent(torch.tensor([2.0, 0.0]), torch.tensor([5.0, 7.0]))
         tensor([0., 7.])
     """
@@ -49,7 +49,7 @@ def retract(x: Tensor, v: Tensor) -> Tensor:
 
     Agrees with `exp(x, v)` up to an angle of `(|v| / |x|)^3 / 3`.
 
-    Example:
+    Examples:
         >>> retract(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
         tensor([1.8000, 2.4000])
     """
@@ -60,7 +60,7 @@ def retract(x: Tensor, v: Tensor) -> Tensor:
 def exp(x: Tensor, v: Tensor) -> Tensor:
     """Return `x cos(a) + v |x| sin(a) / |v|` with `a = |v| / |x|`: the geodesic from `x` along `v`, at time 1.
 
-    Example:
+    Examples:
         >>> quarter = torch.tensor([0.0, torch.pi])  # a quarter turn on a circle of radius 2 is pi long
         >>> bool((exp(torch.tensor([2.0, 0.0]), quarter) - torch.tensor([0.0, 2.0])).abs().max() < 1e-6)
         True
@@ -72,7 +72,7 @@ def exp(x: Tensor, v: Tensor) -> Tensor:
 def log(x: Tensor, y: Tensor) -> Tensor:
     """Return the tangent at `x` with `exp(x, v) = y`; undefined where `y = -x`.
 
-    Example:
+    Examples:
         >>> x, v = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.3])
         >>> bool((log(x, exp(x, v)) - v).abs().max() < 1e-6)
         True
@@ -87,7 +87,7 @@ def log(x: Tensor, y: Tensor) -> Tensor:
 def distance(x: Tensor, y: Tensor) -> Tensor:
     """Return the length of the shorter arc from `x` to `y`, one number per sphere.
 
-    Example:
+    Examples:
         >>> round(distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).item(), 4)
         1.5708
     """
@@ -99,7 +99,7 @@ def transport(x: Tensor, v: Tensor, z: Tensor) -> Tensor:
 
     `z - <u, z> (x sin(a) / |x| + u (1 - cos(a)))` with `u = v / |v|` and `a = |v| / |x|`.
 
-    Example:
+    Examples:
         >>> x, v = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.5])
         >>> moved = transport(x, v, v)
         >>> bool(inner(moved, exp(x, v)).abs() < 1e-6), bool((norm(moved) - 0.5).abs() < 1e-6)

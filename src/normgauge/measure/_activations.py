@@ -130,7 +130,7 @@ def activations(
     Raises:
         InputError: when no module that was called matches.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
         >>> _ = nn.init.ones_(model[0].weight)
         >>> data = (torch.tensor([[-1.0], [2.0]]), torch.zeros(2, 1))

@@ -86,7 +86,7 @@ def ascend(
 
     A step has length `step` in the norm of the ball: by the sign of the gradient (linf), along it (l2).
 
-    Example:
+    Examples:
         One step of size 1 in the ball of radius 1 is FGSM:
 
         >>> x = torch.tensor([[0.5, 0.5]])
@@ -119,7 +119,7 @@ def random_start(inputs: Tensor, ball: Ball, radius: float, source: torch.Genera
 def project(points: Tensor, centres: Tensor, ball: Ball, radius: float) -> Tensor:
     """Return the nearest points of the balls of `radius` around `centres`, one ball per sample.
 
-    Example:
+    Examples:
         >>> project(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), "l2", 1.0)
         tensor([[0.6000, 0.8000]])
     """

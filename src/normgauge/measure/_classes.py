@@ -94,7 +94,7 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
 def raw_margins(logits: Tensor, labels: Tensor) -> Tensor:
     """Return logit of the label minus the largest other logit, per decision.
 
-    Example:
+    Examples:
         >>> raw_margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1])).tolist()
         [1.0]
     """

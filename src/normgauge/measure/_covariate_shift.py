@@ -138,7 +138,7 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
     Deviations: S1 leaves open what a layer is and what "previous" means where layers are shared or run side by side:
         here the first use decides, and layers used by one operation keep their order of registration.
 
-    Example:
+    Examples:
         For L = (v w x)^2 / 2 with x = 1, one step on w by rate r moves it to w - r v^2 w, so the gradient of v,
         v w^2, becomes v (w - r v^2 w)^2:
 

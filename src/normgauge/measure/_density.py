@@ -137,7 +137,7 @@ def density(
     Raises:
         InputError: for counts below one or a width that is not positive.
 
-    Example:
+    Examples:
         The Hessian of |w|^2 is twice the identity:
 
         >>> step = lambda model, _: model.weight.square().sum()

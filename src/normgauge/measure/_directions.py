@@ -27,7 +27,7 @@ def filter_normalized(direction: Mapping[str, Tensor], parameters: Mapping[str, 
     A filter is a slice of the first axis of a tensor with two or more axes. Vectors (biases, gains) are left out:
     their direction is zero, as in Li et al.
 
-    Example:
+    Examples:
         >>> p, d = {"w": torch.tensor([[3.0, 4.0]])}, {"w": torch.tensor([[1.0, 0.0]])}
         >>> filter_normalized(d, p)["w"]
         tensor([[5., 0.]])

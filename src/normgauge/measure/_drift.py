@@ -135,7 +135,7 @@ def drift(
 
     Deviations: stored variances are unbiased in torch, so the data's are taken unbiased too.
 
-    Example:
+    Examples:
         A fresh BatchNorm1d stores mean 0 and variance 1; data at mean 3 are 3 deviations away:
 
         >>> x = torch.tensor([[2.0], [4.0]])

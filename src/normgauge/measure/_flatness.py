@@ -141,7 +141,7 @@ def flatness(
 
     Deviations: Kwon et al. take the maximum over the ellipsoid; one ascent step bounds it from below.
 
-    Example:
+    Examples:
         For L = mean over x of (w x)^2 with x = 1 the mean increase is sigma^2:
 
         >>> model = torch.nn.Linear(1, 1, bias=False)

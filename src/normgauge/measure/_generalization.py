@@ -204,7 +204,7 @@ def generalization(
         they lie in inputs and targets together. Terms are cut at C. Scale and shift of normalizers, which S2 leaves
         out, count.
 
-    Example:
+    Examples:
         A linear classifier on two clusters; with 2,000 samples the bound says something:
 
         >>> import torch

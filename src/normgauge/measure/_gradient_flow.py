@@ -166,7 +166,7 @@ def gradient_flow(
     Deviations: S0 sec. 5.1 calls the joint vector `(v, -g)` the direction of weight normalization's invariance; it is v
         alone, and the conserved quantity is `|v|`.
 
-    Example:
+    Examples:
         A row before BatchNorm keeps its norm:
 
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False), torch.nn.BatchNorm1d(1, eps=1e-12)).double()

@@ -134,7 +134,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     Deviations: S1 App. A.2.2 does not say over which distances its "effective beta" takes the maximum; here
         every step has its own value and the maximum is a summary.
 
-    Example:
+    Examples:
         For L = c w^2 the gradient is 2 c w, so the effective beta is 2 c everywhere:
 
         >>> import torch

@@ -70,7 +70,7 @@ def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
     Raises:
         InputError: when there is none.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from normgauge.measure import landscape
         >>> from normgauge.objective import Objective

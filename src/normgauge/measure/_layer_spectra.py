@@ -92,7 +92,7 @@ def layer_spectra(
         tol: relative residual to reach.
         seed: of the random starts.
 
-    Example:
+    Examples:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
         >>> data = (torch.eye(2), torch.zeros(2, 1))

@@ -207,7 +207,7 @@ def lipschitz(
     and 11) and takes the Euclidean norm of a BatchNorm's factors; here convolutions count with their norm as
     operators, BatchNorm is folded, and LayerNorm's constant 1 / sigma is the one at the data, not on all inputs.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
         >>> _ = model[0].weight.data.copy_(torch.diag(torch.tensor([3.0, 1.0])))
         >>> _ = model[2].weight.data.copy_(torch.tensor([[2.0, 0.0]]))

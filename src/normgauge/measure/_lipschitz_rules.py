@@ -169,7 +169,7 @@ def register_lipschitz_rule(
     Raises:
         InputError: when the target has a rule already or is no module type and no function.
 
-    Example:
+    Examples:
         >>> class Double(torch.nn.Module):
         ...     def forward(self, x):
         ...         return 2 * x

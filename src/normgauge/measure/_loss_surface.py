@@ -135,7 +135,7 @@ def loss_surface(
         InputError: a grid without extent, directions that are not two, parallel or zero, a path that spans no plane.
         StoreError: when `resume` is the file of another surface.
 
-    Example:
+    Examples:
         For L = w_1^2 + w_2^2 with given unit directions the surface is a^2 + b^2:
 
         >>> model = torch.nn.Linear(2, 1, bias=False)

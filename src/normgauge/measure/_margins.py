@@ -109,7 +109,7 @@ def margins(objective: Objective) -> Margins:
     Deviations: Bartlett et al. divide by spectral norms and correction terms; the Frobenius product is cheaper and
         larger. It means nothing for normalized layers, whose scale does not count: use the input gradient there.
 
-    Example:
+    Examples:
         The linear classifier f(x) = W x has m / |dm/dx| = the distance to the boundary:
 
         >>> model = nn.Linear(2, 2, bias=False)

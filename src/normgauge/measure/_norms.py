@@ -15,7 +15,7 @@ def norm(values: Tensor) -> float:
     torch's reduction in the tensor's own type is some eighty times faster than one in float64; its squares leave
     the range of float32 for norms near 1e-19 or 1e19, where float64 takes over. Half precision is widened.
 
-    Example:
+    Examples:
         >>> norm(torch.full((4,), 1e-25)), norm(torch.tensor([3.0, 4.0]))  # doctest: +ELLIPSIS
         (2.0000...e-25, 5.0)
     """

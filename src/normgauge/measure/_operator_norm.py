@@ -162,7 +162,7 @@ def operator_norm(
     (miyato2018 does the same). For a 3x3 convolution that is 0.36-0.80 of the operator norm, so the "1-Lipschitz"
     layer it makes is not; `.reshaped` shows the number.
 
-    Example:
+    Examples:
         >>> layer = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
         >>> _ = layer.weight.data.fill_(1 / 9)  # a mean filter: norm 1, at frequency zero
         >>> bracket = operator_norm(layer, (1, 8, 8))

@@ -124,7 +124,7 @@ def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
     Raises:
         InputError: when there are fewer points than centres.
 
-    Example:
+    Examples:
         >>> points = torch.tensor([[0.0], [1.0], [10.0], [11.0]], dtype=torch.float64)
         >>> sorted(kmeans(points, 2, torch.Generator().manual_seed(0)).flatten().tolist())
         [0.5, 10.5]

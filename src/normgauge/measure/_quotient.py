@@ -238,7 +238,7 @@ def quotient_spectrum(
     Raises:
         InputError: for blocks that overlap, are zero, or whose parts do not fit.
 
-    Example:
+    Examples:
         On the circle |w| = 1 the loss w_1 has second derivative -cos(angle): at w = (1, 0) it is -1.
 
         >>> model = torch.nn.Linear(2, 1, bias=False)

@@ -148,7 +148,7 @@ def robustness(
     Deviations: S4 gives neither steps nor step size of BIM; Kurakin et al.'s linf version with 10 steps of a quarter
         of the radius is the default.
 
-    Example:
+    Examples:
         For a linear classifier FGSM moves the margin by radius |w|_1, here 2 * 0.3 * 2 against a margin of 2:
 
         >>> model = nn.Linear(2, 2, bias=False)

@@ -155,7 +155,7 @@ def signal_propagation(
     Deviations: S2 Fig. 2 does not say over which axes its variances are; `pre_variance` is the mean of the very
         variances that the normalizer divides by.
 
-    Example:
+    Examples:
         Ten linear layers that double the signal, so that squared gradients grow by 4 per layer:
 
         >>> model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(10)))
@@ -253,7 +253,7 @@ def fit_growth(squares: Sequence[float]) -> tuple[float, float, float]:
 
     The interval is Student's for independent residuals; with two points the fit is exact and has none (nan).
 
-    Example:
+    Examples:
         >>> [round(value, 6) for value in fit_growth([8.0, 4.0, 2.0])]
         [2.0, 2.0, 2.0]
     """

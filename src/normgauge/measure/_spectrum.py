@@ -144,7 +144,7 @@ def spectrum(
         NotDifferentiableError: where model or loss has no second derivative.
         NonFiniteError: where a product is not finite, naming the batch.
 
-    Example:
+    Examples:
         For a mean of squares over x with independent columns the Hessian is 2 mean(x x^T):
 
         >>> x = torch.diag(torch.tensor([1.0, 2.0, 3.0]))

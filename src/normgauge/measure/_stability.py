@@ -152,7 +152,7 @@ def stability(
         InputError: too few fresh samples, or no pairs.
         DataError: a loss that is not one value per sample.
 
-    Example:
+    Examples:
         The mean of m numbers moves by (new - old)/m when one of them is replaced:
 
         >>> class Constant(torch.nn.Module):

@@ -121,7 +121,7 @@ def stable_rate(
         InputError: settings out of range.
         NonFiniteError: when the loss is not finite at the start.
 
-    Example:
+    Examples:
         L = 3 w^2 has curvature 6, and gradient descent is stable up to 1/3:
 
         >>> model = torch.nn.Linear(1, 1, bias=False)

@@ -100,7 +100,7 @@ def trace(
     Raises:
         InputError: for a relative error or a count that is not positive.
 
-    Example:
+    Examples:
         For a mean of squares over the rows of x the Hessian is diagonal here, and the trace 2 sum(x^2) / 3 exact:
 
         >>> import torch

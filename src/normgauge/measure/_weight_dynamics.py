@@ -144,7 +144,7 @@ def weight_dynamics(
         symmetries: from `ng.symmetries`, if at hand.
         seed: of the symmetries otherwise.
 
-    Example:
+    Examples:
         Without weight decay the squared norm grows by lr^2 |g|^2, exactly:
 
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False), torch.nn.BatchNorm1d(1, eps=1e-12))

@@ -14,7 +14,7 @@ def input_norms(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, float]:
 
     For Linear the norm of the inputs as rows; for a convolution that of its patches as rows, the largest over groups.
 
-    Example:
+    Examples:
         >>> each, together = input_norms(nn.Linear(2, 5), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         >>> each.tolist()
         [5.0, 1.0]

@@ -146,7 +146,7 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     in train mode is no fixed map per sample, so its chain bounds are left out. S1 Theorem 4.4 prints the square of the
     right-hand side's first term and misses the factor of H; see `theory.smoothness.worst_weight_gradient`.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(2, 1, bias=False))
         >>> data = (torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0]]))
         >>> _ = net[0].weight.data.copy_(torch.tensor([[1.0, 0.0]]))

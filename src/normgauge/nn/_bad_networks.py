@@ -37,7 +37,7 @@ def cascade(
 
     Deviations: S2 eq (8) prints `|h_{i-1}(x)|` truncated to the widths above; each row of W_i sees all of h_{i-1}.
 
-    Example:
+    Examples:
         Ten layers of size 10 stretch a positive input by 10^10:
 
         >>> net = cascade([3] * 11, [10.0] * 10)
@@ -88,7 +88,7 @@ def network_with_slope(
     Raises:
         InputError: a slope that is negative or not finite, or widths that make no network.
 
-    Example:
+    Examples:
         >>> net = network_with_slope(1e6, [2, 4, 4, 3], dtype=torch.float64)
         >>> J = torch.func.jacrev(net)(torch.tensor([0.3, 0.7], dtype=torch.float64))
         >>> abs(float(torch.linalg.matrix_norm(J, 2).detach()) / 1e6 - 1) < 1e-14
@@ -136,7 +136,7 @@ def network_with_gradient(
     Raises:
         InputError: where there is no such net: the loss has no slope at these data, or layer is not below the last.
 
-    Example:
+    Examples:
         >>> inputs, targets = torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double(), torch.tensor([0.0, 1.0]).double()
         >>> loss = torch.nn.functional.mse_loss
         >>> net = network_with_gradient(1e9, [2, 3, 3, 2], (inputs, targets), loss)

@@ -30,7 +30,7 @@ def he(model: nn.Module, *, gain: float = math.sqrt(2.0), seed: int = 0) -> nn.M
         gain: sqrt(2) for ReLU; 1 for the identity.
         seed: of the generator.
 
-    Example:
+    Examples:
         >>> layer = he(torch.nn.Linear(400, 300))
         >>> abs(layer.weight.var().item() * 400 / 2 - 1) < 0.02
         True
@@ -49,7 +49,7 @@ def glorot(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> nn.Module:
         gain: factor of the standard deviation.
         seed: of the generator.
 
-    Example:
+    Examples:
         >>> layer = glorot(torch.nn.Linear(400, 200))
         >>> abs(layer.weight.var().item() * 300 - 1) < 0.02
         True
@@ -78,7 +78,7 @@ def selu(model: nn.Module, *, seed: int = 0) -> nn.Module:
     Raises:
         ModelError: when the model has no SELU.
 
-    Example:
+    Examples:
         >>> net = selu(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.SELU()))
         >>> abs(net[0].weight.var().item() * 300 - 1) < 0.02
         True
@@ -104,7 +104,7 @@ def orthogonal(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> nn.Modu
     Deviations: for a convolution with overlapping kernels the reshaped matrix is not the operator, so the layer is not
     an isometry; `delta_orthogonal` is one.
 
-    Example:
+    Examples:
         >>> w = orthogonal(torch.nn.Linear(5, 3)).weight
         >>> bool(torch.allclose(w @ w.T, torch.eye(3), atol=1e-5))
         True
@@ -170,7 +170,7 @@ def weight_layers(model: nn.Module) -> Iterator[nn.Module]:
 def fans(layer: nn.Module) -> tuple[int, int]:
     """Return fan_in and fan_out of a weight layer, groups counted.
 
-    Example:
+    Examples:
         >>> fans(torch.nn.Conv2d(4, 6, 3, groups=2))
         (18, 27)
     """

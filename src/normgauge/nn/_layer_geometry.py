@@ -144,7 +144,7 @@ def layer_geometry(
         outside it with probability one, and normalization divides by the rest. Two samples give -1 and 1 only for
         eps = 0 and different outputs.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])  # S is the identity
         >>> reading = layer_geometry(torch.tensor([[3.0, 4.0]]), x, eps=0.0)
         >>> reading.effective_weights.tolist(), reading.rank, round(reading.weight_norm_error, 12)

@@ -60,7 +60,7 @@ def norm_propagation(module: torch.nn.Module, *, after: Literal["relu", "data"] 
         arpit2016 standardizes after the rectifier; here the next layer does it to its input, which is the same map and
         leaves the activation alone. Zero padding then pads the standardized input, by its mean.
 
-    Example:
+    Examples:
         >>> layer = norm_propagation(torch.nn.Linear(3, 2), after="data")
         >>> torch.allclose(layer.weight.norm(dim=1), torch.full((2,), (1 - 1 / math.pi) ** 0.5))
         True

@@ -99,7 +99,7 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     Raises:
         DataError: for no batches, and for a batch with one value per channel.
 
-    Example:
+    Examples:
         >>> mean, var = population_statistics([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])])
         >>> mean.item(), var.item()  # var is within batches: 2 * 1, whatever the means are
         (3.0, 2.0)

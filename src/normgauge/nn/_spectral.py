@@ -139,7 +139,7 @@ def spectral_norm(
     reshaped to a matrix, which is 0.36-0.80 of a 3x3 convolution's: their "1-Lipschitz" layers are up to 2.8 times
     that (measured in docs/instruments/operator-norm.md).
 
-    Example:
+    Examples:
         >>> layer = torch.nn.Conv2d(3, 4, 3, padding=1)
         >>> layer = spectral_norm(layer, input_shape=(6, 6), steps=20)
         >>> from normgauge.linalg import Convolution, top_singular_pair

@@ -33,7 +33,7 @@ def stat_point(options: str) -> registry.Declaration:
         UnknownNameError: for a key or word that does not exist.
         InputError: for text that is not `key=value`.
 
-    Example:
+    Examples:
         >>> stat_point("center=median,scale=rms").layer(3, 2).center
         'median'
     """

@@ -29,7 +29,7 @@ class BatchNorm(_BatchNorm):
     Raises:
         DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x = torch.tensor([[1.0], [3.0]])
         >>> BatchNorm(1, eps=1e-12)(x).flatten().round(decimals=5).tolist()  # a batch of two is sent to -1 and 1

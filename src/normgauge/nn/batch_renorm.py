@@ -38,7 +38,7 @@ class BatchRenorm(BatchStatisticsNorm):
         None. The stored scale is the average of the biased `sqrt(var + eps)`, as in the paper's Algorithm 1, not the
         unbiased variance that batch normalization stores.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0], [3.0]])
         >>> BatchRenorm(1, r_max=9.0, d_max=9.0, eps=1e-12)(x).flatten().round(decimals=4).tolist()  # stored: 0 and 1
         [1.0, 3.0]

@@ -27,7 +27,7 @@ class FrozenBatchNorm(torch.nn.Module):
     Raises:
         DataError: for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> layer = torch.nn.BatchNorm1d(2).eval()
         >>> x = torch.randn(3, 2)
         >>> torch.equal(FrozenBatchNorm.of(layer)(x).round(decimals=5), layer(x).round(decimals=5))

@@ -35,7 +35,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
         Dealing is the same for shuffled data, and makes the virtual batches a view that torch's fused kernel takes
         without a copy; the pieces' statistics enter the stored ones as their average.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[0.0], [10.0], [2.0], [30.0]])  # dealt to (0, 2) and (10, 30)
         >>> GhostBatchNorm(1, ghost_size=2, eps=1e-12)(x).flatten().round(decimals=4).tolist()
         [-1.0, -1.0, 1.0, 1.0]

@@ -23,7 +23,7 @@ class GroupNorm(torch.nn.GroupNorm):
     Raises:
         DataError: for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> layer = GroupNorm(2, 4, eps=0.0)
         >>> layer(torch.tensor([[1.0, 3.0, 10.0, 30.0]])).tolist()
         [[-1.0, 1.0, -1.0, 1.0]]
@@ -41,7 +41,7 @@ class GroupNorm(torch.nn.GroupNorm):
 def fitting_groups(channels: int, smallest: int, most: int = 32) -> int:
     """Return the largest number of groups up to `most` that divides the channels and leaves `smallest` in each.
 
-    Example:
+    Examples:
         >>> [fitting_groups(channels, smallest=2) for channels in (1, 7, 10, 64, 512)]
         [1, 1, 5, 32, 32]
     """

@@ -27,7 +27,7 @@ class InstanceNorm(_InstanceNorm):
     Raises:
         DataError: for inputs with one value per channel, without space, empty, or with other channels.
 
-    Example:
+    Examples:
         >>> InstanceNorm(1, eps=0.0)(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]
 

@@ -24,7 +24,7 @@ class LayerNorm(torch.nn.LayerNorm):
     Raises:
         DataError: for an empty input.
 
-    Example:
+    Examples:
         >>> LayerNorm(2, eps=0.0)(torch.tensor([[1.0, 5.0]])).tolist()
         [[-1.0, 1.0]]
 
@@ -49,7 +49,7 @@ class ChannelLayerNorm(torch.nn.GroupNorm):
         eps: added to the variance.
         affine: learn `weight` and `bias` per channel.
 
-    Example:
+    Examples:
         >>> layer = ChannelLayerNorm(1, eps=0.0)
         >>> layer(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]

@@ -36,7 +36,7 @@ class LpBatchNorm(BatchStatisticsNorm):
         InputError: for p below 1.
         DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> LpBatchNorm(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).flatten().tolist()
         [-0.5, 0.5]
 

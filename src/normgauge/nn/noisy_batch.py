@@ -44,7 +44,7 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         santurkar2018 Algorithm 1 names the constants n_m, n_v, r_m, r_v in its first line and n_mu, n_sigma, r_mu,
         r_sigma below; the text's values 0.5, 1.25, 0.1, 0.1 are the defaults here. The noise takes 65,536 values.
 
-    Example:
+    Examples:
         >>> x = torch.randn(64, 2)
         >>> quiet = NoisyBatchNorm(2, n_mu=0.0, n_sigma=1.0, r_mu=0.0, r_sigma=0.0, seed=0)
         >>> torch.allclose(quiet(x), torch.nn.BatchNorm1d(2)(x), atol=1e-6)  # without noise: batch normalization

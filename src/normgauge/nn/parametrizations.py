@@ -50,7 +50,7 @@ def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
     Deviations: akbar2025 states invariance under (v, g) -> (a v, g / a); it is (v, g) -> (a v, g). See
     `normgauge.nn.functional.weight_norm`.
 
-    Example:
+    Examples:
         >>> layer = torch.nn.Linear(3, 2)
         >>> before = layer.weight.detach().clone()
         >>> bool(torch.allclose(weight_norm(layer).weight, before))
@@ -75,7 +75,7 @@ def centered_weight_norm(module: nn.Module, name: str = "weight", *, gain: Gain 
     Raises:
         InputError: when the module has no such weight, is normalized already, or a row is constant.
 
-    Example:
+    Examples:
         >>> layer = centered_weight_norm(torch.nn.Linear(5, 2))
         >>> bool(torch.allclose(layer.weight.sum(1), torch.zeros(2), atol=1e-6))
         True
@@ -106,7 +106,7 @@ def weight_standardization(
 
     Deviations: qiao2019's code uses the unbiased deviation and eps = 1e-5 outside the root; sun2020 has neither.
 
-    Example:
+    Examples:
         >>> layer = weight_standardization(torch.nn.Linear(5, 2))
         >>> bool(torch.allclose(layer.weight.var(1, correction=0), torch.ones(2), atol=1e-5))
         True
@@ -139,7 +139,7 @@ def scaled_weight_standardization(
 
     Deviations: brock2021's code clamps n var at eps; here eps is added to var.
 
-    Example:
+    Examples:
         >>> layer = scaled_weight_standardization(torch.nn.Linear(5, 2), gamma=1.0)
         >>> bool(torch.allclose(layer.weight.norm(dim=1), torch.ones(2), atol=1e-5))
         True
@@ -168,7 +168,7 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
     Raises:
         InputError: when the module has no such weight, is normalized already, a row is zero, or radius is not positive.
 
-    Example:
+    Examples:
         >>> bool(torch.allclose(unit_sphere(torch.nn.Linear(5, 2)).weight.norm(dim=1), torch.ones(2)))
         True
 

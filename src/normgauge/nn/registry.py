@@ -58,7 +58,7 @@ class Invariance:
         modes: the modes in which it holds.
         spatial: the numbers of spatial axes for which it holds.
 
-    Example:
+    Examples:
         >>> print(Invariance("weights", "scale", "row", exact=False, modes=("train",)))
         positive scale of the weights per row (eps = 0; train)
     """
@@ -106,7 +106,7 @@ class Declaration:
         noise: True where the output in training also depends on random numbers.
         detached: True where part of the map counts as a constant in the gradient, which then is no derivative.
 
-    Example:
+    Examples:
         >>> get("batch").layer(channels=3, spatial=2)(torch.randn(8, 3, 4, 4)).shape
         torch.Size([8, 3, 4, 4])
     """
@@ -236,7 +236,7 @@ def register_family(name: str, build: Callable[[str], Declaration]) -> None:
 def names() -> tuple[str, ...]:
     """Return the names of all registered normalizers, "none" first, the others in alphabetical order.
 
-    Example:
+    Examples:
         >>> {"none", "batch", "layer"} <= set(names())
         True
     """
@@ -249,7 +249,7 @@ def get(name: str) -> Declaration:
     Raises:
         UnknownNameError: naming the nearest known normalizer.
 
-    Example:
+    Examples:
         >>> get("layer").statistics
         'sample'
     """

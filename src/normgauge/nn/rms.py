@@ -22,7 +22,7 @@ class RMSNorm(torch.nn.RMSNorm):
     Raises:
         DataError: for an empty input.
 
-    Example:
+    Examples:
         >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 3.0]])).tolist()
         [[1.0, 1.0]]
 
@@ -53,7 +53,7 @@ class ChannelRMSNorm(torch.nn.Module):
     Raises:
         DataError: for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> ChannelRMSNorm(1, eps=0.0)(torch.tensor([[[3.0, 3.0]]])).tolist()
         [[[1.0, 1.0]]]
 

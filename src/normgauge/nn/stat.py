@@ -52,7 +52,7 @@ class StatNorm(BatchStatisticsNorm):
         DataError: in training with axes batch, for fewer than two values per channel; for other shapes and empty
             inputs. On other axes a block of one value comes out as the bias.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0], [2.0], [8.0]])
         >>> StatNorm(1, center="median", scale="linf", eps=0.0)(x).flatten().tolist()
         [-0.125, 0.0, 0.75]

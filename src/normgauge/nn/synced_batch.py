@@ -33,7 +33,7 @@ def all_reduce(x: Tensor, group: Any = None) -> Tensor:
 
     Every process must call it, forward and backward, in the same order.
 
-    Example:
+    Examples:
         >>> all_reduce(torch.ones(2)).tolist()
         [1.0, 1.0]
     """
@@ -61,7 +61,7 @@ class SyncedBatchNorm(BatchStatisticsNorm):
     Raises:
         DataError: in training, for fewer than two values per channel in all processes together.
 
-    Example:
+    Examples:
         >>> SyncedBatchNorm(1, eps=0.0)(torch.tensor([[1.0], [5.0]])).flatten().tolist()
         [-1.0, 1.0]
 

@@ -33,7 +33,7 @@ class WhiteningNorm(torch.nn.Module):
         InputError: if the groups do not divide the channels.
         DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
 
-    Example:
+    Examples:
         >>> x = torch.randn(500, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
         >>> y = WhiteningNorm(3, iterations=40, eps=0.0, affine=False).double()(x)
         >>> torch.allclose(y.T @ y / 500, torch.eye(3, dtype=torch.float64))

@@ -22,7 +22,7 @@ def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
     Raises:
         DataError: if `count` is not positive or the source is empty.
 
-    Example:
+    Examples:
         >>> take((n * n for n in range(10)), 3)
         [0, 1, 4]
     """

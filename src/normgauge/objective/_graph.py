@@ -27,7 +27,7 @@ def graph_nodes(built: Any) -> Iterator[Any]:
 def graph_bytes(built: Any) -> int:
     """Return the bytes held by the graph of the tensors in a nested structure, those tensors included.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x = torch.ones(100, requires_grad=True)
         >>> graph_bytes(x.exp().sin()) == 3 * 400  # x, exp(x) and the result

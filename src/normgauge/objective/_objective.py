@@ -52,7 +52,7 @@ class Objective:
         DataError: data that is empty, one-shot, or not made of pairs.
         InputError: an unknown mode or an empty selection.
 
-    Example:
+    Examples:
         The Hessian of a mean of squares (w x - y)^2 is 2 mean(x^2):
 
         >>> x, y = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
@@ -102,7 +102,7 @@ class Objective:
                 number of tokens that count.
             parameters: which trainable parameters are the variables.
 
-        Example:
+        Examples:
             >>> model = nn.Linear(2, 1)
             >>> batch = {"x": torch.ones(4, 2)}
             >>> step = lambda m, b: {"fit": m(b["x"]).square().mean(), "decay": m.weight.square().sum()}

@@ -151,7 +151,7 @@ def gdnp(
         `sin(a') <= (1 - mu / L) sin(a)` for the angle a to the solution in the S metric. Gradient descent on least
         squares has the same rate, not a sublinear one. On samples a step that does not descend is halved.
 
-    Example:
+    Examples:
         Least squares ends at the normal equations:
 
         >>> x = torch.randn(50, 3, generator=generator(0), dtype=torch.float64)

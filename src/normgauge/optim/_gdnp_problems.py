@@ -160,7 +160,7 @@ def _samples(x: Tensor, y: Tensor, subject: str) -> tuple[Tensor, Tensor]:
 def least_squares(x: Tensor, y: Tensor) -> LeastSquares:
     """Make the least-squares problem of data: `E[(y - x^T w)^2]`.
 
-    Example:
+    Examples:
         >>> problem = least_squares(torch.tensor([[1.0], [-1.0]]), torch.tensor([2.0, -2.0]))
         >>> problem.u.item(), problem.S.item(), problem.constant
         (-2.0, 1.0, 4.0)

@@ -34,7 +34,7 @@ class NormalizedSGD(GeometricOptimizer):
         capturable: refused if true.
         differentiable: refused if true.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> optimizer = NormalizedSGD([weight], lr=1.0)
         >>> weight.grad = torch.tensor([300.0, -400.0])
@@ -140,7 +140,7 @@ def damped_gauss_newton(
     Raises:
         InputError: when the damping is not positive.
 
-    Example:
+    Examples:
         On least squares one undamped step is the solution (here w = 2), whatever the start:
 
         >>> from normgauge.objective import Objective

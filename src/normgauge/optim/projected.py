@@ -109,7 +109,7 @@ class ProjectedSGD(GeometricOptimizer):
 
     Deviations: Heo et al. divide SGD's decay by `1 - momentum`; here it is decoupled as in AdamW.
 
-    Example:
+    Examples:
         A radial step is taken out:
 
         >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
@@ -191,7 +191,7 @@ class ProjectedAdam(AdamGroups):
         capturable: refused if true: steps read the learning rate and count on the host.
         differentiable: refused if true: steps change weights in place, outside autograd.
 
-    Example:
+    Examples:
         The step of Adam is (lr, lr); across the weights (3, 4) it has no radial part left:
 
         >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))

@@ -110,7 +110,7 @@ class SphereAdam(AdamGroups):
         capturable: refused if true: steps read the learning rate and count on the host.
         differentiable: refused if true: steps change weights in place, outside autograd.
 
-    Example:
+    Examples:
         The first step of Adam moves every entry by lr, here across the weights; then the row is normalized:
 
         >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 1.0]]))
@@ -156,7 +156,7 @@ class GeodesicAdam(AdamGroups):
     Deviations: Cho and Lee clip the gradient and regularize towards orthogonality; neither is done here. Their columns
         are rows here, of any radius.
 
-    Example:
+    Examples:
         The first step turns by lr / r, whatever the size of the gradient:
 
         >>> weight = torch.nn.Parameter(torch.tensor([[2.0, 0.0]]))

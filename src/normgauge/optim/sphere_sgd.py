@@ -67,7 +67,7 @@ class SphereSGD(GeometricOptimizer):
     Raises:
         InputError: for values out of range, sparse gradients, a zero row.
 
-    Example:
+    Examples:
         The norm stays, while torch's SGD lets it grow:
 
         >>> import torch
@@ -154,7 +154,7 @@ class GeodesicSGD(SphereSGD):
     `w' = w cos(a) - r sin(a) b / |b|` with `a = lr |b| / r`; `b = b cos(a) + w |b| sin(a) / r`, which keeps its length.
     Arguments are those of `SphereSGD`.
 
-    Example:
+    Examples:
         A quarter turn lands on the other axis exactly:
 
         >>> import torch

@@ -49,7 +49,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     Returns:
         The page.
 
-    Example:
+    Examples:
         >>> from normgauge.claims import ledger
         >>> html = ledger_page(ledger(ids=["S1-FC.2"]))
         >>> 'id="S1-FC.2"' in html, "<math>" in html, "//" in html.replace("// ", "")

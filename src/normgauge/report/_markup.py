@@ -19,7 +19,7 @@ def text(value: Any) -> str:
 def number(value: Any, unit: str = "") -> str:
     """Write a metric's value: percents with one decimal, others with four digits, a dash where there is none.
 
-    Example:
+    Examples:
         >>> number(98.765, "%"), number(12.3456), number(float("nan")), number(">= 1")
         ('98.8', '12.35', '-', '>= 1')
     """
@@ -33,7 +33,7 @@ def number(value: Any, unit: str = "") -> str:
 def seconds(value: Any) -> str:
     """Write a duration as people say it.
 
-    Example:
+    Examples:
         >>> seconds(4.25), seconds(75), seconds(7300), seconds(None)
         ('4.2 s', '1 min 15 s', '2 h 1 min', '-')
     """

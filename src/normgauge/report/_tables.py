@@ -20,7 +20,7 @@ class ReportTables:
             `claims` (the records of `Ledger.json` that the study decides).
             A share (a column whose unit is "%") is stored as a fraction, in the comparison as in the readings.
 
-    Example:
+    Examples:
         >>> runs = [{"id": "a", "status": "ok", "spec": {"norm": "batch", "lr": 0.1, "seed": 0}}]
         >>> tables = ReportTables(runs, documents={"study": {"scientific": {"norm": ["batch"]}}})
         >>> tables.arms, tables.arm(runs[0]["spec"])

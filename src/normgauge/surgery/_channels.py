@@ -88,7 +88,7 @@ def channel_paths(model: nn.Module) -> list[ChannelPath]:
     Raises:
         ModelError: when torch.fx cannot trace the model.
 
-    Example:
+    Examples:
         >>> layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
         >>> channel_paths(nn.Sequential(*layers))[0].consumers
         ('3',)

@@ -65,7 +65,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
         beta say that outputs have equal mean and variance, not that they are equal: the directions of the weights
         differ. The study `pruning` measures what that costs.
 
-    Example:
+    Examples:
         >>> torch.manual_seed(0) and None
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
         >>> done = prune_norms(net, "gamma", 0.5, torch.randn(5, 3))

@@ -61,7 +61,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
         what is certified here is (W, b) -> (c W, c b) with gamma unchanged. sun2020, Lemma 2 asks for every
         real factor; batch normalization is invariant for positive ones only.
 
-    Example:
+    Examples:
         Six hidden ReLU units have six rescalings, and nothing else:
 
         >>> from torch import nn

@@ -95,7 +95,7 @@ def param_groups(
         UnknownNameError: an override that matches no parameter.
         InputError: an override that names `params`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))

@@ -137,7 +137,7 @@ def _axis(args: Sequence[Any], position: int, ndim: int) -> int:
 def aligned(first: Shape, second: Shape) -> list[tuple[Shape, Shape]]:
     """Group the axes of two shapes of equal size into runs with equal products.
 
-    Example:
+    Examples:
         >>> aligned((2, 5, 12), (10, 3, 4))
         [((2, 5), (10,)), ((12,), (3, 4))]
     """

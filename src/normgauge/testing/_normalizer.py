@@ -79,7 +79,7 @@ def check_normalizer(
         NonconformingError: naming the broken law and the deviation.
         MissingExtraError: if Hypothesis is not installed.
 
-    Example:
+    Examples:
         >>> report = check_normalizer("rms", examples=3)
         >>> report.name, all(cases > 0 for _, cases, _ in report.checks)
         ('rms', True)

@@ -91,7 +91,7 @@ def check_optimizer(
     Raises:
         NonconformingError: naming the broken rule and the deviation.
 
-    Example:
+    Examples:
         torch's own SGD keeps the rules of torch.optim, and is not on spheres:
 
         >>> make = lambda params, **options: torch.optim.SGD(params, **{"lr": 0.1, **options})

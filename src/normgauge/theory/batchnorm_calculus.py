@@ -15,7 +15,7 @@ from torch import Tensor
 def standardize(y: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return `yh = (y - mean) / s` and `s = sqrt(var + eps)` along the last axis, with the biased variance.
 
-    Example:
+    Examples:
         >>> yh, s = standardize(torch.tensor([1.0, 3.0]))
         >>> yh.tolist(), s.item()
         ([-1.0, 1.0], 1.0)
@@ -30,7 +30,7 @@ def project(yh: Tensor) -> Tensor:
 
     With `eps = 0` it projects onto the complement of `1` and `yh`; for m = 2 it is zero.
 
-    Example:
+    Examples:
         >>> yh, _ = standardize(torch.tensor([1.0, 2.0, 6.0]))
         >>> P = project(yh)
         >>> bool((P @ P - P).abs().max() < 1e-6)
@@ -44,7 +44,7 @@ def project(yh: Tensor) -> Tensor:
 def scale_gradient(yh: Tensor, s: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
     """Return `d(gamma / s) / dy = -(gamma / (m s^2)) yh`.
 
-    Example:
+    Examples:
         >>> yh, s = standardize(torch.tensor([1.0, 3.0]))
         >>> scale_gradient(yh, s).tolist()
         [0.5, -0.5]
@@ -55,7 +55,7 @@ def scale_gradient(yh: Tensor, s: Tensor, gamma: float | Tensor = 1.0) -> Tensor
 def pullback_gradient(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0) -> Tensor:
     """Return the gradient with respect to `y`: `(gamma / s) (g - mean(g) - yh mean(g yh))`.
 
-    Example:
+    Examples:
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, 0.0])
         >>> v = pullback_gradient(y, g)
         >>> bool(v.sum().abs() < 1e-6), bool((v @ y).abs() < 1e-6)
@@ -71,7 +71,7 @@ def pullback_hessian(y: Tensor, g: Tensor, H: Tensor, gamma: float | Tensor = 1.
     `(gamma / s)^2 P H P - (gamma / (m s^2)) (gc yh^T + yh gc^T - (3 / m) a yh yh^T + a (I - 1 1^T / m))`
     with `gc = g - mean(g)` and `a = <g, yh>`.
 
-    Example:
+    Examples:
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, -1.0])
         >>> flat = pullback_hessian(y, g, torch.zeros(3, 3)) @ torch.ones(3)
         >>> bool(flat.abs().max() < 1e-6)  # a common shift of y changes nothing
@@ -93,7 +93,7 @@ def gradient_norm_squared(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0) -> 
 
     Deviations: S1 Theorem 4.1 prints `<=` and `1 / sqrt(m)` in the last term, which is false for m > 1.
 
-    Example:
+    Examples:
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.5, -1.0])
         >>> v = pullback_gradient(y, g, gamma=2.0)
         >>> bool((gradient_norm_squared(y, g, 2.0) - v @ v).abs() < 1e-5)

@@ -14,7 +14,7 @@ def covariance(X: Tensor) -> Tensor:
 
     Its rank is at most `min(n, B - 1)`: centring costs one dimension.
 
-    Example:
+    Examples:
         >>> covariance(torch.tensor([[1.0, 3.0]])).tolist()
         [[1.0]]
     """
@@ -30,7 +30,7 @@ def effective_weights(
     `W'_i = gamma W_i / sqrt(W_i Sigma W_i^T)` and `b'_i = beta - W'_i mean(X)`, so `W'_i Sigma W'_i^T = gamma^2`: an
     ellipsoid of dimension n - 1 and compact where Sigma is regular; where it is not, the kernel of Sigma is free.
 
-    Example:
+    Examples:
         >>> W, X = torch.tensor([[5.0]]), torch.tensor([[1.0, 3.0]])
         >>> weights, bias = effective_weights(W, X)
         >>> (weights @ X + bias[:, None]).tolist()
@@ -49,7 +49,7 @@ def unit_distance_squared(first: Tensor, second: Tensor, gamma: float | Tensor =
     `rho` is the correlation of their pre-activations over the batch of B; between 0 and `4 B gamma^2`, and nothing
     about it follows from `gamma` and `beta`.
 
-    Example:
+    Examples:
         >>> a = torch.tensor([1.0, 2.0, 4.0])
         >>> unit_distance_squared(a, -a).item()  # opposite units: 4 B
         12.0

@@ -64,7 +64,7 @@ def bisection_bound(halvings: int, smoothness: float | Tensor, width: float, mu:
 
     Deviations: S3 prints `2^-halvings smoothness width / mu^2`, which scales like f; the left side scales like f^2.
 
-    Example:
+    Examples:
         >>> bisection_bound(1, smoothness=3.0, width=4.0, mu=2.0)
         9.0
     """

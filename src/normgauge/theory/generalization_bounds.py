@@ -19,7 +19,7 @@ def cell_terms(
 
     Deviations: S2 Theorem 20 prints the terms without the minimum; a loss between 0 and C cannot rise by more than C.
 
-    Example:
+    Examples:
         >>> cell_terms([0.5, 0.5], [0.1, 0.1], [2.0, 1e9])
         [0.1, 0.5]
 
@@ -44,7 +44,7 @@ def transport_terms(
     `sum (m_i/m) lambda_i max(1, L_i) + max_i lambda_i L_i sqrt(ln(4/delta)/m) + sqrt(N/m)`. The constant is not
     given, so this is a lower bound of that bound.
 
-    Example:
+    Examples:
         >>> transport_terms([1.0], [0.5], [2.0], cells=1, samples=100, delta=4 / 2.718281828459045) < 1.2 + 1e-9
         True
 
@@ -65,7 +65,7 @@ def sharpness_terms(sharpness: float, samples: float) -> float:
         sharpness: spherical sharpness, |theta|^2 times the top eigenvalue of the Hessian; at least 0.
         samples: m.
 
-    Example:
+    Examples:
         >>> round(sharpness_terms(8.0, samples=2.718281828459045**2), 4)  # (8 * 4 / e^2)^(1/3) * 1.5
         2.445
 
@@ -79,7 +79,7 @@ def weight_normalized_term(radius: float, samples: float) -> float:
 
     For networks whose weight matrices below the last all have Frobenius norm 1; `radius` bounds the last layer.
 
-    Example:
+    Examples:
         >>> weight_normalized_term(2.0, samples=16)
         1.0
 
@@ -99,7 +99,7 @@ def row_norm_term(sums: Sequence[float], largest: Sequence[float], samples: floa
         largest: |W_l|_{2,inf}, the largest row norm.
         samples: N.
 
-    Example:
+    Examples:
         >>> row_norm_term([2.0, 3.0], [1.0, 2.0], samples=25)  # (4 * 4 + 9 * 1) / 25
         1.0
 
@@ -141,7 +141,7 @@ def spectral_margin_term(
     Deviations: the article's Lemma A.8 also pays for all margins and all sizes of the inputs; its constants are
         larger.
 
-    Example:
+    Examples:
         >>> one = dict(slopes=[1.0], inputs=10.0, width=4, loss_slope=1.0, samples=1e12, delta=0.1)
         >>> spectral_margin_term([1.0], [1.0], **one) < 1e-3 < spectral_margin_term([1e6], [1e6], **one)
         True
@@ -174,7 +174,7 @@ def frobenius_margin_term(
         samples: m.
         delta: the probability of failure.
 
-    Example:
+    Examples:
         >>> one = dict(inputs=10.0, outputs=1, loss_slope=1.0, samples=1e6, delta=0.1)
         >>> frobenius_margin_term([1.0], **one) < 0.01 < frobenius_margin_term([1.0, 1e4], **one)
         True
@@ -192,7 +192,7 @@ def frobenius_margin_term(
 def samples_needed(penalty: Callable[[float], float], room: float) -> float:
     """Return the least number of samples (to 1 %) with `penalty(samples) < room`; inf where there is none below 1e300.
 
-    Example:
+    Examples:
         >>> round(samples_needed(lambda m: 10 / m**0.5, room=0.1) / 1e4, 1)
         1.0
     """

@@ -22,7 +22,7 @@ def relu_rate(batch: int) -> float:
     and `t = E |(I - 1 1^T / B) D (I - 1 1^T / B - u u^T)|^2` with D the pattern of active samples; all three follow
     from two Gaussians of correlation `-1 / (B - 1)`. The factor 1/(B - 3) is the mean of one over a chi-square.
 
-    Example:
+    Examples:
         >>> round(relu_rate(16), 4), relu_rate(10**6) - RELU_LIMIT < 1e-5
         (1.59, True)
 
@@ -41,7 +41,7 @@ def relu_rate(batch: int) -> float:
 def linear_rate(batch: int) -> float:
     """Return `(B - 2) / (B - 3)`, the factor per layer without nonlinearity: above 1 for every batch, 1 in the limit.
 
-    Example:
+    Examples:
         >>> linear_rate(8), linear_rate(3)
         (1.2, inf)
 
@@ -60,7 +60,7 @@ def large_batch_rate(values: Tensor, slopes: Tensor, weights: Tensor) -> float:
         slopes: `phi'` there.
         weights: the quadrature's weights for a standard normal; they sum to 1.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x = torch.linspace(-9, 9, 4000, dtype=torch.float64)
         >>> weights = torch.softmax(-x.square() / 2, 0)
@@ -78,7 +78,7 @@ def squared_gradient_growth(squares: Tensor) -> float:
 
     The geometric mean between two layers, a few away from both ends.
 
-    Example:
+    Examples:
         >>> import torch
         >>> round(squared_gradient_growth(2.0 ** torch.arange(20.0).flip(0)), 4)
         2.0

@@ -32,7 +32,7 @@ def weight_slope_bound(
     Deviations: S2 Remark 17 prints O(s_K ... s_{i+1}); `reach`, which contains the layers below, and `outer`, which
         the family leaves free, are part of the constant.
 
-    Example:
+    Examples:
         >>> weight_slope_bound([9.0, 2.0, 3.0], layer=1, reach=5.0)
         30.0
         >>> weight_slope_bound([9.0, 2.0, 3.0], layer=1, reach=5.0, normalizers=[0.1, 0.1, 0.1])
@@ -52,7 +52,7 @@ def printed_iterations(norms: Sequence[float], layer: int, accuracy: float) -> f
         (ledger S2-C18). Nor is there such a bound for the class: no method finds points of small gradient of every
         Lipschitz function in bounded time. Use it to see what the sentence claims, not to plan a run.
 
-    Example:
+    Examples:
         >>> printed_iterations([9.0, 2.0, 3.0], layer=1, accuracy=0.5)
         12.0
 
@@ -96,7 +96,7 @@ def stationary_evaluations(
         weights in other units changes it, and no method's work (ledger S2-C19). The slope enters squared, the accuracy
         cubed, and D and the radius are missing. What the articles cited find is not a point of small gradient.
 
-    Example:
+    Examples:
         Ten times steeper is a hundred times the work:
 
         >>> one = stationary_evaluations([1.0, 4.0], 1, reach=1.0, drop=1.0, radius=1.0, accuracy=1.0)
@@ -117,7 +117,7 @@ def normalizer_saving(normalizers: Sequence[float], layer: int) -> float:
     weights below it grow, so that `s_k |NO_k|` does not change when W_k is multiplied: what is saved above is what the
     weights cost. LN's constant over all inputs is 1/sqrt(eps), far above 1.
 
-    Example:
+    Examples:
         >>> normalizer_saving([0.5, 0.5, 0.5], layer=2)
         0.25
 
@@ -135,7 +135,7 @@ def convex_iterations(lipschitz: float, radius: float, accuracy: float) -> int:
 
     Deviations: S2 section 5.1 prints L^2 / alpha^2, without the radius.
 
-    Example:
+    Examples:
         >>> convex_iterations(lipschitz=2.0, radius=1.0, accuracy=0.1)
         81
 
@@ -151,7 +151,7 @@ def strongly_convex_iterations(lipschitz: float, convexity: float, accuracy: flo
 
     Deviations: S2 section 5.1 prints L / alpha; the constant of strong convexity and the square are missing.
 
-    Example:
+    Examples:
         >>> strongly_convex_iterations(lipschitz=2.0, convexity=0.5, accuracy=0.01)
         100
 

@@ -25,7 +25,7 @@ variance is at most a quarter of the squared range of u, which is at most two.""
 def log_softmax_constant(count: int) -> float:
     """Return `sqrt(count)`: the Jacobian `I - 1 p^T` is an oblique projection, as long as its complement `1 p^T`.
 
-    Example:
+    Examples:
         >>> log_softmax_constant(4)
         2.0
     """
@@ -38,7 +38,7 @@ def max_pool_constant(kernel: int, stride: int, dilation: int = 1) -> float:
     `n = min(kernel, ceil(((kernel - 1) dilation + 1) / stride))`. A maximum changes by at most the largest change in
     its window, hence the squares of all changes sum to at most n times those of the input.
 
-    Example:
+    Examples:
         >>> max_pool_constant(3, 3), max_pool_constant(3, 2) ** 2
         (1.0, 2.0000000000000004)
     """
@@ -59,7 +59,7 @@ def normalized_slope(deviation: Tensor, spread: Tensor, size: int, eps: float) -
         size: entries of a block.
         eps: added to the variance.
 
-    Example:
+    Examples:
         >>> normalized_slope(torch.tensor([5.0]), torch.tensor([4.0]), size=4, eps=0.0)  # 5 - 4 / 2 = 3
         tensor([0.3333])
 
@@ -84,7 +84,7 @@ def attention_slopes(scale: float, keys: Tensor, values: Tensor, queries: Tensor
         queries: largest length of a query.
         share: largest sum of a column of P, at most the number of queries.
 
-    Example:
+    Examples:
         >>> one = torch.tensor(1.0)
         >>> attention_slopes(0.5, one, one, one, 4 * one)
         (tensor(0.5000), tensor(1.), tensor(2.))

@@ -17,7 +17,7 @@ def batch_norm_constant(variances: Tensor, eps: float) -> Tensor:
 
     Deviations: S2 Lemma 1 prints the Euclidean norm of the entries, which is too large by up to sqrt(n).
 
-    Example:
+    Examples:
         >>> batch_norm_constant(torch.tensor([4.0, 0.25]), eps=0.0).item()
         2.0
 
@@ -29,7 +29,7 @@ def batch_norm_constant(variances: Tensor, eps: float) -> Tensor:
 def layer_norm_jacobian(x: Tensor, eps: float) -> Tensor:
     """Return `(s2 + eps)^(-1/2) (I - y y^T / (|y|^2 + n eps)) (I - 1 1^T / n)`, y the centred x and s2 its variance.
 
-    Example:
+    Examples:
         >>> J = layer_norm_jacobian(torch.tensor([1.0, 2.0, 4.0]), eps=0.1)
         >>> bool((J @ torch.ones(3)).abs().max() < 1e-6)  # a common shift changes nothing
         True
@@ -48,7 +48,7 @@ def layer_norm_slope(x: Tensor, eps: float) -> Tensor:
 
     Only directions orthogonal to 1 and to x itself pass at full size; with two features there are none.
 
-    Example:
+    Examples:
         >>> layer_norm_slope(torch.tensor([1.0, 3.0]), eps=0.0).item()
         0.0
     """
@@ -59,7 +59,7 @@ def layer_norm_slope(x: Tensor, eps: float) -> Tensor:
 def layer_norm_constant(eps: float) -> float:
     """Return `1 / sqrt(eps)`: the constant over all inputs, attained at constant ones, whatever the data are.
 
-    Example:
+    Examples:
         >>> layer_norm_constant(0.25)
         2.0
     """

@@ -16,7 +16,7 @@ def margin_term(margin: float | Tensor, norm: float | Tensor, X: Tensor) -> Tens
         norm: the largest weight norm of the class.
         X: the samples, `[N, n]`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> margin_term(1.0, 1.0, torch.eye(4)).item(), margin_term(2.0, 2.0, torch.eye(4)).item()
         (1.0, 1.0)

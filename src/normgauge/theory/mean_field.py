@@ -89,7 +89,7 @@ def batchnorm_layer(activation: str, batch: float, *, slope: float | None = None
     Deviations: S3 says that the gradient *norm* grows by pi / (pi - 1) = 1.467 per layer for ReLU and large batches;
         this is the factor of the *square*, and the norm grows by its root, 1.211.
 
-    Example:
+    Examples:
         The linear network grows by (B - 2) / (B - 3), ReLU at large batches by pi / (pi - 1):
 
         >>> round(batchnorm_layer("identity", 8).square_growth, 12)

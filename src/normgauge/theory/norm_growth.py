@@ -12,7 +12,7 @@ def after_sgd_step(squared_norm: float | Tensor, squared_gradient: float | Tenso
 
     Exact, because such a gradient is orthogonal to `w`; without momentum and without weight decay.
 
-    Example:
+    Examples:
         >>> after_sgd_step(25.0, 4.0, rate=0.5)
         26.0
 
@@ -28,7 +28,7 @@ def under_decay_flow(squared_norm: float | Tensor, decay: float, time: float | T
 
     Deviations: S0 sec 5.1 prints the rate `decay`, which is that of the norm, not of its square.
 
-    Example:
+    Examples:
         >>> round(under_decay_flow(1.0, decay=0.5, time=1.0), 6)  # exp(-1)
         0.367879
 
@@ -42,7 +42,7 @@ def equivalent_rate(rate: float, factor: float) -> float:
 
     For SGD without momentum or decay; the norm then stays `factor` times the other one.
 
-    Example:
+    Examples:
         >>> equivalent_rate(0.1, factor=10.0)
         10.0
 

@@ -19,7 +19,7 @@ def partition_slack(occupied: float, cells: int, samples: float, delta: float, l
         delta: the probability of failure.
         largest: C; the loss must lie between 0 and C.
 
-    Example:
+    Examples:
         >>> partition_slack(occupied=10, cells=100, samples=10, delta=0.1) > 1
         True
 

@@ -16,7 +16,7 @@ def radial_derivative(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0, eps: fl
     `y` is one unit's batch of pre-activations, `g` the loss's gradient at `gamma yh + beta`. Zero for `eps = 0`; the
     same number is `<w, grad_w>` for `y = X w + b`, because the bias has no gradient.
 
-    Example:
+    Examples:
         >>> y, g = torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0])
         >>> radial_derivative(y, g, eps=0.0).item(), radial_derivative(y, g, eps=3.0).item()
         (0.0, 0.375)
@@ -31,7 +31,7 @@ def polar_hessian(slope: float | Tensor, bend: float | Tensor, radius: float | T
     `[[0, -f'], [-f', f'']] / r^2` with `slope = f'(theta)`, `bend = f''(theta)`. Its eigenvalues are
     `(f'' +- sqrt(f''^2 + 4 f'^2)) / (2 r^2)`: 0 and `f'' / r^2` only where `f' = 0`.
 
-    Example:
+    Examples:
         >>> polar_hessian(1.0, 2.0, radius=2.0).tolist()
         [[0.0, -0.25], [-0.25, 0.5]]
 
@@ -45,7 +45,7 @@ def polar_hessian(slope: float | Tensor, bend: float | Tensor, radius: float | T
 def polar_eigenvalues(slope: float | Tensor, bend: float | Tensor, radius: float | Tensor) -> Tensor:
     """Return the two eigenvalues of `polar_hessian`, the smaller first.
 
-    Example:
+    Examples:
         >>> polar_eigenvalues(1.0, 0.0, radius=1.0).tolist()  # where the gradient is not zero, neither is an eigenvalue
         [-1.0, 1.0]
     """
@@ -66,7 +66,7 @@ def fit_hessian(w: Tensor, X: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
         X: the inputs, `[m, n]`.
         gamma: the scale.
 
-    Example:
+    Examples:
         >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
         >>> fit_hessian(torch.tensor([1.0, 0.0]), X).tolist()
         [[0.0, 0.0], [0.0, 4.0]]
@@ -92,7 +92,7 @@ def excess_loss(w: Tensor, X: Tensor, gamma: float | Tensor, slope: Tensor) -> T
         gamma: the best scale for `w`, `cov(yh, t)`.
         slope: the gradient in `w`.
 
-    Example:
+    Examples:
         >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> excess_loss(torch.tensor([1.0, 0.0]), X, 2.0, torch.zeros(2)).item()
         0.0
@@ -107,7 +107,7 @@ def excess_loss(w: Tensor, X: Tensor, gamma: float | Tensor, slope: Tensor) -> T
 def batch_norm_redundancy(units: int, bias: bool = True) -> int:
     """Return how many directions of (W, b) a batch-normalized layer does not see: a scale and a shift per unit.
 
-    Example:
+    Examples:
         >>> batch_norm_redundancy(3), batch_norm_redundancy(3, bias=False)
         (6, 3)
     """
@@ -119,7 +119,7 @@ def layer_norm_redundancy(inputs: int, bias: bool = True) -> int:
 
     One scale of everything, one vector added to all rows of W (`inputs` directions) and one number to all of b.
 
-    Example:
+    Examples:
         >>> layer_norm_redundancy(4), layer_norm_redundancy(4, bias=False)
         (6, 5)
     """
@@ -133,7 +133,7 @@ def linear_network_redundancy(widths: tuple[int, ...], scales: bool = False) -> 
     biases. The same `k^2` with batch normalization after the hidden layers (it only rescales rows); its trained scales
     add k.
 
-    Example:
+    Examples:
         >>> linear_network_redundancy((4, 2, 3)), linear_network_redundancy((4, 2, 3), scales=True)
         (4, 6)
     """

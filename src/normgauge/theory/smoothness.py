@@ -18,7 +18,7 @@ def curvature_along_gradient(y: Tensor, g: Tensor, H: Tensor, gamma: float | Ten
 
     Deviations: S1 Theorem 4.2 prints `<=`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, -1.0])
         >>> curvature_along_gradient(y, g, torch.zeros(3, 3)) > 0  # <g, yh> < 0: BN adds curvature
@@ -39,7 +39,7 @@ def worst_weight_gradient(y: Tensor, g: Tensor, gamma: float | Tensor, radius: f
 
     Deviations: S1 Theorem 4.4 prints the square of `max |grad_W L|^2`, no `radius^2` before the mean, no `1/m`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.5, -1.0])
         >>> v = pullback_gradient(y, g, 2.0)
@@ -57,7 +57,7 @@ def nearest_rescaling(start: Tensor, optimum: Tensor) -> tuple[Tensor, Tensor]:
     The distance to the line through `optimum`, that is `|start - optimum|^2 - (|optimum|^2 - <start, optimum>)^2 /
     |optimum|^2`; to the ray of its positive multiples only where `<start, optimum> > 0`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> k, distance = nearest_rescaling(torch.tensor([2.0, 1.0]), torch.tensor([1.0, 0.0]))
         >>> k.item(), distance.item()

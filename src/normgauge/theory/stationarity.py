@@ -15,7 +15,7 @@ def goldstein_evaluations(drop: float, lipschitz: float, radius: float, slope: f
 
     Deviations: S2 Corollary 19 prints L / a^2, without D and r.
 
-    Example:
+    Examples:
         >>> in_metres = goldstein_evaluations(1.0, lipschitz=2.0, radius=0.1, slope=0.5)
         >>> in_metres == goldstein_evaluations(1.0, lipschitz=0.002, radius=100.0, slope=0.0005)
         True

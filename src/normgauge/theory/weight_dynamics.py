@@ -33,7 +33,7 @@ def growth(squared_gradients: list[float], rate: float, momentum: float = 0.0) -
         rate: learning rate.
         momentum: of the buffer.
 
-    Example:
+    Examples:
         >>> growth([4.0, 1.0], rate=0.5), growth([4.0, 1.0], rate=0.5, momentum=0.5)
         (0.25, 1.25)
 
@@ -47,7 +47,7 @@ def growth(squared_gradients: list[float], rate: float, momentum: float = 0.0) -
 def sgd_effective_rate(rate: float, norm: float, momentum: float = 0.0, dampening: float = 0.0) -> float:
     """Return `rate (1 - dampening) / ((1 - momentum) |w|^2)`, the rate of SGD for the unit vector `w / |w|`.
 
-    Example:
+    Examples:
         >>> sgd_effective_rate(0.1, 2.0)
         0.025
 
@@ -59,7 +59,7 @@ def sgd_effective_rate(rate: float, norm: float, momentum: float = 0.0, dampenin
 def sgd_angle(rate: float, norm: float, gradient: float) -> float:
     """Return `atan(rate |g| / |w|)`, the angle of one step of SGD without momentum on a scale-invariant loss.
 
-    Example:
+    Examples:
         >>> round(sgd_angle(1.0, 2.0, 2.0), 4)
         0.7854
     """
@@ -82,7 +82,7 @@ def sgd_equilibrium(rate: float, decay: float, G: float, momentum: float = 0.0, 
     Deviations: S0 sec. 5.1 lets weight decay drive the norm to zero; the growth of `|w|^2` by `rate^2 |g|^2` a step
         stops it at this norm.
 
-    Example:
+    Examples:
         >>> settled = sgd_equilibrium(0.1, 0.01, G=1.0)
         >>> round(settled.norm, 4), round(settled.angle, 4), round(settled.relaxation)
         (1.4955, 0.0447, 250)
@@ -108,7 +108,7 @@ def adamw_equilibrium(rate: float, decay: float, size: int, beta1: float = 0.9) 
         size: number of entries of w.
         beta1: of the first moment.
 
-    Example:
+    Examples:
         >>> round(adamw_equilibrium(0.01, 1.0, size=200).norm, 6)
         1.0
 
@@ -133,7 +133,7 @@ def adam_l2_equilibrium(rate: float, decay: float, size: int, G: float, beta1: f
         G: mean of `|w|^2 |g|^2`.
         beta1: of the first moment.
 
-    Example:
+    Examples:
         >>> round(adam_l2_equilibrium(0.01, 0.5, size=100, G=100.0).norm, 6)
         1.0
 
@@ -149,7 +149,7 @@ def adam_l2_equilibrium(rate: float, decay: float, size: int, G: float, beta1: f
 def relaxed_norm(start: float, equilibrium: float, relaxation: float, steps: float, power: float = 4.0) -> float:
     """Return the norm after some steps: `|w|^power` goes exponentially from `start` to `equilibrium`.
 
-    Example:
+    Examples:
         >>> relaxed_norm(1.0, 2.0, 250.0, 0.0), round(relaxed_norm(1.0, 2.0, 250.0, 1e5), 6)
         (1.0, 2.0)
 
@@ -164,7 +164,7 @@ def steps_to_equilibrium(
 ) -> float:
     """Return the steps until the norm is within a share of its equilibrium; inf where there is none.
 
-    Example:
+    Examples:
         >>> steps_to_equilibrium(2.0, 2.0, 250.0)
         0.0
         >>> t = steps_to_equilibrium(1.0, 2.0, 250.0)
@@ -185,7 +185,7 @@ def equivalent_rates(rate: float, decay: float, steps: int) -> list[float]:
     `rate a^(-2 t - 1)` with `a = 1 - rate decay`, t from 0: weight decay on scale-invariant weights is an exponentially
     growing learning rate.
 
-    Example:
+    Examples:
         >>> [round(value, 4) for value in equivalent_rates(0.1, 1.0, 3)]
         [0.1111, 0.1372, 0.1694]
 

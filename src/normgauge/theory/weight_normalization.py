@@ -8,7 +8,7 @@ from torch import Tensor
 def normalized_weight(v: Tensor, g: float | Tensor) -> Tensor:
     """Return `w = g v / |v|`: unchanged by `v -> alpha v` (alpha > 0) and by `(v, g) -> (-v, -g)`, by nothing else.
 
-    Example:
+    Examples:
         >>> import torch
         >>> normalized_weight(torch.tensor([3.0, 4.0]), 10.0).tolist()
         [6.0, 8.0]
@@ -21,7 +21,7 @@ def normalized_weight(v: Tensor, g: float | Tensor) -> Tensor:
 def direction_gradient(v: Tensor, g: float | Tensor, slope: Tensor) -> Tensor:
     """Return `grad_v = (g / |v|) (slope - v <v, slope> / |v|^2)` for `slope = grad_w`: orthogonal to `v`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> direction_gradient(torch.tensor([2.0, 0.0]), 4.0, torch.tensor([1.0, 3.0])).tolist()
         [0.0, 6.0]
@@ -34,7 +34,7 @@ def direction_gradient(v: Tensor, g: float | Tensor, slope: Tensor) -> Tensor:
 def length_gradient(v: Tensor, slope: Tensor) -> Tensor:
     """Return `dL/dg = <slope, v> / |v|` for `slope = grad_w`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> length_gradient(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0])).item()
         1.0

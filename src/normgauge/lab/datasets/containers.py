@@ -127,7 +127,7 @@ def fingerprint(path: Path) -> str:
 def find(names: Iterable[str], last: str) -> str | None:
     """Return the shortest name whose last part is `last`, so that a copy deeper down does not win.
 
-    Example:
+    Examples:
         >>> find(["a/b/test_batch", "a/test_batch", "a/test_batch.png"], "test_batch")
         'a/test_batch'
     """

@@ -153,7 +153,7 @@ def measuring(network: nn.Module, dataset: Dataset, spec: Spec) -> Objective:
 def spaced(steps: int, count: int) -> list[int]:
     """Return about `count` steps from 0 to the last, denser early, where S1 sees the largest differences.
 
-    Example:
+    Examples:
         >>> spaced(100, 5)
         [0, 6, 25, 56, 100]
     """

@@ -41,7 +41,7 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
         `||P v|| / n` for gamma, too small by the factor `sqrt(n)`, and drops the square of the variance's summands,
         which makes that sum zero.
 
-    Example:
+    Examples:
         >>> gamma, direction, beta = decompose(torch.tensor([1.0, 5.0]))
         >>> gamma.item(), direction.tolist(), beta.item()
         (2.0, [-1.0, 1.0], 3.0)

@@ -30,7 +30,7 @@ def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | Non
     Raises:
         InputError: for p below 1.
 
-    Example:
+    Examples:
         >>> lp_norm(torch.tensor([[1.0], [3.0]]), 1, eps=0.0).flatten().tolist()  # (1 - 2) / 2 and (3 - 2) / 2
         [-0.5, 0.5]
 
@@ -67,7 +67,7 @@ def lp_norm_backward(
     Raises:
         InputError: for p below 1.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0], [2.0], [6.0]])
         >>> dx, _, _ = lp_norm_backward(torch.tensor([[1.0], [0.0], [0.0]]), x, 2, eps=0.0)
         >>> bool((dx * x).sum().abs() < 1e-6)  # scale invariance: the gradient is orthogonal to x

@@ -32,7 +32,7 @@ def batch_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = Non
     Returns:
         A tensor of the shape of `x`.
 
-    Example:
+    Examples:
         >>> batch_norm(torch.tensor([[1.0], [5.0]]), eps=0.0).flatten().tolist()
         [-1.0, 1.0]
 
@@ -63,7 +63,7 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
         1 / gamma (relative error 0.5 at gamma = 2, below). Its App. A.1.1 prints the Jacobian with
         `(z_n - mean)(z_k - mean) / s^3`, without 1 / m: on 8 samples the error is 7 times that term.
 
-    Example:
+    Examples:
         >>> g, x, gamma = torch.tensor([[1.0], [0.0], [0.0]]), torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([2.0])
         >>> right = batch_norm_backward(g, x, gamma, eps=0.0)[0]
         >>> printed = batch_norm_backward(g, x, None, eps=0.0)[0]
@@ -96,7 +96,7 @@ def layer_norm(
     Returns:
         A tensor of the shape of `x`.
 
-    Example:
+    Examples:
         >>> layer_norm(torch.tensor([[1.0, 5.0]]), eps=0.0).tolist()
         [[-1.0, 1.0]]
 
@@ -130,7 +130,7 @@ def layer_norm_backward(
         on six Gaussian entries, and a gradient that no longer sums to zero), and omits gamma, which here differs from
         entry to entry and cannot be put right by a factor.
 
-    Example:
+    Examples:
         >>> dx, _, dbeta = layer_norm_backward(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 5.0]]), eps=0.0)
         >>> dx.tolist(), dbeta.tolist()  # two entries: the output is (-1, 1) whatever x is
         ([[0.0, 0.0]], [1.0, 0.0])
@@ -166,7 +166,7 @@ def group_norm(
     Raises:
         InputError: if the groups do not divide the channels.
 
-    Example:
+    Examples:
         >>> group_norm(torch.tensor([[1.0, 3.0, 10.0, 30.0]]), 2, eps=0.0).tolist()
         [[-1.0, 1.0, -1.0, 1.0]]
 
@@ -198,7 +198,7 @@ def group_norm_backward(
     Raises:
         InputError: if the groups do not divide the channels.
 
-    Example:
+    Examples:
         >>> x = torch.tensor([[1.0, 5.0, 2.0, 4.0]])
         >>> group_norm_backward(torch.ones(1, 4), x, 2, eps=0.0)[0].tolist()  # a common shift changes nothing
         [[0.0, 0.0, 0.0, 0.0]]
@@ -227,7 +227,7 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-5, *, trail
     Returns:
         A tensor of the shape of `x`.
 
-    Example:
+    Examples:
         >>> rms_norm(torch.tensor([[3.0, 3.0]]), eps=0.0).tolist()
         [[1.0, 1.0]]
 
@@ -255,7 +255,7 @@ def rms_norm_backward(
     Returns:
         `(dx, dgamma)`.
 
-    Example:
+    Examples:
         >>> dx, _ = rms_norm_backward(torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 3.0]]), eps=0.0)
         >>> dx.tolist()  # along x nothing changes
         [[0.0, 0.0]]

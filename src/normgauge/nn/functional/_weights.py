@@ -25,7 +25,7 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
     Deviations: akbar2025 (Prop. 4.3, Table 1) states invariance under (v, g) -> (a v, g / a). The map is invariant
     under (v, g) -> (a v, g) for a > 0; the printed change divides w by a. The example shows it.
 
-    Example:
+    Examples:
         >>> v, g = torch.tensor([[3.0, 4.0]]), torch.tensor([10.0])
         >>> weight_norm(v, g), weight_norm(2 * v, g), weight_norm(2 * v, g / 2)
         (tensor([[6., 8.]]), tensor([[6., 8.]]), tensor([[3., 4.]]))
@@ -46,7 +46,7 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Te
     one is full. It also prints dL/dg with an extra factor 1 / ||v||, and a gradient parallel to v (sec. 4.3 and 3.2);
     it is orthogonal to v, as the example shows.
 
-    Example:
+    Examples:
         >>> v = torch.tensor([[3.0, 4.0]])
         >>> by_v, by_g = weight_norm_backward(torch.tensor([[1.0, 0.0]]), v, torch.tensor([10.0]))
         >>> by_g, abs(float((by_v * v).sum())) < 1e-6
@@ -75,7 +75,7 @@ def centered_weight_norm(v: Tensor) -> Tensor:
     Raises:
         InputError: when rows have a single entry.
 
-    Example:
+    Examples:
         >>> centered_weight_norm(torch.tensor([[1.0, 2.0, 2.0, 3.0]]))  # -1, 0, 0, 1 over sqrt(2)
         tensor([[-0.7071,  0.0000,  0.0000,  0.7071]])
 
@@ -118,7 +118,7 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
     Deviations: qiao2019's code adds eps = 1e-5 to the unbiased standard deviation (1 / (n - 1)); sun2020 (eq. 15) has
     no eps and 1 / n. The default here is small enough not to be seen.
 
-    Example:
+    Examples:
         >>> weight_standardization(torch.tensor([[1.0, 3.0]]))
         tensor([[-1.,  1.]])
 
@@ -150,7 +150,7 @@ def unit_sphere(v: Tensor, radius: float = 1.0) -> Tensor:
 
     Row i lies on S^(n-1) of that radius; it is `weight_norm` with its lengths held fixed.
 
-    Example:
+    Examples:
         >>> unit_sphere(torch.tensor([[3.0, 4.0]]), radius=5.0)
         tensor([[3., 4.]])
 
@@ -172,7 +172,7 @@ def spectral_norm(matrix: Tensor) -> Tensor:
     The whole matrix lies on the unit sphere of the spectral norm. Axes after the first are joined; for a convolution
     this is *not* division by the norm of the layer: `normgauge.nn.spectral_norm` is.
 
-    Example:
+    Examples:
         >>> spectral_norm(torch.diag(torch.tensor([4.0, 2.0])))
         tensor([[1.0000, 0.0000],
                 [0.0000, 0.5000]])
