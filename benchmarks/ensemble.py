@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from normgauge.lab import data, models
-from normgauge.lab.ensemble import fit_ensemble
-from normgauge.lab.fitting import Batches
-from normgauge.lab.training import Trainer
+from normgauge.lab.runs.ensemble import fit_ensemble
+from normgauge.lab.runs.run import Trainer
+from normgauge.lab.runs.train import Batches
 from normgauge.records import format_table
 
 MEMBERS = 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from normgauge.claims import Claim, Ledger, ledger
-from normgauge.claims._typeset import latex
+from normgauge.papers.court import Claim, Ledger, ledger
+from normgauge.papers.court.typeset import latex
 from normgauge.references import title
 
 PAGE = Path(__file__).parent / "papers" / "ledger.md"

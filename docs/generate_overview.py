@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from normgauge.claims import Claim, Ledger, ledger, shipped_tables
-from normgauge.lab.studies import experiments
+from normgauge.papers.court import Claim, Ledger, ledger, shipped_tables
+from normgauge.papers.studies import experiments
 from normgauge.references import title
 
 SESSIONS = Path(__file__).parent / "papers" / "studies" / "all-small.json"

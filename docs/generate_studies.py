@@ -1,28 +1,25 @@
-"""Write the committed pages of the papers' experiments, and the tables that ship with the package, from stores.
+"""Write the committed pages of the papers' experiments from stores.
 
     normgauge reproduce NAME                       # leaves normgauge-studies/NAME-small/runs.sqlite
     python docs/generate_studies.py normgauge-studies [NAME ...]
 
-For every store of the small size: docs/papers/studies/NAME.md with its figures, and claims/tables/NAME.json, from which
-`normgauge claims` judges; and how long `normgauge reproduce --all` took, if it wrote that. Nothing is run here.
+For every store of the small size docs/papers/studies/NAME.md with its figures, and how long `normgauge reproduce --all`
+took, if it wrote that. Nothing is run here; `tools/ship_tables.py` writes the tables that ship with the package.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from pathlib import Path
 
-from normgauge.lab._reproduce import STORE_NAME, conclude
-from normgauge.lab.studies import experiments
+from normgauge.papers.reproduce import STORE_NAME, conclude
+from normgauge.papers.studies import experiments
 from normgauge.report import Picture, study_markdown
 from normgauge.store import Store
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "papers" / "studies"
 SESSIONS = PAGES / "all-small.json"
-TABLES = ROOT / "src" / "normgauge" / "claims" / "tables"
 
 
 def write(name: str, folder: Path) -> None:
@@ -30,7 +27,6 @@ def write(name: str, folder: Path) -> None:
     with Store(folder / STORE_NAME) as store:
         result = conclude(experiments()[name], "small", store)
     document = result.document()
-    origin = document["provenance"]
     pictures = [Picture(*entry) for entry in result.pictures()]
     figures = PAGES / "figures"
     figures.mkdir(parents=True, exist_ok=True)
@@ -39,21 +35,6 @@ def write(name: str, folder: Path) -> None:
     for picture in pictures:
         (figures / f"{picture.name}.svg").write_text(picture.svg + "\n", encoding="utf-8")
     (PAGES / f"{name}.md").write_text(study_markdown(document, pictures, "figures"), encoding="utf-8")
-    TABLES.mkdir(parents=True, exist_ok=True)
-    kept = {"study", "size", "outcome", "sentence", "runs", "seconds", "finished"}
-    table = {key: document[key] for key in kept} | {"revision": origin["revision"], "machine": origin["machine"]}
-    table["rows"] = [
-        {key: _short(value) for key, value in row.items() if key != "sentence"} for row in document["rows"]
-    ]
-    body = json.dumps(table, sort_keys=True, indent=None, separators=(",", ":")).replace('{"', '\n{"')
-    (TABLES / f"{name}.json").write_text(body + "\n", encoding="utf-8")
-
-
-def _short(value: object) -> object:
-    """Return numbers with seven digits: what a verdict needs, without the noise of the last bits."""
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value
 
 
 def main() -> None:

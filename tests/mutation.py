@@ -3,8 +3,8 @@
 from dataclasses import replace
 from functools import cache
 
-from normgauge.claims import weigh
-from normgauge.claims._registry import find
+from normgauge.papers.court import weigh
+from normgauge.papers.court.registry import find
 
 
 def judged(id, seed=0):

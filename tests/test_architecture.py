@@ -17,11 +17,10 @@ MAY_IMPORT = {
     "optim": {"manifolds", "linalg"},
     "symmetry": {"nn", "manifolds", "objective", "linalg", "charts"},
     "measure": {"theory", "linalg", "nn", "objective", "symmetry", "charts"},
-    "claims": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure"},
     "surgery": {"nn", "objective", "linalg", "charts"},
     "doctor": {"measure", "symmetry", "objective", "nn", "optim", "charts"},
-    "testing": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure", "claims"},
-    "report": {"charts", "claims", "theory"},
+    "testing": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure"},
+    "report": {"charts", "papers", "theory"},
 }
 FLOORS = {
     "theory",
@@ -36,8 +35,9 @@ FLOORS = {
     "surgery",
     "doctor",
 }
-MAY_IMPORT["lab"] = FLOORS | {"claims"}
-MAY_IMPORT["cli"] = {"lab", "doctor", "claims", "report", "nn", "symmetry", "objective", "measure"}
+MAY_IMPORT["lab"] = FLOORS
+MAY_IMPORT["papers"] = FLOORS | {"lab"}
+MAY_IMPORT["cli"] = {"lab", "doctor", "papers", "report", "nn", "symmetry", "objective", "measure"}
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 LONGEST = 400
 

@@ -8,12 +8,22 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from normgauge.claims import Claim, Evidence, Ledger, Verdict, ledger, poll, weigh
-from normgauge.claims import _registry as registry
-from normgauge.claims._checks import Check, broken, conclusion, corrected, excess, fact, gap, gather, printed, unsaid
-from normgauge.claims._court import judge_many
 from normgauge.cli._claims import claims as command
 from normgauge.errors import InputError, UnknownNameError
+from normgauge.papers.court import Claim, Evidence, Ledger, Verdict, ledger, poll, registry, weigh
+from normgauge.papers.court.checks import (
+    Check,
+    broken,
+    conclusion,
+    corrected,
+    excess,
+    fact,
+    gap,
+    gather,
+    printed,
+    unsaid,
+)
+from normgauge.papers.court.judges import judge_many
 from normgauge.rng import generator
 
 ROUNDING, OFF, BETWEEN = 1e-15, 0.3, 1e-6

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.claims import _layers, ledger
-from normgauge.claims import akbar2025_curvature as curvature
-from normgauge.claims import akbar2025_dynamics as dynamics
-from normgauge.claims import akbar2025_gradients as gradients
-from normgauge.claims import akbar2025_landscape as landscape
-from normgauge.claims import akbar2025_symmetry as symmetry
-from normgauge.claims._instances import Unit, units
-from normgauge.claims._registry import find
-from normgauge.claims._shipped import shipped_tables
+from normgauge.papers.court import _layers, ledger
+from normgauge.papers.court import akbar2025_curvature as curvature
+from normgauge.papers.court import akbar2025_dynamics as dynamics
+from normgauge.papers.court import akbar2025_gradients as gradients
+from normgauge.papers.court import akbar2025_landscape as landscape
+from normgauge.papers.court import akbar2025_symmetry as symmetry
+from normgauge.papers.court.registry import find
+from normgauge.papers.court.shipped import shipped_tables
+from normgauge.papers.instances.draws import Unit, units
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import margins, norm_growth, scale_invariance, weight_normalization
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.claims import ledger
-from normgauge.claims import santurkar2018_activations as activations
-from normgauge.claims import santurkar2018_weights as weights
-from normgauge.claims._instances import Unit, units
-from normgauge.claims._registry import find
+from normgauge.papers.court import ledger
+from normgauge.papers.court import santurkar2018_activations as activations
+from normgauge.papers.court import santurkar2018_weights as weights
+from normgauge.papers.court.registry import find
+from normgauge.papers.instances.draws import Unit, units
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import smoothness
 

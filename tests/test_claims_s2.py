@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.claims import _feedforward as feedforward
-from normgauge.claims import ledger, shipped_tables
-from normgauge.claims import than2025_consequences as consequences
-from normgauge.claims import than2025_layers as layers
-from normgauge.claims import than2025_networks as networks
-from normgauge.claims._registry import find
+from normgauge.papers.court import ledger, shipped_tables
+from normgauge.papers.court import than2025_consequences as consequences
+from normgauge.papers.court import than2025_layers as layers
+from normgauge.papers.court import than2025_networks as networks
+from normgauge.papers.court.registry import find
+from normgauge.papers.instances import feedforward
 from normgauge.theory import lipschitz_norms, partition_bound
 
 VERDICTS = {

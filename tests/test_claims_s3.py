@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.claims import _gaussian as gaussian
-from normgauge.claims import batchnorm_article_halfspaces as halfspaces
-from normgauge.claims import batchnorm_article_layer as layer
-from normgauge.claims import batchnorm_article_least_squares as least_squares
-from normgauge.claims import batchnorm_article_networks as networks
-from normgauge.claims import ledger, santurkar2018_weights
-from normgauge.claims._registry import find
-from normgauge.claims._shipped import shipped_tables
+from normgauge.papers.court import batchnorm_article_halfspaces as halfspaces
+from normgauge.papers.court import batchnorm_article_layer as layer
+from normgauge.papers.court import batchnorm_article_least_squares as least_squares
+from normgauge.papers.court import batchnorm_article_networks as networks
+from normgauge.papers.court import ledger, santurkar2018_weights
+from normgauge.papers.court.registry import find
+from normgauge.papers.court.shipped import shipped_tables
+from normgauge.papers.instances import gaussian
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import gdnp, gradient_explosion, rayleigh, smoothness
 

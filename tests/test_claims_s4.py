@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.claims import ledger
-from normgauge.claims import sun2020_batchnorm as batchnorm
-from normgauge.claims import sun2020_experiments as experiments
-from normgauge.claims import sun2020_methods as methods
-from normgauge.claims._instances import Unit
-from normgauge.claims._registry import find
+from normgauge.papers.court import ledger
+from normgauge.papers.court import sun2020_batchnorm as batchnorm
+from normgauge.papers.court import sun2020_experiments as experiments
+from normgauge.papers.court import sun2020_methods as methods
+from normgauge.papers.court.registry import find
+from normgauge.papers.instances.draws import Unit
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import effective_weights as effective
 

@@ -24,8 +24,9 @@ import torch
 import normgauge as ng
 from normgauge.errors import DataError, InputError, MissingDataError, UnknownNameError
 from normgauge.lab import data
-from normgauge.lab.datasets import KNOWN, catalogue, download, fetch, layouts, open_known, prepared, state
-from normgauge.lab.training import execute
+from normgauge.lab.data import KNOWN, catalogue, download, fetch, layouts, prepared, splits, state
+from normgauge.lab.data.catalogue import open_known
+from normgauge.lab.runs.run import execute
 
 pillow = pytest.importorskip("PIL.Image")
 URLOPEN = urllib.request.urlopen
@@ -34,7 +35,7 @@ URLOPEN = urllib.request.urlopen
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NORMGAUGE_DATA", str(tmp_path / "cache"))
-    data._split.cache_clear()
+    splits._split.cache_clear()
     return tmp_path / "cache"
 
 

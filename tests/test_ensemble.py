@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from normgauge.errors import InputError, ModelError
-from normgauge.lab import data, ensemble, models
-from normgauge.lab.ensemble import fit_ensemble, train_ensemble
-from normgauge.lab.fitting import Batches
-from normgauge.lab.stacking import Stack
-from normgauge.lab.training import Trainer, execute
+from normgauge.lab import data, models
+from normgauge.lab.runs import ensemble
+from normgauge.lab.runs.ensemble import fit_ensemble, train_ensemble
+from normgauge.lab.runs.run import Trainer, execute
+from normgauge.lab.runs.stacking import Stack
+from normgauge.lab.runs.train import Batches
 
 SPEC = {
     "model": "mlp",
@@ -35,7 +36,7 @@ def points(task):
 
 
 def alone(network, dataset, rate, seed, steps, batch):
-    """Return the losses of a run on its own, by the loop of `lab.training`."""
+    """Return the losses of a run on its own, by the loop of `lab.runs.train`."""
     trainer = Trainer(network, dataset, {"lr": rate})
     batches = Batches(len(dataset.train[1]), batch, seed)
     return [trainer.step(next(batches)) for _ in range(steps)]

@@ -5,7 +5,7 @@ import torch
 
 from normgauge.errors import InputError
 from normgauge.lab import data, models
-from normgauge.lab.fitting import Batches, Fit, augmented, evaluate, fit
+from normgauge.lab.runs.train import Batches, Fit, augmented, evaluate, fit
 
 
 @pytest.fixture(autouse=True)

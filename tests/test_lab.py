@@ -13,12 +13,13 @@ import torch
 import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import data, models
-from normgauge.lab._compare import comparison_study, measuring_steps
+from normgauge.lab.compare import comparison_study, measuring_steps
 from normgauge.lab.comparison import compare_runs
-from normgauge.lab.executors import run_in_processes
+from normgauge.lab.models.small import SMALL
+from normgauge.lab.runs.executors import run_in_processes
+from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.sweep import sweep
 from normgauge.lab.statistics import differences_from_best, interval, paired_difference
-from normgauge.lab.sweep import sweep
-from normgauge.lab.training import Outcome, execute
 from normgauge.nn import registry
 from normgauge.store import Store, spec_id
 
@@ -41,7 +42,7 @@ def single_precision(double_precision):
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("model", models._MODELS)
+@pytest.mark.parametrize("model", SMALL)
 def test_arms_share_their_weights(model):
     dataset = data.load("gaussian" if model == "dln" else "digits")
     plain, normal = (models.build(model, norm, dataset.shape, dataset.classes, 3) for norm in ("none", "batch"))

@@ -9,8 +9,8 @@ from torch import nn
 
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.fitting import fit
-from normgauge.lab.layout import Layout, gains_from_channels_last
+from normgauge.lab.runs.layout import Layout, gains_from_channels_last
+from normgauge.lab.runs.train import fit
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "layout.json"
 IMAGES = torch.randn(48, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -50,7 +50,7 @@ def test_where_it_is_faster_training_is_the_same_up_to_rounding(norm, monkeypatc
     assert gains_from_channels_last(models.build("vgg8", norm, (3, 16, 16), 3, 0), IMAGES)
     moved, network = losses()
     assert all(p.is_contiguous() for p in network.parameters())
-    monkeypatch.setattr("normgauge.lab.layout.SMALLEST_IMAGE", 10**6)
+    monkeypatch.setattr("normgauge.lab.runs.layout.SMALLEST_IMAGE", 10**6)
     usual, _ = losses()
     torch.testing.assert_close(torch.tensor(moved), torch.tensor(usual), rtol=1e-9, atol=0)
 

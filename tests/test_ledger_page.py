@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from browser import ask, needs_browser
-from normgauge.claims import Claim, Evidence, Ledger, Verdict, ledger, typeset
 from normgauge.cli._claims import claims as command
+from normgauge.papers.court import Claim, Evidence, Ledger, Verdict, ledger, typeset
 from normgauge.report import ledger_page
 
 IDS = ["S0-ginv", "S0-P4.3", "S0-sgd", "S1-FC.2", "S1-T4.1", "S1-T4.1id", "S1-noise", "S1-l1", "S4-L1c"]
@@ -22,7 +22,7 @@ GO = SHOWN + "const go = async (to) => { location.hash = to; await pause(80); re
 @pytest.fixture(scope="module")
 def book():
     with pytest.MonkeyPatch.context() as patch:  # some claims of the page must wait for their study
-        patch.setattr("normgauge.claims._claim.shipped_tables", dict)
+        patch.setattr("normgauge.papers.court.claim.shipped_tables", dict)
         judged = ledger(ids=IDS).judge()
     verdict = Verdict("empirical", "confirmed", "judged", (Evidence("gain", "margin", 0.3, 0.1, 5),), "all above 0")
     return Ledger(tuple(claim.settled(verdict) if claim.id == "S1-l1" else claim for claim in judged))

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.file_proxy import FileProxy
 
 from normgauge.lab import Study
-from normgauge.lab.progress import StudiesBar, note_session
-from normgauge.lab.studies import experiments
-from normgauge.lab.sweep import sweep
-from normgauge.lab.training import Outcome
+from normgauge.lab.runs.progress import StudiesBar, note_session
+from normgauge.lab.runs.run import Outcome
+from normgauge.lab.runs.sweep import sweep
 from normgauge.measure._progress import residuals_shown
+from normgauge.papers.studies import experiments
 from normgauge.store import Store
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from normgauge.lab import models
+from normgauge.lab.models.build import FACTORIES
 
 # Parameters of the published networks with 1000 classes and 224x224 images (VGG-16 with its biases).
 PUBLISHED_SIZES = {
@@ -17,7 +18,7 @@ PUBLISHED_SIZES = {
 @pytest.mark.parametrize("name", ["resnet18", "resnet101", "efficientnet_b3"])
 def test_parameters_are_those_of_the_published_network(name):
     with torch.device("meta"):
-        network = models._factories()[name]("batch", (3, 224, 224), 1000)
+        network = FACTORIES[name]("batch", (3, 224, 224), 1000)
     biases = sum(
         m.layer.bias.numel() for m in network.modules() if isinstance(m, models.Normalized) and m.layer.bias is not None
     )
@@ -26,7 +27,7 @@ def test_parameters_are_those_of_the_published_network(name):
 
 def test_vgg16_without_normalizer_has_the_published_parameters():
     with torch.device("meta"):
-        network = models._factories()["vgg16"]("none", (3, 224, 224), 1000)
+        network = FACTORIES["vgg16"]("none", (3, 224, 224), 1000)
     assert sum(p.numel() for p in network.parameters()) == PUBLISHED_SIZES["vgg16"]
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from normgauge.errors import ModelError
-from normgauge.lab import replicas
-from normgauge.lab.replicas import shared_copy, synced
-from normgauge.lab.training import execute
+from normgauge.lab.runs import replicas
+from normgauge.lab.runs.replicas import shared_copy, synced
+from normgauge.lab.runs.run import execute
 
 DATA = """
 import torch
@@ -102,7 +102,7 @@ def test_a_run_is_the_same_in_another_process(data_module):
     script = (
         "import json, sys, torch; torch.set_default_dtype(torch.float64); "
         f"torch.set_num_threads({torch.get_num_threads()}); "
-        "from normgauge.lab.training import execute; print(json.dumps(execute(json.loads(sys.argv[1])).readings))"
+        "from normgauge.lab.runs.run import execute; print(json.dumps(execute(json.loads(sys.argv[1])).readings))"
     )
     import json
 

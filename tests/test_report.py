@@ -10,8 +10,8 @@ import pytest
 
 from browser import ask, needs_browser
 from normgauge import charts
-from normgauge.claims import Evidence, Ledger, Verdict, ledger
 from normgauge.errors import StoreError
+from normgauge.papers.court import Evidence, Ledger, Verdict, ledger
 from normgauge.report import ReportTables, page, page_of_store
 from normgauge.report._pictures import curve_rows, final_rows
 from reference import report as twin

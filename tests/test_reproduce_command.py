@@ -6,10 +6,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from normgauge import lab
 from normgauge.cli._reproduce import reproduce as command
 from normgauge.errors import DataError
-from normgauge.lab.studies import experiments
+from normgauge.papers.reproduce import reproduce as run_study
+from normgauge.papers.studies import experiments
 
 APP = typer.Typer()
 APP.command()(command)
@@ -18,7 +18,7 @@ APP.command()(command)
 @pytest.fixture
 def two_studies(monkeypatch):
     """One study that runs in a moment, and one whose data are not here."""
-    real = lab.reproduce
+    real = run_study
 
     def reproduce(name, **options):
         if name == "performance":
@@ -26,8 +26,8 @@ def two_studies(monkeypatch):
         return real(name, **options)
 
     chosen = {name: experiments()[name] for name in ("trajectories", "performance")}
-    monkeypatch.setattr("normgauge.lab.studies.experiments", lambda: chosen)
-    monkeypatch.setattr("normgauge.lab.reproduce", reproduce)
+    monkeypatch.setattr("normgauge.papers.studies.experiments", lambda: chosen)
+    monkeypatch.setattr("normgauge.papers.reproduce.reproduce", reproduce)
 
 
 def run(*arguments):

@@ -14,16 +14,16 @@ import pytest
 
 from normgauge.errors import ExecutorError, InputError, StoreError
 from normgauge.lab import compare_shard, merge
-from normgauge.lab.executors import Workers, available_cores, connected, run_on
-from normgauge.lab.sweep import parse_shard, part_of, sweep
-from normgauge.lab.training import Outcome, execute
+from normgauge.lab.runs.executors import Workers, available_cores, connected, run_on
+from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.sweep import parse_shard, part_of, sweep
 from normgauge.store import Store, spec_id
 
 SOURCE = Path(__file__).parents[1] / "src"
 TASKS = """
 import os, signal, time
 from pathlib import Path
-from normgauge.lab.training import Outcome
+from normgauge.lab.runs.run import Outcome
 
 def slow(spec):
     time.sleep(spec.get("seconds", 0.1))
@@ -40,7 +40,7 @@ def fragile(spec):
 """
 DRIVER = """
 import sys
-from normgauge.lab.sweep import sweep
+from normgauge.lab.runs.sweep import sweep
 from normgauge.store import Store
 import scaling_tasks
 
@@ -350,7 +350,7 @@ def test_the_command_runs_on_a_cluster(cluster, tmp_path):
 
 def test_no_scheduler_is_said_so(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("normgauge.lab.executors.CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("normgauge.lab.runs.executors.CONNECT_SECONDS", 0.5)
     with pytest.raises(ExecutorError, match="a Dask scheduler must listen there"), connected("tcp://127.0.0.1:9"):
         pass
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from normgauge.claims import ledger, shipped_tables
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.lab import merge, reproduce, reproduce_shard
-from normgauge.lab.experiment import SIZES, Experiment
-from normgauge.lab.studies import execute, experiments, find
+from normgauge.lab import merge
 from normgauge.lab.study import Study
-from normgauge.lab.table import choose, tabulate
+from normgauge.papers.court import ledger, shipped_tables
+from normgauge.papers.experiment import SIZES, Experiment
+from normgauge.papers.reproduce import reproduce, reproduce_shard
+from normgauge.papers.studies import execute, experiments, find
+from normgauge.papers.table import choose, tabulate
 from normgauge.report import Picture, study_markdown, write_study
 from normgauge.store import Store
 
@@ -56,7 +57,7 @@ def test_runs_of_several_revisions_are_named(tmp_path, monkeypatch):
         connection.execute("DELETE FROM readings WHERE run = ?", [lost])
         connection.execute("DELETE FROM runs WHERE id = ?", [lost])
     other = {**kept[0]["provenance"], "revision": "0123456789ab"}
-    monkeypatch.setattr("normgauge.lab.training.provenance", lambda: other)
+    monkeypatch.setattr("normgauge.lab.runs.run.provenance", lambda: other)
     mixed = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
     assert [origin["revision"] for origin in mixed.origins][-1] == "0123456789ab" and len(mixed.origins) == 2
     assert any("made by 2 revisions of normgauge" in line for line in mixed.document()["remarks"])
@@ -98,7 +99,7 @@ def test_every_study_a_claim_names_exists():
 @pytest.mark.parametrize("name", NAMES)
 def test_results_at_small_size_are_committed(name):
     shipped = shipped_tables()
-    assert name in shipped, "run `normgauge reproduce` and docs/generate_studies.py"
+    assert name in shipped, "run `normgauge reproduce` and tools/ship_tables.py"
     assert shipped[name]["size"] == "small" and shipped[name]["rows"]
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     pictures = re.findall(r"\]\((figures/[^)]+\.svg)\)", text)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from normgauge.lab.studies.akbar2025_implicit_bias import EPS, degrees, max_margin, slopes_of
+from normgauge.papers.akbar2025.studies.implicit_bias import EPS, degrees, max_margin, slopes_of
 from normgauge.rng import generator
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from normgauge.lab import data, models
-from normgauge.lab.studies._printed_products import printed_products, settled
-from normgauge.lab.studies.than2025_capacity import measured, suspects
+from normgauge.papers.than2025.studies._printed_products import printed_products, settled
+from normgauge.papers.than2025.studies.capacity import measured, suspects
 
 
 @pytest.fixture

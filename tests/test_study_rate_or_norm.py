@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from normgauge.claims import ledger, poll
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.fitting import evaluate
-from normgauge.lab.studies import akbar2025_rate_or_norm as study
-from normgauge.lab.studies import execute
-from normgauge.lab.table import StudyTable
+from normgauge.lab.runs.train import evaluate
+from normgauge.papers.akbar2025.studies import rate_or_norm as study
+from normgauge.papers.court import ledger, poll
+from normgauge.papers.studies import execute
+from normgauge.papers.table import StudyTable
 
 SPEC = {"study": "rate-or-norm", "data": "digits", "samples": 128, "model": "mlp", "batch": 32, "measured": 32}
 SPEC |= {"norm": "batch", "rate": "own", "lr": 0.1, "seed": 0, "tuned_on": 1, "steps": 40, "target_loss": 0.5}

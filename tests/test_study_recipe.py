@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from normgauge.claims import best_by_seed, ledger, poll
-from normgauge.lab.studies.akbar2025_recipe import NORMS, OPTIMIZERS, SCHEDULES, contrasts, figures, remarks
-from normgauge.lab.table import StudyTable
+from normgauge.papers.akbar2025.studies.recipe import NORMS, OPTIMIZERS, SCHEDULES, contrasts, figures, remarks
+from normgauge.papers.court import best_by_seed, ledger, poll
+from normgauge.papers.table import StudyTable
 
 DECAYS = (0.0, 1e-2)
 SEEDS = range(4)

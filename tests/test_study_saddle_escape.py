@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from normgauge.lab.studies.akbar2025_saddle_escape import HIDDEN, SAMPLES, Saddle, most_negative
+from normgauge.papers.akbar2025.studies.saddle_escape import HIDDEN, SAMPLES, Saddle, most_negative
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

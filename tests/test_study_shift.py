@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from normgauge.claims._registry import find
 from normgauge.lab import data
-from normgauge.lab.studies import akbar2025_shift as shift
-from normgauge.lab.table import StudyTable
+from normgauge.papers.akbar2025.studies import shift
+from normgauge.papers.court.registry import find
+from normgauge.papers.table import StudyTable
 
 ARMS = (("none", "none"), *(("batch", name) for name in shift.STATISTICS))
 CUE_DROP = {"none": 0.2, "stored": 0.3, "recalibrated": 0.1, "batch": 0.5}

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from normgauge.claims import Claim, ledger, typeset
-from normgauge.claims._typeset import PARTS, latex, rendered, sources
+from normgauge.papers.court import Claim, ledger, typeset
+from normgauge.papers.court.typeset import PARTS, latex, rendered, sources
 
-DOCS = Path(__file__).parents[1] / "docs"
+TOOLS = Path(__file__).parents[1] / "tools"
 CLAIMS = {claim.id: claim for claim in ledger()}
 FORMS = [(id, part) for id, parts in sources().items() for part in parts]
 # The list calls the variance of this lemma s2; it is set as sigma_n^2.
@@ -90,10 +90,10 @@ def test_the_comparison_notices_a_loss(right, wrong):
 
 def test_the_rendered_forms_are_those_of_the_sources():
     pytest.importorskip("latex2mathml")
-    spec = importlib.util.spec_from_file_location("generate_typeset", DOCS / "generate_typeset.py")
+    spec = importlib.util.spec_from_file_location("typeset", TOOLS / "typeset.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.ASSET.read_text(encoding="utf-8") == script.asset(), "run python docs/generate_typeset.py"
+    assert script.rendered() == rendered(), "run python tools/typeset.py"
 
 
 def test_the_rendered_forms_are_words_and_mathml_and_nothing_else():

@@ -12,7 +12,6 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from normgauge import charts as charts
-    from normgauge import claims as claims
     from normgauge import errors as errors
     from normgauge import lab as lab
     from normgauge import nn as nn
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from normgauge import theory as theory
     from normgauge.errors import NormgaugeError as NormgaugeError
     from normgauge.lab import Study as Study
-    from normgauge.lab import compare as compare
-    from normgauge.lab import reproduce as reproduce
+    from normgauge.lab.compare import compare as compare
     from normgauge.measure import ActivationHistory as ActivationHistory
     from normgauge.measure import Activations as Activations
     from normgauge.measure import Bracket as Bracket
@@ -72,6 +70,8 @@ if TYPE_CHECKING:
     from normgauge.measure import weight_lipschitz as weight_lipschitz
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
+    from normgauge.papers import court as claims  # noqa: F401 (`ng.claims`)
+    from normgauge.papers.reproduce import reproduce as reproduce
     from normgauge.references import cite as cite
     from normgauge.surgery import Surgery as Surgery
     from normgauge.surgery import prune_norms as prune_norms
@@ -80,17 +80,17 @@ if TYPE_CHECKING:
     from normgauge.symmetry import param_groups as param_groups
     from normgauge.symmetry import symmetries as symmetries
 
-_ROOMS = (
-    "charts",
-    "claims",
-    "errors",
-    "lab",
-    "nn",
-    "optim",
-    "report",
-    "testing",
-    "theory",
-)
+_ROOMS = {
+    "charts": "charts",
+    "claims": "papers.court",
+    "errors": "errors",
+    "lab": "lab",
+    "nn": "nn",
+    "optim": "optim",
+    "report": "report",
+    "testing": "testing",
+    "theory": "theory",
+}
 _NAMES = {
     "activation_history": "measure",
     "ActivationHistory": "measure",
@@ -128,7 +128,7 @@ _NAMES = {
     "prune_norms": "surgery",
     "quotient_spectrum": "measure",
     "QuotientSpectrum": "measure",
-    "reproduce": "lab",
+    "reproduce": "papers.reproduce",
     "register_lipschitz_rule": "measure",
     "Robustness": "measure",
     "robustness": "measure",
@@ -162,7 +162,7 @@ __all__ = [  # noqa: PLE0604 (the two tables above are the list)
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return importlib.import_module(f"normgauge.{name}")
+        return importlib.import_module(f"normgauge.{_ROOMS[name]}")
     if name in _NAMES:
         return getattr(importlib.import_module(f"normgauge.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'normgauge' has no attribute {name!r}; public names: {', '.join(__all__)}")

@@ -21,7 +21,7 @@ def claims(
     from rich.console import Console
     from rich.progress import Progress
 
-    from normgauge.claims import ledger
+    from normgauge.papers.court import ledger
 
     book = ledger(paper=paper, ids=id or None, seed=seed)
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -51,8 +51,8 @@ def compare(
     """
     from normgauge.lab import compare as run_comparison
     from normgauge.lab import compare_shard
-    from normgauge.lab.executors import connected
-    from normgauge.lab.sweep import parse_shard
+    from normgauge.lab.runs.executors import connected
+    from normgauge.lab.runs.sweep import parse_shard
     from normgauge.report import page_of_store
 
     for package in ("altair", "vl_convert"):

@@ -21,7 +21,7 @@ def data(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
 ) -> None:
     """Bring a dataset to this machine once, check it, and say where it is; without a name, list them."""
-    from normgauge.lab import datasets
+    from normgauge.lab import data as datasets
 
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     rows: list[dict[str, str | None]] = []

@@ -14,9 +14,9 @@ from rich.console import Console
 from normgauge.errors import require
 
 if TYPE_CHECKING:
-    from normgauge.lab import Reproduced
-    from normgauge.lab.executors import Workers
-    from normgauge.lab.progress import StudiesBar
+    from normgauge.lab.runs.executors import Workers
+    from normgauge.lab.runs.progress import StudiesBar
+    from normgauge.papers.reproduce import Reproduced
 
 
 class Size(StrEnum):
@@ -43,8 +43,8 @@ def reproduce(
 
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
-    from normgauge.lab.executors import Workers, connected
-    from normgauge.lab.sweep import parse_shard
+    from normgauge.lab.runs.executors import Workers, connected
+    from normgauge.lab.runs.sweep import parse_shard
 
     if name is None and not every:
         _list(as_json)
@@ -64,8 +64,8 @@ def reproduce(
 def _all(
     size: str, executor: Executor | Workers, shard: tuple[int, int] | None, out: Path, *, quiet: bool
 ) -> list[dict[str, object]]:
-    from normgauge.lab.progress import StudiesBar, note_session
-    from normgauge.lab.studies import experiments
+    from normgauge.lab.runs.progress import StudiesBar, note_session
+    from normgauge.papers.studies import experiments
 
     known = experiments()
     documents = []
@@ -96,8 +96,8 @@ def _one(
     bar: StudiesBar | None,
 ) -> dict[str, object]:
     from normgauge.errors import DataError
-    from normgauge.lab import reproduce as run
-    from normgauge.lab import reproduce_shard
+    from normgauge.papers.reproduce import reproduce as run
+    from normgauge.papers.reproduce import reproduce_shard
 
     note = bar.note if bar else Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     progress = bar or True
@@ -129,7 +129,7 @@ def _write(result: Reproduced) -> Path:
 
 
 def _list(as_json: bool) -> None:
-    from normgauge.lab.studies import experiments
+    from normgauge.papers.studies import experiments
     from normgauge.records import format_table
 
     rows = [

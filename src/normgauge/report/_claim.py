@@ -11,7 +11,7 @@ from normgauge.references import bibliography, title
 from normgauge.report._markup import text
 
 if TYPE_CHECKING:
-    from normgauge.claims import Claim, Evidence
+    from normgauge.papers.court import Claim, Evidence
 
 HEADS = ("speaks for", "compared", "discrepancy or value", "tolerance", "instances", "counts as")
 
@@ -23,7 +23,7 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> str:
         claim: with its verdict.
         neighbours: ids of the claims on the same page; where a sentence names one, it links there.
     """
-    from normgauge.claims import typeset
+    from normgauge.papers.court import typeset
 
     verdict = claim.result
     said = _list(
@@ -48,7 +48,7 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> str:
 
 def stored(records: Sequence[Mapping[str, Any]]) -> str:
     """Return the claims a study decided, from its stored verdicts, which are the records of `Ledger.json`."""
-    from normgauge.claims import Verdict, ledger
+    from normgauge.papers.court import Verdict, ledger
 
     if not records:
         return ""
@@ -70,7 +70,7 @@ def spoken(word: str) -> str:
 
 
 def _behind(claim: Claim, neighbours: Container[str]) -> str:
-    from normgauge.claims import typeset
+    from normgauge.papers.court import typeset
 
     plain = [claim.printed, *([f"corrected: {claim.corrected}"] if claim.corrected else [])]
     rows = [

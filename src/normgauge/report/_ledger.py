@@ -14,7 +14,7 @@ from normgauge.report._claim import card, spoken
 from normgauge.report._markup import text
 
 if TYPE_CHECKING:
-    from normgauge.claims import Claim
+    from normgauge.papers.court import Claim
 
 #: The columns of the counts, and what each asks of a claim.
 COLUMNS: dict[str, dict[str, str]] = {
@@ -50,7 +50,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
         The page.
 
     Examples:
-        >>> from normgauge.claims import ledger
+        >>> from normgauge.papers.court import ledger
         >>> html = ledger_page(ledger(ids=["S1-FC.2"]))
         >>> 'id="S1-FC.2"' in html, "<math>" in html, "//" in html.replace("// ", "")
         (True, True, False)
@@ -117,7 +117,7 @@ def _meets(claim: Claim, asks: Mapping[str, str]) -> bool:
 
 def _filter(name: str, claims: Sequence[Claim]) -> str:
     """Return a choice with the number of claims behind each value; a value of the vocabulary nobody has is said too."""
-    from normgauge.claims import OUTCOMES, STANDINGS, WORDS
+    from normgauge.papers.court import OUTCOMES, STANDINGS, WORDS
 
     tally = Counter(getattr(claim, name) for claim in claims)
     values = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}.get(name, tuple(tally))

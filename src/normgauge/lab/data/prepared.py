@@ -1,0 +1,114 @@
+"""One file per dataset, memory-mapped: rows of (split, label, pixels) that appear complete or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from normgauge.errors import DataError, explain
+from normgauge.lab.data.layouts import Images
+
+
+def data_folder() -> Path:
+    """Return where data are kept: `NORMGAUGE_DATA` if it is set, else the platform's cache folder."""
+    if os.environ.get("NORMGAUGE_DATA"):
+        return Path(os.environ["NORMGAUGE_DATA"]).expanduser()
+    if sys.platform == "darwin":
+        caches = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "normgauge"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A dataset on disk.
+
+    Attributes:
+        path: the file.
+        rows: the memory-mapped records with fields `test` (0 or 1), `label` and `pixels` (uint8), training rows first.
+        source: where the data came from, in words.
+    """
+
+    path: Path
+    rows: np.ndarray
+    source: str
+
+    @property
+    def train(self) -> int:
+        """How many training rows there are; they come first."""
+        return len(self.rows) - int(np.count_nonzero(self.rows["test"]))
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.rows["label"].max()) + 1
+
+    def checksum(self) -> str:
+        """Return the SHA-256 over pixels, then labels as 32-bit integers, both in the order of the rows."""
+        return checksum(self.rows["pixels"], self.rows["label"])
+
+
+def checksum(pixels: np.ndarray, labels: np.ndarray) -> str:
+    """Return the SHA-256 over uint8 pixels (count, channels, height, width), then little-endian int32 labels."""
+    digest = hashlib.sha256()
+    for start in range(0, len(pixels), 4096):  # a slice at a time: a memory-mapped file need not fit in memory
+        digest.update(np.ascontiguousarray(pixels[start : start + 4096]).tobytes())
+    digest.update(np.ascontiguousarray(labels, dtype="<i4").tobytes())
+    return digest.hexdigest()
+
+
+def write(images: Images, folder: Path, name: str, source: str) -> Prepared:
+    """Write images as the file `name`.npy in `folder`; it appears by a rename, so half a file never counts as data."""
+    kind = np.dtype([("test", "u1"), ("label", "<i4"), ("pixels", "u1", images.pixels.shape[1:])])
+    rows = np.empty(len(images.pixels), kind)
+    rows["pixels"], rows["label"] = images.pixels, images.labels
+    rows["test"] = np.arange(len(rows)) >= images.train
+    path = folder / f"{name}.npy"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        note = {"source": source, "sha256": checksum(images.pixels, images.labels)}
+        path.with_suffix(".json").write_text(json.dumps(note, indent=1), encoding="utf-8")
+        part = folder / f"{name}.{os.getpid()}.part"
+        try:
+            with part.open("wb") as file:
+                np.save(file, rows, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(
+            explain(
+                f"data {name!r}",
+                "the folder for data must be writable and have room",
+                f"{error.strerror or error} for {folder}",
+                "Free space, or set NORMGAUGE_DATA to another folder",
+            )
+        ) from error
+    return Prepared(path, rows, source)
+
+
+def read(folder: Path, name: str) -> Prepared | None:
+    """Return the dataset `name` in `folder`, memory-mapped, or None when it is not there or not whole."""
+    path = folder / f"{name}.npy"
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    if rows.dtype.names != ("test", "label", "pixels") or not len(rows):
+        return None
+    try:
+        source = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        source = "unknown"
+    return Prepared(path, rows, str(source))

@@ -1,0 +1,200 @@
+"""Data as tensors in memory: digits, Gaussian regression, CIFAR, Fashion-MNIST, a folder of images, or a user's own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normgauge.errors import DataError, explain, require, unknown_name
+from normgauge.lab.data.catalogue import KNOWN, open_folder, open_known
+from normgauge.lab.data.prepared import Prepared
+from normgauge.lab.imports import imported
+from normgauge.rng import generator
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Three splits held in memory as tensors: train to learn, validation to tune, test to report.
+
+    Attributes:
+        name: how the dataset is called.
+        task: "classification" (integer targets) or "regression".
+        train: (inputs, targets).
+        validation: (inputs, targets); learning rates are chosen on it.
+        test: (inputs, targets); never used for a choice.
+        classes: the number of outputs a model needs.
+    """
+
+    name: str
+    task: Task
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train[0].shape[1:])
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return cross-entropy or mean squared error, a mean over the samples.
+
+        The regression loss is |output - target|^2 summed over components and averaged over samples, as in S1.
+        """
+        if self.task == "classification":
+            return torch.nn.functional.cross_entropy(output, target)
+        return (output - target).square().sum(dim=1).mean()
+
+
+def digits() -> Dataset:
+    """Return scikit-learn's bundled 8x8 digits: 1797 images, 10 classes, standardized.
+
+    The split (1149 / 288 / 360) is fixed, so that runs differ by their own seed only.
+    """
+    sklearn_data = require("sklearn.datasets", "lab", "the digits data")
+    bunch = sklearn_data.load_digits()
+    inputs = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1)
+    targets = torch.tensor(bunch.target, dtype=torch.int64)
+    order = torch.randperm(len(targets), generator=generator(0))
+    parts = order[:1149], order[1149:1437], order[1437:]
+    mean, deviation = inputs[parts[0]].mean(), inputs[parts[0]].std()
+    inputs = (inputs - mean) / deviation
+    train, validation, test = ((inputs[part], targets[part]) for part in parts)
+    return Dataset("digits", "classification", train, validation, test, classes=10)
+
+
+def gaussian() -> Dataset:
+    """Return S1's regression: x ~ N(0, I_10), target A x with A a 10x10 Gaussian matrix, 1000 training samples.
+
+    References: santurkar2018.
+    """
+    source = generator(0)
+    matrix = torch.randn(10, 10, generator=source)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(count, 10, generator=source)
+        return inputs, inputs @ matrix.T
+
+    return Dataset("gaussian", "regression", draw(1000), draw(500), draw(500), classes=10)
+
+
+_MADE: dict[str, Callable[[], Dataset]] = {"digits": digits, "gaussian": gaussian}
+_SUBSET = re.compile(r":(\d+)(?:/(\d+))?(?:/(\d+))?$")
+# A validation split of this share is cut from the training images, which the published sets do not split further.
+_VALIDATION_SHARE = 10
+
+
+def names() -> tuple[str, ...]:
+    """Return the names `load` knows."""
+    return (*_MADE, *KNOWN)
+
+
+def load(name: str) -> Dataset:
+    """Return a dataset by name; nothing is downloaded.
+
+    Images are uint8 on disk and become float32 here, standardized per channel by the mean and standard deviation of
+    the training split. The splits are drawn once, by a fixed seed, so that runs differ by their own seed only.
+
+    Args:
+        name: digits or gaussian; cifar10, cifar100 or fashion-mnist, brought by `normgauge data`; the path of a folder
+            or archive of images (it must contain a slash); or `package.module:function`, whose function returns a
+            `Dataset` or three pairs (inputs, targets) for training, validation and test. For images,
+            `name:TRAIN/VALIDATION/TEST` takes that many of each, as in `cifar10:10000/1000/2000`; what is left out is
+            a fifth of TRAIN.
+
+    Raises:
+        UnknownNameError: for a name that is not known, with the nearest one.
+        MissingDataError: for a known dataset that is not on this machine.
+        DataError: when a subset is larger than the set, or a user's function or folder gives no data.
+    """
+    if name in _MADE:
+        return _MADE[name]()
+    subset = _SUBSET.search(name)
+    whole = name[: subset.start()] if subset else name
+    if whole in KNOWN:
+        prepared = open_known(whole)
+    elif "/" in whole or os.sep in whole:
+        prepared = open_folder(Path(whole))
+    elif ":" in name and subset is None:
+        return _from_function(name)
+    else:
+        raise unknown_name("data", name, names(), "Or pass package.module:function, or a path with a slash")
+    counts = _counts(name, prepared, subset)
+    stamp = prepared.path.stat()
+    return _split(name, str(prepared.path), counts, (stamp.st_mtime_ns, stamp.st_size))
+
+
+def _counts(name: str, prepared: Prepared, subset: re.Match[str] | None) -> tuple[int, int, int]:
+    """Return how many training, validation and test images to take."""
+    there, testing = prepared.train, len(prepared.rows) - prepared.train
+    if subset is None:
+        held = there // _VALIDATION_SHARE
+        return there - held, held, testing
+    train = int(subset[1])
+    held, tested = (int(subset[part]) if subset[part] else max(train // 5, 1) for part in (2, 3))
+    if min(train, held, tested) < 1 or train + held > there or tested > testing:
+        raise DataError(
+            explain(
+                f"data {name!r}",
+                f"training and validation together hold 1 to {there} images, test 1 to {testing}",
+                f"{train} + {held} and {tested}",
+                "Ask for fewer",
+            )
+        )
+    return train, held, tested
+
+
+@lru_cache(maxsize=2)  # the runs of a sweep share their data; two, so that a study on two sets does not thrash
+def _split(name: str, path: str, counts: tuple[int, int, int], stamp: tuple[int, int]) -> Dataset:
+    """Cut the splits out of the file by a fixed permutation and standardize them by the training split."""
+    del stamp  # part of the key only: a file that was fetched anew is read anew
+    rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    there = int(np.count_nonzero(rows["test"] == 0))
+    order = torch.randperm(there, generator=generator(0)).numpy()
+    others = there + torch.randperm(len(rows) - there, generator=generator(1)).numpy()
+    chosen = order[: counts[0]], order[counts[0] : counts[0] + counts[1]], others[: counts[2]]
+    parts = [_tensors(rows, np.sort(part)) for part in chosen]
+    inputs = parts[0][0]
+    mean = inputs.mean(dim=(0, 2, 3), keepdim=True)
+    deviation = inputs.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)
+    for images, _ in parts:
+        images.sub_(mean).div_(deviation)
+    train, validation, test = parts
+    return Dataset(name, "classification", train, validation, test, classes=int(rows["label"].max()) + 1)
+
+
+def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+    pixels = torch.from_numpy(np.ascontiguousarray(rows["pixels"][chosen]))
+    return pixels.to(torch.float32), torch.from_numpy(rows["label"][chosen].astype(np.int64))
+
+
+def _from_function(path: str) -> Dataset:
+    made = imported("data", path, "a function that returns data")()
+    if isinstance(made, Dataset):
+        return replace(made, name=path)  # the name is how a worker process finds it again
+    try:
+        (inputs, targets), validation, test = made
+        task: Task = "regression" if targets.is_floating_point() else "classification"
+        classes = int(targets.shape[1]) if task == "regression" else int(targets.max()) + 1
+        return Dataset(path, task, (inputs, targets), tuple(validation), tuple(test), classes)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DataError(
+            explain(
+                f"data {path!r}",
+                "the function must return three pairs of tensors (inputs, targets): training, validation, test",
+                type(made).__name__,
+                "Return them, or a normgauge.lab.data.Dataset",
+            )
+        ) from error

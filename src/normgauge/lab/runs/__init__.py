@@ -1,0 +1,1 @@
+"""How runs happen: trained, evaluated, measured on schedule, spread over workers, kept in a store."""

@@ -1,0 +1,1 @@
+"""What akbar2025 says, each sentence with its judge."""

@@ -1,0 +1,254 @@
+"""S0 (Akbar 2025), the Hessian of normalized networks: sections 3.2, 4.3, 5, 6.1, App A.1.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
+from normgauge.papers.court.registry import theorem
+from normgauge.papers.instances.derivatives import Loss, gradient, hessian
+from normgauge.papers.instances.draws import normal, sign, uniform, units
+from normgauge.papers.instances.layers import factor, layers
+from normgauge.theory.batchnorm_calculus import project, standardize
+from normgauge.theory.scale_invariance import (
+    fit_hessian,
+    polar_eigenvalues,
+    polar_hessian,
+)
+
+CITE = ("akbar2025",)
+BATCH = "batch statistics, sigma > 0, eps = 0"
+ZERO = 1e-9  # of the largest possible eigenvalue: smaller ones count as zero
+SMALL = ((3, 2, 2), (8, 3, 4), (12, 2, 3))
+
+
+@theorem(
+    "S0-H1",
+    place="sec 3.2, 4, 6.1, Contributions 3",
+    printed="along an invariance direction the Hessian has eigenvalue zero: w is a null vector of H",
+    corrected="H w = -grad, so w^T H w = 0 everywhere and H w = 0 exactly at critical points; shifts (of a bias before "
+    "BN) satisfy H v = 0 everywhere",
+    hypotheses=BATCH,
+    cite=CITE,
+    note="Sec 6.1 speaks of a local minimum, the other places of any point. Away from critical points H need not have "
+    "the eigenvalue 0 at all (S0-polar).",
+)
+def _null_vector(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator, sizes=SMALL):
+        theta = layer.theta
+        H, slope = hessian(layer.loss, theta), gradient(layer.loss, theta)
+        size = torch.linalg.matrix_norm(H) * theta.norm()
+        shift = torch.cat([torch.zeros(layer.W.numel()), normal(generator, layer.b.numel())])
+        yield printed("H w = 0", gap(H @ theta, 0.0, size))
+        yield corrected("H w = -grad", gap(H @ theta, -slope, size))
+        yield corrected("H v = 0 for a shift", gap(H @ shift, 0.0, torch.linalg.matrix_norm(H) * shift.norm()))
+        yield conclusion("the curvature along w is zero", gap(theta @ H @ theta, 0.0, size * theta.norm()))
+        there = replace(layer, goal=layer.outputs(layer.W, layer.b))
+        H = hessian(there.loss, theta)
+        flat = gap(H @ theta, 0.0, torch.linalg.matrix_norm(H) * theta.norm())
+        yield conclusion("at a critical point H w = 0", flat)
+
+
+@theorem(
+    "S0-H2",
+    place="sec 3.2",
+    printed="Hessian cross terms between an invariant and a sensitive direction vanish ('does not couple them')",
+    corrected="v^T H w = -<v, grad>: it vanishes for all v only at critical points, and never for a direction v the "
+    "loss is sensitive to at first order",
+    hypotheses=BATCH,
+    cite=CITE,
+    note="The paper hedges ('could yield zero', 'often it doesn't strongly'). The term comes from differentiating "
+    "<w, grad> = 0.",
+)
+def _cross_terms(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator, sizes=SMALL):
+        theta = layer.theta
+        H, slope = hessian(layer.loss, theta), gradient(layer.loss, theta)
+        for v in (slope / slope.norm(), normal(generator, theta.numel())):
+            size = torch.linalg.matrix_norm(H) * theta.norm() * v.norm()
+            yield printed("v^T H w = 0", gap(v @ H @ theta, 0.0, size))
+            yield corrected("v^T H w = -<v, grad>", gap(v @ H @ theta, -v @ slope, size))
+
+
+@theorem(
+    "S0-polar",
+    place="sec 4.3, curvature",
+    printed="2-D, L = f(theta): the Hessian in (r, theta) has eigenvalues 0 and f''(theta)/r^2",
+    corrected="in coordinates (r, theta): 0 and f''; in Cartesian ones (f'' +- sqrt(f''^2 + 4 f'^2))/(2 r^2), which is "
+    "0 and f''/r^2 where f' = 0",
+    hypotheses="one BN unit with two weights, eps = 0; r != 1",
+    cite=CITE,
+    note="The paper's 'in actual w coords' is read as Cartesian; the kinder of the two readings is weighed. The "
+    "curvature along the angle, e_theta^T H e_theta, is f''/r^2 everywhere.",
+)
+def _polar(generator: torch.Generator) -> Iterator[Check]:
+    for m in (3, 8, 20):
+        X, t = normal(generator, m, 2) + 1, normal(generator, m)
+        r, angle = factor(generator), uniform(generator, -3, 3)
+        for goal in (t, standardize(X @ _on_circle(angle))[0]):
+            w = r * _on_circle(angle)
+            slope, bend = _two_derivatives(angle, X, goal)
+            H = hessian(_mismatch, w, X, goal)
+            found, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
+            size = bend.abs() / r**2 + slope.abs() / r**2
+            claimed = torch.stack([torch.zeros_like(bend), bend / r**2]).sort().values
+            own = torch.linalg.eigvalsh(hessian(_in_polar, torch.tensor([r, angle]), X, goal))
+            yield printed("the kinder coordinates", min(gap(found, claimed, size), gap(own, claimed, bend.abs())))
+            yield corrected("Cartesian", gap(found, right, size))
+            flat = torch.stack([torch.zeros_like(bend), bend]).sort().values
+            yield corrected("(r, theta)", gap(own, flat, bend.abs() + slope.abs()))
+            frame = torch.stack([_on_circle(angle), _on_circle(angle + torch.pi / 2)])
+            yield corrected("the whole matrix", gap(frame @ H @ frame.T, polar_hessian(slope, bend, r), size))
+            if goal is not t:
+                yield corrected("0 and f''/r^2 where f' = 0", gap(found, claimed, size))
+            yield conclusion("curvature along the angle is f''/r^2", gap(frame[1] @ H @ frame[1], bend / r**2, size))
+
+
+@theorem(
+    "S0-lam",
+    place="sec 5.1, 6 ('BN reduces lambda_max / the Lipschitz constant')",
+    printed="BN reduces the largest eigenvalue of the Hessian, unconditionally",
+    corrected="with BN H(cw) = H(w)/c^2: the same function has every largest eigenvalue, by its weights' scale alone; "
+    "without BN that of least squares does not depend on w",
+    hypotheses=BATCH + "; one unit, squared loss; the weights' scale is free, as BN leaves it",
+    cite=CITE,
+    note="At large weights the sentence is true for the same reason. A comparison needs the scale fixed: the quotient "
+    "curvature |w|^2 lambda_max, or equal steps.",
+)
+def _largest(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((3, 2), (8, 2), (20, 5)):
+        X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
+        plain = torch.linalg.eigvalsh(X.T @ X)[-1]
+        unit = torch.linalg.eigvalsh(hessian(_mismatch, w, X, t))
+        for c in (0.01, 1.0, 100.0):
+            here = torch.linalg.eigvalsh(hessian(_mismatch, c * w, X, t))
+            yield printed("lambda_max with BN <= without", excess(here[-1], plain))
+            yield corrected("H(cw) = H(w)/c^2", gap(c**2 * here, unit))
+            yield fact("lambda_max with BN over without", here[-1] / plain)
+
+
+@theorem(
+    "S0-6.1a",
+    place="sec 6.1, 7.1",
+    printed="with BN the Hessian is effectively Cov(x_hat) of normalized inputs, near identity (BN whitens; kappa = 1)",
+    corrected="at a fit it is (Sigma - Sigma w w^T Sigma/s^2)/s^2, s^2 = w^T Sigma w: the inputs' own covariance with "
+    "w taken out; kappa on the complement of w is at most kappa(Sigma), and 1 for inputs that were white before",
+    hypotheses=BATCH + "; one unit, mean squared loss, zero residual, Sigma regular",
+    cite=CITE,
+    note="BN standardizes the one number w.x, not the inputs; features that were batch-normalized themselves have unit "
+    "variances, and stay correlated.",
+)
+def _whitened(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((6, 2), (12, 3), (30, 5)):
+        mixing = normal(generator, n, n) + torch.diag(torch.linspace(1.0, 8.0, n))
+        X = normal(generator, m, n) @ mixing
+        centred = X - X.mean(0)
+        Sigma = centred.T @ centred / m
+        w = normal(generator, n)
+        H = hessian(_mismatch, w, X, standardize(X @ w)[0]) / m
+        size = Sigma.diagonal().max() / (w @ Sigma @ w)
+        yield printed("H = Cov(x_hat)", gap(H, torch.corrcoef(X.T), size))
+        values, all_values = torch.linalg.eigvalsh(H)[1:], torch.linalg.eigvalsh(Sigma)
+        if n > 2:  # with two weights one eigenvalue is left, and kappa says nothing
+            yield printed("kappa = 1", gap(values[-1], values[0]))
+            yield fact("kappa on the complement of w", values[-1] / values[0])
+        yield corrected("the closed form", gap(H, fit_hessian(w, X), size))
+        s2 = w @ Sigma @ w
+        yield corrected("eigenvalues interlace, from below", excess(all_values[:-1] / s2, values, size))
+        yield corrected("and from above", excess(values, all_values[1:] / s2, size))
+        white = torch.linalg.qr(centred).Q * m**0.5
+        even = hessian(_mismatch, w, white, standardize(white @ w)[0]) / m
+        expected = (torch.eye(n) - torch.outer(w, w) / (w @ w)) / (w @ w)
+        yield corrected("white inputs: kappa = 1", gap(even, expected, 1 / (w @ w)))
+
+
+@theorem(
+    "S0-A1.2b",
+    place="App A.1.2",
+    printed="at a fit the Hessian in z has the eigenvalue (gamma^2/s^2)(1 - m) < 0 along zh if gamma is fixed; zero "
+    "only when gamma adjusts",
+    corrected="the eigenvalue along zh is 0 with gamma fixed: H = (gamma^2/s^2) P; away from a fit H zh = -grad_z/s",
+    hypotheses=BATCH + "; one unit, sum of squares/2",
+    cite=CITE,
+    note="The printed matrix has zh zh^T where zh zh^T/m belongs. The paper suspects it ('should yield eigenvalue 0') "
+    "and then explains the artefact by gamma.",
+)
+def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator, sizes=(2, 3, 8)):
+        zh, s, m = unit.yh, unit.s, unit.m
+        H = hessian(replace(unit, loss=_squares_to(unit.z)).normalized_loss, unit.y)
+        size = (unit.gamma / s) ** 2
+        along = zh @ H @ zh / m
+        yield printed("the eigenvalue along zh", gap(along, size * (1 - m), size))
+        yield corrected("H zh = 0 at a fit", gap(H @ zh, 0.0, size * m))
+        yield corrected("H = (gamma^2/s^2) P", gap(H, size * project(zh), size))
+        slope, bent = gradient(unit.normalized_loss, unit.y), hessian(unit.normalized_loss, unit.y)
+        scale = size * torch.linalg.matrix_norm(unit.H) * m + unit.g.norm() * abs(unit.gamma) / s**2
+        yield corrected("H zh = -grad/s anywhere", gap(bent @ zh, -slope / s, scale))
+
+
+@theorem(
+    "S0-A1.2c",
+    place="App A.1.2, end",
+    printed="in weight space there are n - 1 positive eigenvalues (directions orthogonal to w) and one 0 along w",
+    corrected="rank(Sigma) - 1 positive ones and zeros along w and the kernel of Sigma; n - 1 exactly where Sigma is "
+    "regular, which needs m > n",
+    hypotheses=BATCH + "; one unit, squared loss, stationary in w, gamma and beta (zero residual or not)",
+    cite=CITE,
+)
+def _weight_space(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((2, 2), (3, 3), (4, 6), (6, 2), (9, 4), (20, 5)):
+        X, gamma = normal(generator, m, n) + 1, uniform(generator, 0.5, 2) * sign(generator)
+        centred = X - X.mean(0)
+        w = centred.T @ normal(generator, m) + 0.3 * normal(generator, n)  # else sigma may be small, and rounding not
+        zh, s = standardize(X @ w)
+        rank = int(torch.linalg.matrix_rank(centred, rtol=ZERO))
+        basis = torch.linalg.qr(torch.cat([torch.ones(m, 1), centred], 1)).Q
+        noise = normal(generator, m)
+        residual = noise - basis @ (basis.T @ noise) if m > n + 1 else torch.zeros(m)
+        for extra in (torch.zeros(m), residual):
+            H = hessian(_scaled_mismatch, w, X, gamma * zh + extra, gamma)
+            size = (gamma / s) ** 2 * centred.square().sum()
+            values = torch.linalg.eigvalsh(H)
+            positive = int((values > ZERO * size).sum())
+            yield printed("n - 1 positive eigenvalues", gap(positive, n - 1))
+            yield corrected("rank(Sigma) - 1 positive eigenvalues", gap(positive, rank - 1))
+            yield corrected("none negative", excess(-values[0], 0.0, size))
+            yield corrected("the closed form", gap(H, m * fit_hessian(w, X, gamma), size))
+            if rank == n:
+                yield conclusion("regular Sigma: n - 1 of them", gap(positive, n - 1))
+                yield conclusion("and one 0 along w", gap(H @ w, 0.0, size * w.norm()))
+
+
+def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return (standardize(X @ w)[0] - goal).square().sum() / 2
+
+
+def _scaled_mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float) -> Tensor:
+    return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
+
+
+def _squares_to(goal: Tensor) -> Loss:
+    return lambda z: (z - goal).square().sum() / 2
+
+
+def _on_circle(angle: float | Tensor) -> Tensor:
+    angle = torch.as_tensor(angle)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def _of_angle(angle: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return _mismatch(_on_circle(angle), X, goal)
+
+
+def _in_polar(point: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return _mismatch(point[0] * _on_circle(point[1]), X, goal)
+
+
+def _two_derivatives(angle: float, X: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    at = torch.tensor(angle)
+    return gradient(_of_angle, at, X, goal), hessian(_of_angle, at, X, goal)

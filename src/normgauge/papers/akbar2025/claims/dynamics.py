@@ -1,0 +1,225 @@
+"""S0 (Akbar 2025), gradient flow, learning rates, margins and a citation: sections 2.3, 5.1, 7.2, Experiment 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed, unsaid
+from normgauge.papers.court.registry import bibliographic, theorem
+from normgauge.papers.instances.derivatives import Loss, gradient
+from normgauge.papers.instances.draws import normal, sign, uniform, wavy
+from normgauge.papers.instances.layers import Layer, layers
+from normgauge.theory.margins import margin_term
+from normgauge.theory.norm_growth import after_sgd_step, equivalent_rate, under_decay_flow
+from normgauge.theory.weight_normalization import normalized_weight
+
+CITE = ("akbar2025",)
+BATCH = "batch statistics, sigma > 0, eps = 0"
+
+KOHLER = (
+    "This allows gradient-based methods to leverage a favourable global structure in the loss landscape that we prove "
+    "to exist in Learning Halfspace problems and neural network training with Gaussian inputs. We thereby turn Batch "
+    "Normalization from an effective practical heuristic into a provably converging algorithm for these settings."
+)
+YANG = (
+    "We develop a mean field theory for batch normalization in fully-connected feedforward neural networks. ... Our "
+    "theory shows that gradient signals grow exponentially in depth and that these exploding gradients cannot be "
+    "eliminated by tuning the initial weight variances or by adjusting the nonlinear activation function."
+)
+
+
+@theorem(
+    "S0-L5.1",
+    place="Lemma 5.1 and the text after it",
+    printed="gradient flow with BN conserves |w_i|^2 per neuron; the flow of WN conserves |v|",
+    hypotheses=BATCH + "; no weight decay; a bias has no gradient and may be there; for WN any loss",
+    cite=CITE,
+    note="For WN the reason given (orthogonality to (v, -g)) is wrong, the conclusion right: grad_v is orthogonal to v "
+    "(S0-WN2). With eps > 0 the norm drifts (shown as a fact).",
+)
+def _conserved(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator):
+        slope, _ = layer.unpack(gradient(layer.loss, layer.theta))
+        yield printed("BN: d|w_i|^2/dt = 0", gap(-2 * (slope * layer.W).sum(1), 0.0, layer.size))
+        spread = (layer.X @ layer.W.T).var(0, correction=0).mean()
+        leaky, _ = layer.unpack(gradient(layer.loss, layer.theta, float(0.3 * spread)))
+        yield fact("with eps = 0.3 var: d|w_i|^2/dt, relative", (leaky * layer.W).sum(1).abs().max() / layer.size)
+    for n in (2, 3, 9):
+        v, g, loss = normal(generator, n), uniform(generator, 0.3, 3) * sign(generator), wavy(generator, n)
+        slope = gradient(_of_direction, v, g, loss)
+        size = abs(g) * gradient(loss, normalized_weight(v, g)).norm()
+        yield printed("WN: d|v|^2/dt = 0", gap(-2 * v @ slope, 0.0, size))
+
+
+@theorem(
+    "S0-L5.1b",
+    place="text after Lemma 5.1",
+    printed="with LN the Frobenius norm of the layer's weight matrix is conserved by gradient flow",
+    corrected="with LN |W|_F^2 + |b|^2 is conserved, and |W|_F alone in a layer without bias; so are the sums of W and "
+    "of b over the units",
+    hypotheses="eps = 0, at least three units; W and b trained together, as the paper's layers have both",
+    cite=CITE,
+    note="It is (W, b) that LN does not see the scale of; W alone is orthogonal to its gradient only where b is.",
+)
+def _frobenius(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator, "layer", sizes=((2, 2, 3), (6, 3, 4), (9, 2, 6))):
+        W, b = layer.unpack(gradient(layer.loss, layer.theta))
+        yield printed("d|W|_F^2/dt = 0", gap(-2 * (W * layer.W).sum(), 0.0, layer.size))
+        both = (W * layer.W).sum() + (b * layer.b).sum()
+        yield corrected("d(|W|_F^2 + |b|^2)/dt = 0", gap(-2 * both, 0.0, layer.size))
+        size = layer.size / layer.W.norm()
+        yield corrected("sums over the units stay", gap(torch.cat([W.sum(0), b.sum()[None]]), 0.0, size))
+        bare = gradient(_without_bias, layer.W, layer)
+        yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
+
+
+@theorem(
+    "S0-5.1iii",
+    place="Remark after Lemma 5.1, (iii)",
+    printed="BN's mini-batch noise breaks the invariance: a small component of the gradient along w appears",
+    corrected="every mini-batch loss is exactly invariant, its gradient orthogonal to w; under SGD |w|^2 grows by "
+    "eta^2 |gradient|^2 per step, from the finite step alone",
+    hypotheses=BATCH + " of the same mini-batch; components along w do come from eps > 0 and from stored statistics",
+    cite=CITE,
+)
+def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator, sizes=((24, 2, 1), (24, 3, 4))):
+        for count in (2, 3, 8):
+            part = layer.on(torch.randperm(24, generator=generator)[:count])
+            slope, _ = part.unpack(gradient(part.loss, part.theta))
+            along = (slope * part.W).sum(1)
+            component = gap(along, 0.0, part.size)
+            yield printed("a component along w appears", broken(component > 1e-8))
+            yield corrected("there is none", component)
+            rate = 0.1 * float(part.W.square().sum()) / part.size
+            grown = (part.W - rate * slope).square().sum()
+            expected = after_sgd_step(part.W.square().sum(), slope.square().sum(), rate)
+            yield corrected("|w|^2 grows by eta^2 |gradient|^2", gap(grown, expected))
+
+
+@theorem(
+    "S0-WD",
+    place="sec 5.1",
+    printed="with weight decay (lambda/2)|w|^2: d|w|^2/dt = -lambda |w|^2",
+    corrected="d|w|^2/dt = -2 lambda |w|^2, so |w(t)|^2 = |w(0)|^2 exp(-2 lambda t)",
+    hypotheses=BATCH + "; gradient flow",
+    cite=CITE,
+    note="The norm decays towards 0 and nothing in the loss stops it: the equilibrium of SGD comes from finite steps.",
+)
+def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator):
+        squared = layer.W.square().sum()
+        decay = uniform(generator, 0.1, 1) * layer.size / float(squared)
+        slope, _ = layer.unpack(gradient(layer.loss, layer.theta))
+        speed = 2 * (layer.W * (-slope - decay * layer.W)).sum()
+        size = decay * squared
+        yield printed("-lambda |w|^2", gap(speed, -decay * squared, size))
+        law = gradient(_decayed, torch.tensor(0.0), squared, decay)
+        yield corrected("-2 lambda |w|^2", gap(speed, law, size))
+        yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
+
+
+@theorem(
+    "S0-efflr",
+    place="Experiment 4; sec 5 ('initial scale does not matter because BN will scale it up')",
+    printed="with BN training from very large or very small weights proceeds equally",
+    corrected="from cW the rate c^2 eta gives exactly the steps that eta gives from W; at equal eta the weights of the "
+    "layer turn c^2 times slower",
+    hypotheses=BATCH + "; SGD on the weights of the layer, no decay or momentum",
+    cite=CITE,
+    note="The forward pass at the start does not see the scale; the steps do. The experiment itself is S0-init.",
+)
+def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator, sizes=((8, 2, 2), (12, 3, 4))):
+        slope = gradient(layer.loss, layer.theta)
+        rate = 0.1 * float(layer.theta.norm() / slope.norm())
+        plain = _descended(layer, 1.0, rate)
+        for c in (0.2, 5.0, 100.0):
+            yield printed("equal rates", gap(_descended(layer, c, rate), plain))
+            yield corrected("rate c^2 eta", gap(_descended(layer, c, equivalent_rate(rate, c)), plain))
+            first = gradient(layer.loss, c * layer.theta)
+            yield corrected("the first turn is c^2 times smaller", gap(c**2 * (first / c), slope))
+        start = layer.outputs(layer.W, layer.b)
+        yield fact("change of the outputs from 100 W over that from W", _moved(layer, 100.0, rate, start))
+
+
+@theorem(
+    "S0-margin",
+    place="sec 7.2",
+    printed="a margin m gives a bound O((1/m) sqrt(complexity/N)): doubling the margin halves the bound",
+    corrected="it does at equal complexity: the term depends on margin over norm, and doubling the logits doubles both "
+    "and changes nothing",
+    hypotheses="linear classes {|w| <= B}, the empirical Rademacher complexity by enumeration of all signs; margin = "
+    "smallest y f(x), as in the paper's Experiment 3",
+    cite=CITE,
+    note="Only the shape of the bound is stated, so the simplest class with such a bound is taken; the confidence "
+    "term sqrt(log(1/delta)/N) of the full bound does not see the margin at all. With BN the last "
+    "layer's scale is free, so the raw margin f(x) y alone says nothing. Read with the complexity held fixed, the "
+    "sentence holds as printed.",
+)
+def _margin(generator: torch.Generator) -> Iterator[Check]:
+    for count in (3, 6, 9):
+        y = torch.tensor([sign(generator) for _ in range(count)])
+        reach = uniform(generator, 0.5, 2)
+        X = torch.stack([reach * y, torch.zeros(count), normal(generator, count)], 1)
+        w, tilted = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.75**0.5, 0.0])  # the same norm, half the margin
+        wide, narrow, doubled = (_capacity(v, X, y) for v in (w, tilted, 2 * w))
+        yield printed("twice the margin, half the term", gap(doubled, wide / 2))
+        yield corrected("twice the margin by twice the weights: no change", gap(doubled, wide))
+        yield conclusion("twice the margin at the same norm: half the term", gap(wide, narrow / 2))
+        bound = margin_term((y * (X @ w)).min(), w.norm(), X)
+        yield corrected("the closed form bounds it", excess(wide, bound))
+        yield corrected("and is not loose by more than sqrt(2)", excess(bound, 2**0.5 * wide))
+
+
+@bibliographic(
+    "S0-cite",
+    place="sec 2.3",
+    printed="Kohler et al. proved convergence to a global minimum for a residual network with BN at infinite width; "
+    "Yang et al. treat deep linear networks",
+    corrected="Kohler et al. prove convergence for learning halfspaces and neural networks with Gaussian inputs; Yang "
+    "et al. treat fully-connected networks with nonlinear activation functions",
+    quotes=(f"Kohler et al. (2019), abstract: {KOHLER}", f"Yang et al. (2019), abstract: {YANG}"),
+    cite=(*CITE, "kohler2019", "yang2019"),
+    note="That gradients explode with depth, and that skip connections help, Yang et al. do say.",
+)
+def _citations(generator: torch.Generator) -> Iterator[Check]:
+    yield printed("Kohler: residual network, infinite width", unsaid(KOHLER, ["residual network", "infinite width"]))
+    yield printed("Yang: deep linear networks", unsaid(YANG, ["linear networks"]))
+    yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(KOHLER, ["learning halfspace", "gaussian inputs"]))
+    yield corrected("Yang: fully-connected, nonlinear", unsaid(YANG, ["fully-connected", "nonlinear activation"]))
+
+
+def _of_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
+    return loss(g * v / v.norm())
+
+
+def _without_bias(W: Tensor, layer: Layer) -> Tensor:
+    return layer.head(layer.activations(W, torch.zeros_like(layer.b)))
+
+
+def _decayed(time: Tensor, squared: Tensor, decay: float) -> Tensor:
+    return torch.as_tensor(under_decay_flow(squared, decay, time))
+
+
+def _descended(layer: Layer, c: float, rate: float) -> Tensor:
+    """Return the outputs after three steps of gradient descent on (W, b) from c times the weights."""
+    theta = c * layer.theta
+    for _ in range(3):
+        theta = theta - rate * gradient(layer.loss, theta)
+    return layer.outputs(*layer.unpack(theta))
+
+
+def _moved(layer: Layer, c: float, rate: float, start: Tensor) -> Tensor:
+    return (_descended(layer, c, rate) - start).norm() / (_descended(layer, 1.0, rate) - start).norm()
+
+
+def _capacity(w: Tensor, X: Tensor, y: Tensor) -> Tensor:
+    """Return 2/margin times the empirical Rademacher complexity of {|w'| <= |w|}, over all signs of the samples."""
+    signs = torch.tensor(list(product((-1.0, 1.0), repeat=len(y))))
+    complexity = w.norm() * (signs @ X).norm(dim=1).mean() / len(y)
+    return 2 * complexity / (y * (X @ w)).min()

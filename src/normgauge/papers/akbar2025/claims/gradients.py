@@ -1,0 +1,330 @@
+"""S0 (Akbar 2025), gradients through the three normalizations: sections 3.2, 4.3, 6.1, Example 5.1, App A.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normgauge.papers.court.checks import Check, conclusion, corrected, fact, gap, printed
+from normgauge.papers.court.registry import theorem
+from normgauge.papers.instances.derivatives import Loss, gradient, jacobian
+from normgauge.papers.instances.draws import Unit, normal, sign, uniform, units, wavy
+from normgauge.papers.instances.layers import factor
+from normgauge.theory.batchnorm_calculus import project, pullback_gradient, standardize
+from normgauge.theory.weight_normalization import direction_gradient, length_gradient, normalized_weight
+
+CITE = ("akbar2025",)
+ONE_UNIT = "one unit on one batch, biased variance, sigma > 0; delta = dL/da at a = gamma z_hat + beta"
+WEIGHT = "w = g v/|v|, v != 0, g of either sign, any smooth loss of w"
+
+
+@theorem(
+    "S0-eq1",
+    place="eq (1), sec 3.2",
+    printed="dL/dz = (1/(m sigma)) [m delta - sum delta - zh sum(delta zh)] with delta = dL/da",
+    corrected="dL/dz = (gamma/(m sigma)) [m delta - sum delta - zh sum(delta zh)]",
+    hypotheses=ONE_UNIT + "; also with eps > 0 in sigma",
+    cite=CITE,
+    note="Appendix A.1.1 has the factor gamma (S0-A1.1f).",
+)
+def _without_gamma(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator):
+        for eps in (0.0, 0.1):
+            truth = gradient(unit.normalized_loss, unit.y, eps)
+            zh, s = standardize(unit.y, eps)
+            delta = gradient(unit.loss, unit.gamma * zh + unit.beta)
+            size = (1 + abs(unit.gamma)) / s * delta.norm()
+            bracket = unit.m * delta - delta.sum() - zh * (delta @ zh)
+            yield printed("without gamma", gap(truth, bracket / (unit.m * s), size))
+            yield corrected("with gamma", gap(truth, pullback_gradient(unit.y, delta, unit.gamma, eps), size))
+            yield conclusion("the gradient sums to zero over the batch", gap(truth.sum(), 0.0, size))
+        c = factor(generator)
+        shrunk = gradient(unit.normalized_loss, c * unit.y)
+        truth = gradient(unit.normalized_loss, unit.y)
+        yield conclusion("and scales as 1/c", gap(c * shrunk, truth, size))
+
+
+@theorem(
+    "S0-eqLN",
+    place="sec 3.2, LN backward",
+    printed="dL/dz_i = (1/(d sigma)) [d delta_i - sum_j delta_j - zh_j sum_j delta_j zh_j] with delta = dL/da",
+    corrected="dL/dz_i = (1/(d sigma)) [d e_i - sum_j e_j - zh_i sum_j e_j zh_j] with e_j = gamma_j dL/da_j",
+    hypotheses="one sample of a layer of d units; also with eps > 0 in sigma",
+    cite=CITE,
+    note="The index of zh outside the sum is free as printed; every choice of it, and zh_j inside the sum, is tried, "
+    "and the kindest one is weighed. The scales gamma_j, one per unit, belong inside the sums.",
+)
+def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
+    for d in (2, 3, 5, 12):
+        for eps in (0.0, 0.1):
+            z, gamma, beta, loss = normal(generator, d), normal(generator, d), normal(generator, d), wavy(generator, d)
+            truth = gradient(_after_layer_norm, z, gamma, beta, loss, eps)
+            zh, s = standardize(z, eps)
+            delta = gradient(loss, gamma * zh + beta)
+            size = (1 + gamma.abs().max()) * delta.norm() / s
+            readings = [d * delta - delta.sum() - zh[j] * (delta @ zh) for j in range(d)]
+            readings.append(d * delta - delta.sum() - delta @ zh.square())
+            yield printed("the kindest index", min(gap(truth, r / (d * s), size) for r in readings))
+            own = (d * delta - delta.sum() - zh * (delta @ zh)) / (d * s)
+            yield fact("with zh_i and no gamma", gap(truth, own, size))
+            yield corrected("with zh_i and gamma", gap(truth, pullback_gradient(z, gamma * delta, 1.0, eps), size))
+            yield conclusion("the gradient sums to zero over the units", gap(truth.sum(), 0.0, size))
+
+
+@theorem(
+    "S0-A1.1",
+    place="App A.1.1, Jacobian",
+    printed="d zh_n/dz_k = delta_nk/s - 1/(m s) - (z_n - mu)(z_k - mu)/s^3",
+    corrected="d zh_n/dz_k = delta_nk/s - 1/(m s) - (z_n - mu)(z_k - mu)/(m s^3)",
+    hypotheses=ONE_UNIT,
+    cite=CITE,
+    note="The 1/m is lost between the listed derivative of 1/sigma and the Jacobian, and back in the last formula.",
+)
+def _jacobian(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator):
+        truth = jacobian(_standardized, unit.y)
+        zh, s, m = unit.yh, unit.s, unit.m
+        centred = unit.y - unit.y.mean()
+        formula = torch.eye(m) / s - 1 / (m * s) - torch.outer(centred, centred) / s**3
+        yield printed("without 1/m", gap(truth, formula, 1 / s))
+        yield corrected("with 1/m", gap(truth, project(zh) / s, 1 / s))
+        pulled = unit.gamma * truth.T @ unit.g
+        size = abs(unit.gamma) / s * unit.g.norm()
+        yield conclusion(
+            "the final formula it leads to", gap(pulled, pullback_gradient(unit.y, unit.g, unit.gamma), size)
+        )
+
+
+@theorem(
+    "S0-A1.1f",
+    place="App A.1.1, final formulas",
+    printed="dL/dz_k = (gamma/s) [d_k - mean d - zh_k mean(d zh)] and dL/dW_ij = sum_k dL/dz_k x_j(x_k); the second "
+    "term vanishes for centred x",
+    hypotheses=ONE_UNIT + "; also with eps > 0 in s",
+    cite=CITE,
+    note="The paper's closing remark, that sum_k delta x_j is 'what it would have been without BN', ignores gamma/s "
+    "and that delta is taken elsewhere (S1-T4.1id).",
+)
+def _final(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator):
+        for eps in (0.0, 0.1):
+            X, w, b = normal(generator, unit.m, 3) + 1, normal(generator, 3), uniform(generator, -1, 1)
+            zh, s = standardize(X @ w + b, eps)
+            delta = gradient(unit.loss, unit.gamma * zh + unit.beta)
+            slope = pullback_gradient(X @ w + b, delta, unit.gamma, eps)
+            size = abs(unit.gamma) / s * delta.norm()
+            yield printed("dL/dz", gap(gradient(unit.normalized_loss, X @ w + b, eps), slope, size))
+            yield printed("dL/dW", gap(gradient(_of_weights, w, unit, X, b, eps), X.T @ slope, size * X.norm()))
+            centred = X - X.mean(0)
+            second = delta.mean() * centred.sum(0)
+            yield printed("the second term with centred x", gap(second, 0.0, delta.norm() * X.norm()))
+
+
+@theorem(
+    "S0-A1.2a",
+    place="App A.1.2",
+    printed="sum delta = 0 and sum delta (z - mu) = 0 imply dL/dz_k = 0 for all k",
+    corrected="they imply dL/dz = (gamma/s) delta; dL/dz = 0 exactly where delta is a combination of 1 and zh",
+    hypotheses=ONE_UNIT + ", eps = 0; m >= 3 (for m = 2 the two conditions make delta itself zero)",
+    cite=CITE,
+    note="They are the conditions of stationary beta and gamma, and say nothing about W.",
+)
+def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator, sizes=(2, 3, 8)):
+        delta = project(unit.yh) @ normal(generator, unit.m)
+        truth = gradient(Unit(unit.y, unit.gamma, unit.beta, delta.dot).normalized_loss, unit.y)
+        size = abs(unit.gamma) / unit.s
+        yield fact("sum delta", delta.sum())
+        yield fact("sum delta (z - mu)/s", delta @ unit.yh)
+        yield printed("dL/dz = 0", gap(truth, 0.0, size))
+        yield corrected("dL/dz = (gamma/s) delta", gap(truth, unit.gamma / unit.s * delta, size))
+        flat = normal(generator, 1) + normal(generator, 1) * unit.yh
+        still = gradient(Unit(unit.y, unit.gamma, unit.beta, flat.dot).normalized_loss, unit.y)
+        yield corrected("zero for delta in the span of 1 and zh", gap(still, 0.0, size * flat.norm()))
+
+
+@theorem(
+    "S0-Ex5.1",
+    place="Example 5.1",
+    printed="the BN gradient is (1/sigma) [(w.x - t) x_i - (1/d) sum_j (w.x - t) x_j - zh (1/d) sum_j (w.x - t) x_j "
+    "zh] with sums over features j; so its size does not change with |w|",
+    corrected="dL/dw_i = (1/sigma) sum_n [e_n - mean e - zh_n mean(e zh)] x_ni with e = zh - t and means over samples; "
+    "its size is proportional to 1/|w|",
+    hypotheses="L = sum_n (zh_n - t_n)^2/2, zh the standardized w.x over the batch, eps = 0",
+    cite=CITE,
+    note="The residual is that of the network without BN and the sums run over the wrong index. Exchanging features "
+    "for samples does not mend it: (w.x - t) x_i minus its mean over samples sums to zero (tried as well). The text "
+    "concludes 'magnitude O(1), not growing with |w|': not growing is right.",
+)
+def _example(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((3, 2), (6, 2), (12, 4)):
+        X, w, t = normal(generator, m, n) + 0.5, normal(generator, n), normal(generator, m)
+        truth = gradient(_fit, w, X, t)
+        zh, s = standardize(X @ w)
+        raw = (X @ w - t)[:, None] * X
+        features = raw - raw.mean(1, keepdim=True) - zh[:, None] * (raw * zh[:, None]).mean(1, keepdim=True)
+        samples = raw - raw.mean(0) - zh[:, None] * (raw * zh[:, None]).mean(0)
+        size = (zh - t).norm() * X.norm() / s
+        readings = [reading.sum(0) / s for reading in (features, samples)]
+        yield printed("sums over features, or over samples", min(gap(truth, r, size) for r in readings))
+        yield corrected("the right sums", gap(truth, X.T @ pullback_gradient(X @ w, zh - t), size))
+        c = factor(generator)
+        yield corrected("its size is proportional to 1/|w|", gap(c * gradient(_fit, c * w, X, t), truth))
+        yield conclusion("its size does not change with |w|", gap(gradient(_fit, c * w, X, t).norm(), truth.norm()))
+
+
+@theorem(
+    "S0-6.1b",
+    place="sec 6.1",
+    printed="treating mu, sigma as fixed, grad_w a = (x - xbar)/sigma is orthogonal to w",
+    corrected="with mu, sigma fixed grad_w a = x/sigma; with mu moving (x - xbar)/sigma, whose product with w is zh; "
+    "with sigma moving too (x - xbar - zh mean(zh x))/sigma, and that is orthogonal to w",
+    hypotheses="a = (w.x - mu)/sigma, sample by sample, eps = 0",
+    cite=CITE,
+    note="It is the derivative of sigma that makes the gradient orthogonal: the approximation drops what it needs.",
+)
+def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((2, 2), (5, 3), (12, 2)):
+        X, w = normal(generator, m, n) + 1, normal(generator, n)
+        zh, s = standardize(X @ w)
+        centred = X - X.mean(0)
+        yield printed("(x - xbar)/sigma is orthogonal to w", gap(centred @ w / s, 0.0, 1.0))
+        frozen = jacobian(_partly_frozen, w, X, w, True, True)
+        moving = jacobian(_partly_frozen, w, X, w, False, True)
+        whole = jacobian(_partly_frozen, w, X, w, False, False)
+        size = X.norm() / s
+        yield printed("grad_w a with mu, sigma fixed", gap(frozen, centred / s, size))
+        yield corrected("both fixed: x/sigma", gap(frozen, X / s, size))
+        yield corrected("mu moving: product with w is zh", gap(moving @ w, zh))
+        direction = torch.outer(zh, zh @ centred) / m
+        yield corrected("both moving: the gradient", gap(whole, (centred - direction) / s, size))
+        yield corrected("both moving: orthogonal to w", gap(whole @ w, 0.0, size * w.norm()))
+
+
+@theorem(
+    "S0-P4.3",
+    place="Proposition 4.3, sec 2.2, 3.1, Table 1 row 3",
+    printed="WN w = g v/|v| is invariant under (v, g) -> (alpha v, g/alpha)",
+    corrected="it is invariant under v -> alpha v (alpha > 0) with g unchanged; (alpha v, g/alpha) gives w/alpha",
+    hypotheses=WEIGHT,
+    cite=(*CITE, "salimans2016"),
+    note="The algebra of the proof drops |alpha v| = alpha |v|.",
+)
+def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
+    for v, g, _ in _weights(generator):
+        alpha, w = factor(generator), normalized_weight(v, g)
+        torch_w = torch._weight_norm(v[None], torch.tensor([[g]]), 0)[0]
+        yield printed("(alpha v, g/alpha)", gap(normalized_weight(alpha * v, g / alpha), w))
+        yield corrected("gives w/alpha", gap(normalized_weight(alpha * v, g / alpha), w / alpha))
+        yield corrected("(alpha v, g)", gap(normalized_weight(alpha * v, g), w))
+        yield corrected("(-v, -g)", gap(normalized_weight(-v, -g), w))
+        yield corrected("this is torch's weight norm", gap(torch_w, w))
+
+
+@theorem(
+    "S0-WN1",
+    place="sec 3.2, WN partials",
+    printed="dL/dv_k = dL/dw_k dw_k/dv_k, with dw_k/dv_k = g/|v| - g v_k^2/|v|^3",
+    corrected="dL/dv_k = sum_j dL/dw_j dw_j/dv_k, that is grad_v = (g/|v|)(I - v v^T/|v|^2) grad_w",
+    hypotheses=WEIGHT + "; n >= 2 (for n = 1 both sides are 0)",
+    cite=(*CITE, "salimans2016"),
+    note="Every v_k moves every w_j. Sec 4.3 has the right projection. One may call it a forgotten sum and the verdict "
+    "too hard; but the gradient as printed is not orthogonal to v, and the null direction (v, -g) the text "
+    "draws is none.",
+)
+def _diagonal(generator: torch.Generator) -> Iterator[Check]:
+    for v, g, loss in _weights(generator):
+        slope = gradient(loss, normalized_weight(v, g))
+        truth = gradient(_reparametrized, v, g, loss)
+        size = abs(g) / v.norm() * slope.norm()
+        own = g / v.norm() - g * v.square() / v.norm() ** 3
+        partial = jacobian(normalized_weight, v, g)
+        yield fact("the diagonal partials, against autograd", gap(partial.diagonal(), own, abs(g) / v.norm()))
+        yield printed("diagonal chain rule", gap(truth, slope * own, size))
+        yield corrected("with all j", gap(truth, direction_gradient(v, g, slope), size))
+        along = v @ truth - g * gradient(_of_length, torch.tensor(g), v, loss)
+        yield conclusion("(v, -g) is a null direction of the gradient", gap(along, 0.0, abs(g) * slope.norm()))
+
+
+@theorem(
+    "S0-WN2",
+    place="sec 4.3",
+    printed="grad_v L . v = g dL/dg; the flat direction is (v, -g)",
+    corrected="grad_v L . v = 0; the flat direction is (v, 0)",
+    hypotheses=WEIGHT,
+    cite=(*CITE, "salimans2016"),
+)
+def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
+    for v, g, loss in _weights(generator):
+        slope = gradient(loss, normalized_weight(v, g))
+        by_direction, by_length = gradient(_reparametrized, v, g, loss), gradient(_of_length, torch.tensor(g), v, loss)
+        size = abs(g) * slope.norm()
+        yield printed("grad_v . v = g dL/dg", gap(by_direction @ v, g * by_length, size))
+        yield corrected("grad_v . v = 0", gap(by_direction @ v, 0.0, size))
+        t = uniform(generator, 0.2, 0.6)
+        here = loss(normalized_weight(v, g))
+        yield printed("the loss is flat along (v, -g)", gap(loss(normalized_weight((1 + t) * v, (1 - t) * g)), here))
+        yield corrected("the loss is flat along (v, 0)", gap(loss(normalized_weight((1 + t) * v, g)), here))
+
+
+@theorem(
+    "S0-WN3",
+    place="sec 4.3; sec 3.2",
+    printed="dL/dg = (1/|v|)(dL/dw . v/|v|); v is proportional to grad_v L",
+    corrected="dL/dg = dL/dw . v/|v|; v is orthogonal to grad_v L",
+    hypotheses=WEIGHT,
+    cite=(*CITE, "salimans2016"),
+    note="The first half lacks only a factor; the second is the opposite of what holds, and decides.",
+)
+def _length(generator: torch.Generator) -> Iterator[Check]:
+    for v, g, loss in _weights(generator):
+        slope = gradient(loss, normalized_weight(v, g))
+        truth = gradient(_of_length, torch.tensor(g), v, loss)
+        yield printed("with 1/|v| twice", gap(truth, slope @ v / v.square().sum(), slope.norm()))
+        yield corrected("dL/dg", gap(truth, length_gradient(v, slope), slope.norm()))
+        by_direction = gradient(_reparametrized, v, g, loss)
+        size = abs(g) / v.norm() * slope.norm()
+        yield corrected("v is orthogonal to grad_v", gap(by_direction @ v, 0.0, size * v.norm()))
+        along = v * (by_direction @ v) / (v @ v)
+        yield conclusion("grad_v is proportional to v", gap(by_direction, along, size))
+
+
+def _weights(generator: torch.Generator) -> Iterator[tuple[Tensor, float, Loss]]:
+    """Draw v, g and a loss of w; |v| over two decades."""
+    for n in (2, 3, 9):
+        for _ in range(3):
+            v = 10.0 ** uniform(generator, -1, 1) * normal(generator, n)
+            yield v, uniform(generator, 0.3, 3) * sign(generator), wavy(generator, n)
+
+
+def _reparametrized(v: Tensor, g: float, loss: Loss) -> Tensor:
+    return loss(g * v / v.norm())
+
+
+def _of_length(g: Tensor, v: Tensor, loss: Loss) -> Tensor:
+    return loss(g * v / v.norm())
+
+
+def _after_layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, loss: Loss, eps: float) -> Tensor:
+    return loss(gamma * standardize(z, eps)[0] + beta)
+
+
+def _standardized(y: Tensor) -> Tensor:
+    return standardize(y)[0]
+
+
+def _of_weights(w: Tensor, unit: Unit, X: Tensor, b: float, eps: float) -> Tensor:
+    return unit.normalized_loss(X @ w + b, eps)
+
+
+def _fit(w: Tensor, X: Tensor, t: Tensor) -> Tensor:
+    return (standardize(X @ w)[0] - t).square().sum() / 2
+
+
+def _partly_frozen(w: Tensor, X: Tensor, at: Tensor, mean: bool, deviation: bool) -> Tensor:
+    """Return (w.x - mu)/sigma with the statistics those of `at` where frozen."""
+    z, old = X @ w, X @ at
+    mu = old.mean() if mean else z.mean()
+    return (z - mu) / (old if deviation else z).std(correction=0)

@@ -1,0 +1,159 @@
+"""S0 (Akbar 2025), critical points, zero modes and the Fisher matrix: sections 4.3, 6.1, 7.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from normgauge.papers.court.checks import Check, broken, corrected, excess, fact, gap, printed
+from normgauge.papers.court.registry import theorem
+from normgauge.papers.instances.derivatives import gradient, hessian, jacobian
+from normgauge.papers.instances.draws import normal
+from normgauge.papers.instances.layers import Layer, factor, layers, normalize, nullity
+from normgauge.theory.batchnorm_calculus import standardize
+from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy
+
+CITE = ("akbar2025",)
+BATCH = "batch statistics, sigma > 0, eps = 0"
+
+
+@theorem(
+    "S0-7.1",
+    place="sec 7.1",
+    printed="with BN, in linear networks, critical points other than global minima disappear: saddles are eliminated",
+    corrected="one BN unit, least squares: saddles stay, at gamma = 0 and cov(w.x, t) = 0, all strict; every critical "
+    "point with gamma != 0 is a global minimum. With gamma fixed (the sphere) -w* is critical too, a maximum",
+    hypotheses=BATCH + "; z = w.x, a = gamma zh + beta, mean squared loss, Sigma regular, cov(x, t) != 0",
+    cite=CITE,
+    note="The paper says 'one might prove'. The second half rests on the identity loss - min = s^2/(2 gamma^2) grad^T "
+    "Sigma^-1 grad at the best gamma, beta for w.",
+)
+def _critical_points(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((6, 2), (12, 3), (30, 5)):
+        X, t = normal(generator, m, n) + 1, normal(generator, m)
+        centred = X - X.mean(0)
+        c = centred.T @ (t - t.mean()) / m
+        best = torch.linalg.lstsq(centred, (t - t.mean())[:, None]).solution[:, 0]
+        least = (t - t.mean() - centred @ best).square().mean() / 2
+        v = normal(generator, n)
+        saddle = torch.cat([v - c * (v @ c) / (c @ c), torch.zeros(1), t.mean().reshape(1)])
+        spread = t.var(correction=0)
+        slope, H = gradient(_affine_fit, saddle, X, t), hessian(_affine_fit, saddle, X, t)
+        yield printed("a critical point is a global minimum", excess(_affine_fit(saddle, X, t), least, spread))
+        yield corrected("gamma = 0, cov(w.x, t) = 0 is critical", gap(slope, 0.0, spread))
+        yield corrected("and a strict saddle", broken(torch.linalg.eigvalsh(H)[0] < -1e-6 * H.abs().max()))
+        away = normal(generator, n)
+        zh = standardize(X @ away)[0]
+        gamma = (zh * t).mean()
+        here = torch.cat([away, gamma.reshape(1), t.mean().reshape(1)])
+        slope = gradient(_affine_fit, here, X, t)
+        above = _affine_fit(here, X, t) - least
+        yield corrected("loss - min from the gradient", gap(above, excess_loss(away, X, gamma, slope[:n]), spread))
+        goal = standardize(t)[0]
+        for w in (best, -best):
+            still = gradient(_mismatch, w, X, goal)
+            yield corrected("on the sphere w* and -w* are critical", gap(still * w.norm(), 0.0, float(m)))
+            yield printed("on the sphere", excess(_mismatch(w, X, goal), _mismatch(best, X, goal)))
+
+
+@theorem(
+    "S0-6dl",
+    place="sec 6.1, deep linear networks",
+    printed="BN removes the zero modes caused by cross-layer scaling symmetries",
+    corrected="it removes none: k^2 zero modes per hidden width k as without BN, and k more with trained scales; BN "
+    "breaks (alpha W1, W2/alpha), and W1 -> alpha W1 and (alpha gamma_i, column i of W2 over alpha) take its place",
+    hypotheses="linear network, batch statistics, eps = 0, no biases, centred inputs, full rank, no hidden width above "
+    "its neighbours",
+    cite=CITE,
+    note="With batch statistics BN only rescales rows, so the change of basis between two linear layers stays.",
+)
+def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
+    for widths in ((4, 2, 3), (3, 2, 2, 3), (5, 3, 4)):
+        X = normal(generator, 24, widths[0])
+        X = X - X.mean(0)
+        count = sum(a * b for a, b in pairwise(widths)) + sum(widths[1:-1])
+        theta = normal(generator, count)
+        found = {}
+        for kind in ("none", "fixed", "trained"):
+            J = jacobian(_linear_outputs, theta, X, widths, kind).reshape(-1, count)
+            unused = 0 if kind == "trained" else sum(widths[1:-1])
+            found[kind] = nullity(J) - unused
+            yield fact(f"{kind}: zero modes", found[kind])
+        hidden = sum(widths[1:-1])
+        yield printed("fewer zero modes with BN", excess(found["trained"], found["none"] - hidden))
+        yield printed("with gamma fixed", excess(found["fixed"], found["none"] - hidden))
+        yield corrected("without BN", gap(found["none"], linear_network_redundancy(widths)))
+        yield corrected("BN, gamma fixed: as many", gap(found["fixed"], linear_network_redundancy(widths)))
+        yield corrected("BN, gamma trained: k more", gap(found["trained"], linear_network_redundancy(widths, True)))
+        alpha, n, k = factor(generator), widths[0], widths[1]
+        before, first = _linear_outputs(theta, X, widths, "trained"), slice(0, n * k)
+        scales, second = slice(n * k, n * k + k), slice(n * k + k, n * k + k + k * widths[2])
+        scaled = _linear_outputs(_times(theta, (first, alpha)), X, widths, "trained")
+        yield corrected("W1 times alpha", gap(scaled, before))
+        shared = _linear_outputs(_times(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
+        yield corrected("gamma times, W2 over alpha", gap(shared, before))
+        if len(widths) == 3:  # a further BN would hide the factor
+            broken_up = _linear_outputs(_times(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained")
+            yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
+
+
+@theorem(
+    "S0-FIM",
+    place="sec 4.3 (natural gradient)",
+    printed="the Fisher / Gauss-Newton matrix has the invariance directions in its null space",
+    hypotheses=BATCH + "; at any point, critical or not: the outputs do not move, so J v = 0",
+    cite=CITE,
+    note="Unlike the Hessian, for which H w = -grad (S0-H1).",
+)
+def _fisher(generator: torch.Generator) -> Iterator[Check]:
+    for layer in layers(generator):
+        theta = layer.theta
+        J = jacobian(_packed_outputs, theta, layer)
+        p = torch.softmax(layer.outputs(layer.W, layer.b), 1)
+        curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        fisher = torch.einsum("moi,mop,mpj->ij", J, curvature, J)
+        each = torch.einsum("moi,mo->mi", J, layer.outputs(layer.W, layer.b) - layer.goal)
+        size = layer.gamma.abs().max() * layer.V.norm() * p.shape[0]
+        shift = torch.cat([torch.zeros(layer.W.numel()), layer.W.abs().mean() * normal(generator, layer.b.numel())])
+        for name, v in (("scale", theta), ("shift", shift)):
+            relative = size**2 * v.norm() / layer.W.norm() ** 2
+            yield printed(f"Fisher matrix times the {name}", gap(fisher @ v, 0.0, relative))
+            yield printed(f"per-sample gradients along the {name}", gap(each @ v, 0.0, size * layer.goal.norm()))
+
+
+def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return (standardize(X @ w)[0] - goal).square().sum() / 2
+
+
+def _affine_fit(packed: Tensor, X: Tensor, t: Tensor) -> Tensor:
+    """Return the mean squared loss of gamma zh + beta as a function of (w, gamma, beta)."""
+    w, gamma, beta = packed[:-2], packed[-2], packed[-1]
+    return (gamma * standardize(X @ w)[0] + beta - t).square().mean() / 2
+
+
+def _packed_outputs(theta: Tensor, layer: Layer) -> Tensor:
+    return layer.outputs(*layer.unpack(theta))
+
+
+def _times(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:
+    """Return a copy of `theta` with some of its parts multiplied."""
+    theta = theta.clone()
+    for part, c in factors:
+        theta[part] *= c
+    return theta
+
+
+def _linear_outputs(theta: Tensor, X: Tensor, widths: tuple[int, ...], kind: str) -> Tensor:
+    """Return the outputs of a linear network; BN after the hidden layers with scales 1 (fixed) or trained."""
+    take, h = theta, X
+    for index, (inputs, width) in enumerate(pairwise(widths)):
+        W, take = take[: inputs * width].reshape(width, inputs), take[inputs * width :]
+        h = h @ W.T
+        if index < len(widths) - 2:
+            gamma, take = take[:width], take[width:]
+            h = h if kind == "none" else normalize(h, "batch")
+            h = gamma * h if kind == "trained" else h
+    return h

@@ -1,0 +1,1 @@
+"""The experiments of akbar2025, one file each."""

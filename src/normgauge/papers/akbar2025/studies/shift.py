@@ -1,0 +1,289 @@
+"""S0 sec. 7.2, 9.4: changes of brightness and contrast, and a spurious cue of scale, under BN's three statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import fmean
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from normgauge.charts import against, bars
+from normgauge.errors import NonFiniteError
+from normgauge.lab import data, models
+from normgauge.lab.data import Dataset
+from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.statistics import paired_difference
+from normgauge.lab.study import Study
+from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.studies import register
+from normgauge.papers.table import StudyTable
+from normgauge.rng import generator
+
+#: Offsets in standard deviations of the pixels, factors on them; 0 and 1 are the data as they are.
+BRIGHTNESS = (-1.0, -0.5, 0.5, 1.0)
+CONTRAST = (0.25, 0.5, 2.0, 4.0)
+STATISTICS = ("stored", "recalibrated", "batch")
+BATCH = 128
+#: A class's images are multiplied by a factor from 0.4 to 1.6 in training: a cue of scale and nothing else.
+CUE = 0.6
+
+
+def run(spec: Spec, record: Record) -> None:
+    """Train once per arm, then test under the arm's statistics; arms of one network share its training."""
+    steps = int(spec["steps"])
+    knobs = (spec["data"], spec["network"], spec["norm"], float(spec["lr"]), steps, int(spec["batch"]))
+    network, diverged = _trained(*knobs, int(spec["seed"]), str(spec["task"]))
+    dataset = _dataset(spec["data"], str(spec["task"]))
+    how = str(spec["statistics"])
+
+    def accuracy(inputs: Tensor) -> float:
+        return _accuracy(network, inputs, dataset.test[1], how)
+
+    record(steps, "validation_accuracy", evaluate(network, dataset, "validation")[1])
+    clean = accuracy(dataset.test[0])
+    record(steps, "clean_accuracy", clean)
+    if spec["task"] == "images":
+        found = {f"brightness {b:+g}": accuracy(dataset.test[0] + b) for b in BRIGHTNESS}
+        found |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
+        for name, value in found.items():
+            record(steps, "accuracy_under", value, layer=name)
+        record(steps, "brightness_accuracy", fmean(v for k, v in found.items() if k.startswith("brightness")))
+        record(steps, "contrast_accuracy", fmean(v for k, v in found.items() if k.startswith("contrast")))
+        record(steps, "shift_accuracy", fmean(found.values()))
+        record(steps, "shift_drop", clean - fmean(found.values()))
+    else:
+        factors = torch.rand(len(dataset.test[1]), generator=generator(7)).mul(2).sub(1).mul(CUE).add(1)
+        plain = data.load(spec["data"]).test[0]
+        broken = accuracy(plain * factors.view(-1, *(1,) * (plain.dim() - 1)))
+        record(steps, "broken_cue_accuracy", broken)
+        record(steps, "cue_drop", clean - broken)
+    if diverged:
+        raise NonFiniteError("shift: training diverged")
+
+
+# Networks only: a copy of the data per entry would stay in workers that go on to other studies. Four: the arms of one
+# network come as many runs apart as there are tuned rates, or seeds after the tuned ones.
+@lru_cache(maxsize=4)
+def _trained(
+    name: str, model: str, norm: str, rate: float, steps: int, batch: int, seed: int, task: str
+) -> tuple[nn.Module, bool]:
+    """Return the trained network and whether it diverged; readers copy it before they change anything."""
+    dataset = _dataset(name, task)
+    network = models.build(model, norm, dataset.shape, dataset.classes, seed)
+    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+    result = fit(network, dataset, optimizer, steps=steps, batch=batch, seed=seed)
+    return network.eval(), result.diverged
+
+
+def _dataset(name: str, task: str) -> Dataset:
+    """Return the data as they are, or with the cue: made anew each time, which costs one multiplication per pixel."""
+    dataset = data.load(name)
+    if task != "cue":
+        return dataset
+    train, validation, test = (_cued(part, dataset.classes) for part in _splits(dataset))
+    return Dataset(name, dataset.task, train, validation, test, dataset.classes)
+
+
+def _splits(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], ...]:
+    return dataset.train, dataset.validation, dataset.test
+
+
+def _cued(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    """Return the split with every image multiplied by its class's factor."""
+    inputs, targets = part
+    factors = 1 + CUE * (2 * targets / (classes - 1) - 1)
+    return inputs * factors.view(-1, *(1,) * (inputs.dim() - 1)), targets
+
+
+def _accuracy(network: nn.Module, inputs: Tensor, targets: Tensor, how: str) -> float:
+    """Return the accuracy with stored, recalibrated (on these inputs, without labels) or batch statistics."""
+    twin = copy.deepcopy(network).eval()
+    normalizers = [part for part in twin.modules() if isinstance(part, _BatchNorm)]
+    right = 0
+    with torch.no_grad():
+        if how == "recalibrated":
+            for part in normalizers:
+                part.reset_running_stats()
+                part.momentum = None
+                part.train()
+            for x in inputs.split(BATCH):
+                twin(x)
+            twin.eval()
+        for x, y in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
+            for part in normalizers:
+                part.train(how == "batch" and len(y) > 1)
+            right += int((twin(x).argmax(1) == y).sum())
+    return right / len(targets)
+
+
+def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
+    """Positive: with stored statistics BN is more accurate under the shifts, loses less, and leans less on the cue."""
+    none, stored = _arm(table, "none"), _arm(table, "stored")
+    return {
+        "accuracy under shift, batch (stored) minus none": _differences(
+            stored["shift_accuracy"], none["shift_accuracy"]
+        ),
+        "accuracy lost under shift, none minus batch (stored)": _differences(none["shift_drop"], stored["shift_drop"]),
+        "accuracy lost without the cue, none minus batch (stored)": _differences(none["cue_drop"], stored["cue_drop"]),
+    }
+
+
+def _arm(table: StudyTable, statistics: str) -> dict[str, dict[int, float]]:
+    return {name: table.by_seed(name, statistics=statistics) for name in ("shift_accuracy", "shift_drop", "cue_drop")}
+
+
+def _differences(left: Mapping[int, float], right: Mapping[int, float]) -> list[float]:
+    return [left[seed] - right[seed] for seed in sorted(left.keys() & right.keys())]
+
+
+def figures(table: StudyTable) -> list[Figure]:
+    """Draw accuracy against brightness and contrast per arm, and what the cue was worth."""
+    drawn = []
+    axes = {
+        "brightness": ("offset of the pixels, in standard deviations", 0.0),
+        "contrast": ("factor on the pixels", 1.0),
+    }
+    for kind, (place, still) in axes.items():
+        rows = []
+        for arm in ("none", *STATISTICS):
+            values: dict[float, list[float]] = {}
+            for row in table.curve("accuracy_under", statistics=arm):
+                word, level = row["layer"].split()
+                if word == kind:
+                    values.setdefault(float(level), []).append(row["value"])
+            clean = list(table.by_seed("clean_accuracy", statistics=arm, task="images").values())
+            values[still] = clean
+            rows += [
+                {"series": _words(arm), "level": level, "mean": fmean(found), "low": min(found), "high": max(found)}
+                for level, found in sorted(values.items())
+                if found
+            ]
+        scale = "log" if kind == "contrast" else "linear"
+        drawn.append(
+            Figure(
+                kind,
+                against(
+                    rows,
+                    x="level",
+                    y="mean",
+                    low="low",
+                    high="high",
+                    x_scale=scale,  # type: ignore[arg-type]
+                    y_scale="linear",
+                    x_title=place,
+                    y_title="test accuracy",
+                ),
+                f"Test accuracy against {kind}; mean and range over seeds.",
+            )
+        )
+    cue = [
+        {"arm": _words(arm), "test": test, "accuracy": fmean(found.values())}
+        for arm in ("none", *STATISTICS)
+        for test, reading in (("with the cue", "clean_accuracy"), ("cue at random", "broken_cue_accuracy"))
+        if (found := table.by_seed(reading, statistics=arm, task="cue"))
+    ]
+    drawn.append(
+        Figure(
+            "cue",
+            bars(cue, x="arm", y="accuracy", series="test", y_title="test accuracy"),
+            "Trained where the scale of an image tells its class: test accuracy with that cue, and with scales drawn "
+            "at random. Recalibrated statistics are those of the test images, without their labels.",
+        )
+    )
+    return drawn
+
+
+def _words(arm: str) -> str:
+    return "none" if arm == "none" else f"batch, {'test batch' if arm == 'batch' else arm}"
+
+
+def remarks(table: StudyTable) -> list[str]:
+    """Say the accuracies under shift of every arm, how much the cue was used, and what other statistics save."""
+    lines = []
+    for arm in ("none", *STATISTICS):
+        clean = table.mean("clean_accuracy", statistics=arm, task="images").mean
+        bright, contrast = (table.mean(f"{kind}_accuracy", statistics=arm).mean for kind in ("brightness", "contrast"))
+        lines.append(
+            f"{_words(arm)}: accuracy {clean:.3f} on clean data, {bright:.3f} under brightness, {contrast:.3f} under "
+            "contrast."
+        )
+    for arm in ("none", *STATISTICS):
+        kept, broken, lost = (
+            table.mean(name, statistics=arm, task="cue")
+            for name in ("clean_accuracy", "broken_cue_accuracy", "cue_drop")
+        )
+        lines.append(
+            f"{_words(arm)}, where scale tells the class in training: accuracy {kept.mean:.3f} with the cue, "
+            f"{broken.mean:.3f} with scales at random: losing the cue costs {lost.mean:.3f}."
+        )
+    return [*lines, *(_saved(table, arm) for arm in STATISTICS[1:])]
+
+
+def _saved(table: StudyTable, arm: str) -> str:
+    """Say what other statistics than the stored ones save of the loss of the cue."""
+    stored, other = (table.by_seed("cue_drop", statistics=name, task="cue") for name in ("stored", arm))
+    saved = paired_difference(stored, other)
+    ends = f"{saved.mean:+.3f} " + (f"[{saved.low:+.3f}, {saved.high:+.3f}]" if saved.n > 1 else "on one seed")
+    if not saved.excludes_zero:
+        return f"Loss of the cue, stored minus {arm} statistics: {ends}; no difference can be told."
+    word = "less" if saved.mean > 0 else "more"
+    return f"Loss of the cue, stored minus {arm} statistics: {ends}; with {arm} statistics it costs {word}."
+
+
+def _sizes(rates: Sequence[float], seeds: int, **fixed: object) -> list[Study]:
+    question = "Does BN make shifts of scale and offset harmless?"
+
+    def part(task: str, norm: str, statistics: Sequence[str]) -> Study:
+        scientific = {"task": [task], "norm": [norm], "statistics": list(statistics)}
+        name = f"shift-{task}-{norm}"
+        return Study(name, question, scientific, {"lr": list(rates)}, fixed, seeds=seeds, tuning_seeds=1)
+
+    return [
+        part("images", "none", ("none",)),
+        part("images", "batch", STATISTICS),
+        part("cue", "none", ("none",)),
+        part("cue", "batch", STATISTICS),
+    ]
+
+
+register(
+    Experiment(
+        name="shift",
+        papers=("S0",),
+        place="sec. 7.2, 9.4",
+        question="Is a network with BN more robust to brightness and contrast, and to a spurious cue of scale?",
+        finding="BN makes the model more invariant to shifts that only affect scale and offset of features, and keeps "
+        "it from using a cue of scale; with stored statistics a change of distribution can hurt.",
+        proxy="S0 gives no experiment. Small size: a VGG of eight convolutions, 8 to 32 channels wide, on 4000 images "
+        "of CIFAR-10, 200 steps of batch 32, the rate tuned for every arm on validation accuracy of the first seed. "
+        "Brightness moves all pixels by -1, -0.5, 0.5, 1 standard deviations, contrast multiplies them by 1/4, 1/2, "
+        "2, 4; the cue multiplies a class's images by 0.4 to 1.6, and is broken by factors drawn at random. In both "
+        "parts BN is tested with stored statistics, with statistics recalibrated on the changed test images (without "
+        "labels), and with those of each test batch. Paper size: the 13-convolution VGG on all of CIFAR-10.",
+        sizes={
+            "smoke": _sizes((0.1,), 1, network="vgg", data="digits", steps=12, batch=32),
+            "small": _sizes((0.05, 0.15), 4, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
+            "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
+        },
+        run=run,
+        contrasts=contrasts,
+        figures=figures,
+        remarks=remarks,
+        columns=(
+            "clean_accuracy",
+            "shift_accuracy",
+            "brightness_accuracy",
+            "contrast_accuracy",
+            "broken_cue_accuracy",
+            "cue_drop",
+        ),
+        choose_by="validation_accuracy",
+        data=("cifar10",),
+        minutes={"small": 1.5},
+        cite=("akbar2025",),
+    )
+)

@@ -1,0 +1,1 @@
+"""What batchnorm_article says, each sentence with its judge."""

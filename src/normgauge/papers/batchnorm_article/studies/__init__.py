@@ -1,0 +1,1 @@
+"""The experiments of batchnorm_article, one file each."""

@@ -1,0 +1,192 @@
+"""`ledger()`: every claim of the papers with its verdict, for reading, for pandas and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from normgauge.errors import require, unknown_name
+from normgauge.papers.court.claim import Claim, Tables
+from normgauge.papers.court.judges import Progress, judge_many
+from normgauge.papers.court.registry import find, registered
+from normgauge.papers.court.verdict import Verdict
+from normgauge.records import Result, format_table
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True)
+class Ledger(Result):
+    """The claims and their verdicts; a verdict is computed when first asked for and then remembered.
+
+    Iterating gives the `Claim`s; `ledger["S1-T4.1"]` is one of them, with its `verdict` and `evidence`.
+
+    Args:
+        claims: what is in it.
+        seed: from which every judge draws (with the claim's id).
+    """
+
+    claims: tuple[Claim, ...]
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Go through the claims by paper."""
+        return iter(self.claims)
+
+    def __len__(self) -> int:
+        return len(self.claims)
+
+    def __getitem__(self, id: str) -> Claim:
+        for claim in self.claims:
+            if claim.id == id:
+                return claim
+        raise unknown_name("claim", id, [claim.id for claim in self.claims])
+
+    def judge(self, *, workers: int = 1, progress: Progress | None = None) -> Ledger:
+        """Return the ledger with every verdict computed, in `workers` processes.
+
+        Call it with several workers under `if __name__ == "__main__":` in a script, as with any process pool.
+        """
+        return Ledger(judge_many(self.claims, workers=workers, progress=progress), self.seed)
+
+    def with_tables(self, tables: Tables) -> Ledger:
+        """Return a ledger whose empirical claims are judged from stored study tables (study -> rows)."""
+        return Ledger(
+            tuple(
+                claim.settled(claim.judge_from_tables(tables))
+                if claim.kind == "empirical" and claim.study in tables
+                else claim
+                for claim in self.claims
+            ),
+            self.seed,
+        )
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return, per paper, how often each verdict fell; `not_run` and `error` count what is not judged."""
+        tally: dict[str, Counter[str]] = {}
+        for claim in self.claims:
+            tally.setdefault(claim.paper, Counter())[_word(claim.result)] += 1
+        return {paper: dict(sorted(words.items())) for paper, words in tally.items()}
+
+    def json(self) -> str:
+        """Return a JSON list: id, verdict, outcome, status, printed, corrected, evidence and what explains them."""
+        return json.dumps([self._record(claim) for claim in self.claims], indent=2, ensure_ascii=False)
+
+    def explain(self, id: str) -> str:
+        """Return one claim in full: printed, what is wrong, corrected, evidence, how to reproduce."""
+        claim, verdict = self[id], self[id].result
+        outcome = f", {verdict.outcome}" if verdict.outcome else ""
+        parts = [
+            f"{claim.id} ({claim.kind}; {claim.place}): {_word(verdict)}{outcome}",
+            f"printed:     {claim.printed}",
+            f"finding:     {verdict.sentence}",
+            f"note:        {claim.note}" if claim.note else "",
+            f"corrected:   {claim.corrected}" if claim.corrected else "",
+            f"hypotheses:  {claim.hypotheses}" if claim.hypotheses else "",
+            *(f"quoted:      {quote}" for quote in claim.quotes),
+            *(f"evidence:    {item}" for item in verdict.evidence),
+            f"reproduce:   {claim.command}",
+            f"cite:        {', '.join(claim.cite)}",
+            f"verdict {verdict.verdict or 'none'}, status {verdict.status}, float64, seed {self.seed}",
+        ]
+        return "\n".join(part for part in parts if part)
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars of the verdicts per paper (needs the `lab` extra)."""
+        alt = require("altair", "lab", "Ledger.chart")
+        pandas = require("pandas", "lab", "Ledger.chart")
+        rows = [
+            {"paper": paper, "verdict": word, "claims": number}
+            for paper, words in self.counts().items()
+            for word, number in words.items()
+        ]
+        return alt.Chart(pandas.DataFrame(rows)).mark_bar().encode(x="claims:Q", y="paper:N", color="verdict:N")
+
+    def __str__(self) -> str:
+        """Return the claims paper by paper, each paper with its counts."""
+        tables = []
+        for paper, words in self.counts().items():
+            rows = [row for row in self._rows() if row["paper"] == paper]
+            short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
+            title = f"{paper}: {len(rows)} claims ({', '.join(f'{number} {word}' for word, number in words.items())})"
+            tables.append(format_table(short, title=title))
+        return "\n\n".join([*tables, self._footer()])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": claim.id,
+                "paper": claim.paper,
+                "kind": claim.kind,
+                "place": claim.place,
+                "verdict": claim.verdict,
+                "outcome": claim.outcome,
+                "status": claim.status,
+                "printed": claim.printed,
+                "corrected": claim.corrected,
+                "sentence": claim.result.sentence,
+            }
+            for claim in self.claims
+        ]
+
+    def _record(self, claim: Claim) -> dict[str, Any]:
+        verdict = claim.result.as_dict()
+        return {
+            "id": claim.id,
+            "verdict": verdict["verdict"],
+            "outcome": verdict["outcome"],
+            "status": verdict["status"],
+            "printed": claim.printed,
+            "corrected": claim.corrected,
+            "evidence": verdict["evidence"],
+            "sentence": verdict["sentence"],
+            "paper": claim.paper,
+            "place": claim.place,
+            "kind": claim.kind,
+            "hypotheses": claim.hypotheses,
+            "note": claim.note,
+            "quotes": list(claim.quotes),
+            "cite": list(claim.cite),
+            "reproduce": claim.command,
+        }
+
+    def _footer(self) -> str:
+        judged = sum(claim.status == "judged" for claim in self.claims)
+        return (
+            f"{judged} of {len(self.claims)} judged; theorems on random float64 instances and edge cases, "
+            f"seed {self.seed}; `normgauge claims --id ID` shows one in full"
+        )
+
+
+def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None = None, seed: int = 0) -> Ledger:
+    """Return the ledger: every claim of the papers, its verdict, the evidence and the corrected sentence.
+
+    Verdicts are computed when asked for; `ledger().judge(workers=2)` returns it with all of them computed.
+
+    Args:
+        paper: only this paper's claims (`S1`).
+        ids: only these claims.
+        seed: from which the judges draw their instances.
+
+    Raises:
+        UnknownNameError: for an id or a paper without claims.
+
+    Examples:
+        >>> ledger(ids=["S1-FC.2"])["S1-FC.2"].verdict
+        'holds'
+    """
+    claims = registered() if ids is None else tuple(find(id) for id in ids)
+    if paper is not None:
+        papers = {claim.paper for claim in claims}
+        if paper not in papers:
+            raise unknown_name("paper", paper, papers)
+        claims = tuple(claim for claim in claims if claim.paper == paper)
+    return Ledger(tuple(replace(claim, seed=seed) for claim in claims), seed)
+
+
+def _word(verdict: Verdict) -> str:
+    return verdict.status if verdict.status != "judged" else str(verdict.verdict)

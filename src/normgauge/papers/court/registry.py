@@ -1,0 +1,147 @@
+"""Where claims register themselves: one decorator per kind, one file per paper, a duplicate id is an error."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.papers.court.claim import Claim, Criterion, Trial
+from normgauge.papers.shelf import PAPERS
+
+_CLAIMS: dict[str, Claim] = {}
+
+
+def theorem(
+    id: str,
+    *,
+    place: str,
+    printed: str,
+    corrected: str = "",
+    hypotheses: str = "",
+    cite: Sequence[str] = (),
+    note: str = "",
+) -> Callable[[Trial], Trial]:
+    """Register a theorem-like claim; the decorated function yields its checks on instances it draws."""
+    claim = Claim(
+        id=id,
+        place=place,
+        printed=printed,
+        kind="theorem",
+        corrected=corrected,
+        hypotheses=hypotheses,
+        cite=tuple(cite),
+        note=note,
+    )
+    return _with_trial(claim)
+
+
+def bibliographic(
+    id: str,
+    *,
+    place: str,
+    printed: str,
+    quotes: Sequence[str],
+    corrected: str = "",
+    cite: Sequence[str] = (),
+    note: str = "",
+) -> Callable[[Trial], Trial]:
+    """Register a claim about what a text says; the decorated function compares it with the quoted words."""
+    claim = Claim(
+        id=id,
+        place=place,
+        printed=printed,
+        kind="bibliographic",
+        corrected=corrected,
+        cite=tuple(cite),
+        note=note,
+        quotes=tuple(quotes),
+    )
+    return _with_trial(claim)
+
+
+def empirical(
+    id: str,
+    *,
+    place: str,
+    printed: str,
+    study: str,
+    criterion: str,
+    hypotheses: str = "",
+    cite: Sequence[str] = (),
+    note: str = "",
+) -> Callable[[Criterion], Criterion]:
+    """Register a statement about experiments; the decorated function turns a study's rows into margins per seed.
+
+    The criterion is fixed here, before anything is run: a margin is positive on a seed that speaks for the claim.
+    """
+    claim = Claim(
+        id=id,
+        place=place,
+        printed=printed,
+        kind="empirical",
+        hypotheses=hypotheses,
+        cite=tuple(cite),
+        note=note,
+        study=study,
+        criterion=criterion,
+    )
+
+    def enter(margins: Criterion) -> Criterion:
+        register(replace(claim, margins=margins))
+        return margins
+
+    return enter
+
+
+def register(claim: Claim) -> Claim:
+    """Enter a claim into the ledger.
+
+    Raises:
+        InputError: when its id is taken.
+    """
+    if claim.id in _CLAIMS:
+        raise InputError(explain(f"Claim {claim.id}", "every id is registered once", "it twice", "Choose another id"))
+    _CLAIMS[claim.id] = claim
+    return claim
+
+
+def registered() -> tuple[Claim, ...]:
+    """Return all claims, by paper and, within a paper, in the order of its files."""
+    _open_files()
+    return tuple(sorted(_CLAIMS.values(), key=lambda claim: (claim.paper, _file(claim))))
+
+
+def _file(claim: Claim) -> str:
+    """Return the module a claim is written in: a file that was imported before the others keeps its place."""
+    return str(getattr(claim.trial or claim.margins, "__module__", ""))
+
+
+def find(id: str) -> Claim:
+    """Return the claim of this id.
+
+    Raises:
+        UnknownNameError: naming the nearest ids.
+    """
+    _open_files()
+    if id not in _CLAIMS:
+        raise unknown_name("claim", id, _CLAIMS, "`normgauge claims` lists them with their sentences")
+    return _CLAIMS[id]
+
+
+def _with_trial(claim: Claim) -> Callable[[Trial], Trial]:
+    def enter(trial: Trial) -> Trial:
+        register(replace(claim, trial=trial))
+        return trial
+
+    return enter
+
+
+@cache
+def _open_files() -> None:
+    """Import every file of the papers that judges something, once."""
+    for paper in PAPERS.values():
+        for module in paper.modules("claims"):
+            importlib.import_module(module)

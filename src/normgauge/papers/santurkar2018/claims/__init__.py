@@ -1,0 +1,1 @@
+"""What santurkar2018 says, each sentence with its judge."""

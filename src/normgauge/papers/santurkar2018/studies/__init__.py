@@ -1,0 +1,1 @@
+"""The experiments of santurkar2018, one file each."""

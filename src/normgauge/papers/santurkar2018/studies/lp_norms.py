@@ -1,0 +1,260 @@
+"""S1 Fig. 5, 6, 9, 12, 13: l_p normalization against BN and none: training, smoothness, distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import nn
+
+from normgauge.charts import curves
+from normgauge.errors import NonFiniteError
+from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.study import Study
+from normgauge.measure import activations, landscape
+from normgauge.papers.court import paired_log10
+from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.santurkar2018.studies._setting import (
+    PROXY,
+    blocks,
+    final_loss,
+    measuring,
+    prepare,
+    spaced,
+    study,
+    training_accuracy,
+)
+from normgauge.papers.studies import register
+from normgauge.papers.table import StudyTable
+
+NORMS = ("none", "batch", "l1", "l2", "linf")
+MODELS = ("vgg", "dln")
+LP = ("l1", "l2", "linf")
+MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
+#: The line search is taken at S1's rates for all arms, so that equal steps are compared whatever rate an arm likes.
+LOOK = {"vgg": 0.1, "dln": 1e-3}
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+BINS = 24
+
+
+def run(spec: Spec, record: Record) -> None:
+    """Train; look along the gradient and at one layer's activations at spaced steps; record the end."""
+    network, dataset = prepare(spec)
+    steps, model = int(spec["steps"]), str(spec["model"])
+    middle = _middle(network)
+    seen: dict[str, list[float]] = {"loss_range": [], "gradient_distance": [], "effective_beta": []}
+
+    def watch(step: int, network: nn.Module) -> None:
+        objective = measuring(network, dataset, spec)
+        view = landscape(objective, steps=[LOOK[model] * m for m in MULTIPLES[model]])
+        extremes = (view.loss_variation, view.max_gradient_distance, view.max_effective_beta)
+        for name, value in zip(seen, extremes, strict=True):
+            seen[name].append(value)
+            record(step, f"{name}_now", value)
+        record(step, "loss", view.loss)
+        values = next(iter(activations(objective, layers=middle).values.values()))
+        _record_distribution(record, step, values, histogram=step == steps)
+
+    result = fit(
+        network,
+        dataset,
+        torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=int(spec["seed"]),
+        at=spaced(steps, int(spec["measures"])),
+        watch=watch,
+    )
+    for name, values in seen.items():
+        known = [value for value in values if math.isfinite(value)]
+        record(steps, name, median(known) if known else math.nan)
+    loss = final_loss(network, dataset, spec)
+    record(steps, "train_loss", loss)
+    score = -loss
+    if model == "vgg":
+        score = training_accuracy(network, dataset, int(spec["batch"]))
+        record(steps, "train_accuracy", score)
+        record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    record(steps, "score", score)
+    if result.diverged:
+        raise NonFiniteError(f"lp-norms: training diverged at step {result.diverged_at}")
+
+
+def _middle(network: nn.Module) -> str:
+    """Return the name of the module whose outputs are looked at: the normalizer of the middle layer, or the layer."""
+    chosen = blocks(network)[len(blocks(network)) // 2]
+    part = chosen.norm if list(chosen.norm.parameters()) else chosen.layer
+    return next(name for name, module in network.named_modules() if module is part)
+
+
+def _record_distribution(record: Record, step: int, values: torch.Tensor, *, histogram: bool) -> None:
+    ordered = values.sort().values
+    for level in LEVELS:
+        place = min(int(level * len(ordered)), len(ordered) - 1)
+        record(step, "activation_quantile", float(ordered[place]), layer=f"{level:g}")
+    record(step, "activation_mean", float(values.mean()))
+    record(step, "activation_deviation", float(values.std(unbiased=False)))
+    if histogram and bool(torch.isfinite(values).all()):
+        low, high = float(ordered[0]), float(ordered[-1]) + 1e-9
+        width = (high - low) / BINS
+        for number, count in enumerate(torch.histc(values, BINS, low, high).tolist()):
+            middle = low + (number + 0.5) * width
+            record(step, "activation_density", count / (len(values) * width), layer=f"{middle:.5g}")
+
+
+def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
+    """Positive: each l_p norm trains at most 0.02 worse than BN (VGG), all beat none, l1 beats BN on the DLN."""
+    found: dict[str, Sequence[float]] = {}
+    for norm in LP:
+        below = table.paired("train_accuracy", norm, "batch", model="vgg")
+        found[f"vgg: 0.02 + training accuracy, {norm} minus batch"] = [0.02 + value for value in below]
+        found[f"vgg: training accuracy, {norm} minus none"] = table.paired("train_accuracy", norm, "none", model="vgg")
+        found[f"dln: log10 of training loss, none over {norm}"] = paired_log10(
+            table.rows, "train_loss", "none", norm, model="dln"
+        )
+    found["dln: log10 of training loss, batch over l1"] = paired_log10(
+        table.rows, "train_loss", "batch", "l1", model="dln"
+    )
+    return found
+
+
+def figures(table: StudyTable) -> list[Figure]:
+    """Draw training, smoothness and distributions of one activation, per model."""
+    drawn = []
+    for model, place in zip(MODELS, ("12", "13"), strict=True):
+        loss = table.band("loss", "norm", model=model)
+        drawn.append(
+            Figure(
+                f"{model}-loss",
+                curves(loss, y="mean", low="low", high="high", order=NORMS, y_title="training loss", y_scale="log"),
+                f"{model}: training loss, each arm at its tuned rate; the band is the range over seeds (S1 Fig. 5).",
+            )
+        )
+        distance = table.band("gradient_distance_now", "norm", model=model)
+        drawn.append(
+            Figure(
+                f"{model}-gradient-distance",
+                curves(distance, y="mean", order=NORMS, y_title="largest |grad' - grad|", y_scale="log"),
+                f"{model}: change of the gradient along itself, over the same multiples of S1's rate for all arms "
+                f"(S1 Fig. {place}c).",
+            )
+        )
+        drawn.append(
+            Figure(
+                f"{model}-activations",
+                curves(_quantiles(table, model), y="median", low="low", high="high", order=NORMS, y_title="activation"),
+                f"{model}: one activation of the middle layer over training, median and 5 to 95 % quantiles of one "
+                f"seed (S1 Fig. {'6' if model == 'vgg' else '9'}).",
+            )
+        )
+        density = [
+            {"series": row["norm"], "activation": float(row["layer"]), "density": row["value"]}
+            for row in table.curve("activation_density", model=model, seed=0)
+        ]
+        drawn.append(
+            Figure(
+                f"{model}-histogram",
+                curves(density, x="activation", y="density", order=NORMS, y_scale="linear", y_title="density"),
+                f"{model}: histogram of the same activation at the end of training ({BINS} bins between its extremes).",
+            )
+        )
+    return drawn
+
+
+def _quantiles(table: StudyTable, model: str) -> list[dict[str, float | str]]:
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in table.curve("activation_quantile", model=model, seed=0):
+        found.setdefault((row["norm"], row["step"]), {})[row["layer"]] = row["value"]
+    return [
+        {"series": norm, "step": step, "median": values["0.5"], "low": values["0.05"], "high": values["0.95"]}
+        for (norm, step), values in found.items()
+        if len(values) == len(LEVELS)
+    ]
+
+
+def remarks(table: StudyTable) -> list[str]:
+    """Say accuracies, losses and the rates that were chosen, and how the landscape compares."""
+    accuracy = ", ".join(
+        f"{norm} {table.mean('train_accuracy', model='vgg', norm=norm).mean:.3f} (rate {_rate(table, 'vgg', norm):g})"
+        for norm in NORMS
+    )
+    loss = ", ".join(
+        f"{norm} {table.mean('train_loss', model='dln', norm=norm).mean:.3g} (rate {_rate(table, 'dln', norm):g})"
+        for norm in NORMS
+    )
+    lines = [
+        f"vgg: training accuracy, batch statistics, at the tuned rate: {accuracy}.",
+        f"dln: training loss at the tuned rate: {loss}.",
+    ]
+    for model in MODELS:
+        ratios = ", ".join(
+            f"{norm} {10 ** fmean(paired_log10(table.rows, 'gradient_distance', 'none', norm, model=model)):.3g}"
+            for norm in NORMS[1:]
+        )
+        lines.append(f"{model}: gradient distance along the gradient, none over each norm: {ratios}.")
+        spreads = {
+            norm: median([row["value"] for row in table.curve("activation_deviation", model=model, norm=norm)])
+            for norm in NORMS
+        }
+        shown = ", ".join(f"{norm} {value:.3g}" for norm, value in spreads.items())
+        lines.append(f"{model}: deviation of one activation of the middle layer, median over training: {shown}.")
+    return lines
+
+
+def _rate(table: StudyTable, model: str, norm: str) -> float:
+    return float(table.where(model=model, norm=norm)[0]["lr"])
+
+
+def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
+    question = "Do l_p norms train as well as BN?"
+    return [
+        study(
+            "lp-norms",
+            question,
+            size,
+            model,
+            NORMS,
+            seeds=seeds,
+            rates=rates[model],
+            tuning_seeds=tried,
+            **_few(size, model),
+        )
+        for model in MODELS
+    ]
+
+
+def _few(size: str, model: str) -> dict[str, Any]:
+    steps = {"steps": 500} if model == "vgg" else {}
+    return {"measures": 6, **steps} if size == "small" else {}
+
+
+register(
+    Experiment(
+        name="lp-norms",
+        papers=("S1",),
+        place="sec. 3.3, Fig. 5, 6, 9, 12, 13",
+        question="Do normalizations by the l1, l2 and linf norm train as well as BN, with a landscape as smooth?",
+        finding="Yes, although they do not fix the activations' moments; on the deep linear network l1 is even better "
+        "than BN.",
+        proxy=PROXY
+        + "In this study 500 steps of the VGG; the rate is tuned for every arm on training performance, as S1 says it "
+        "did, on the first two seeds.",
+        sizes={
+            "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
+            "small": _sizes("small", 6, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
+            "paper": _sizes("paper", 5, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
+        },
+        run=run,
+        contrasts=contrasts,
+        figures=figures,
+        remarks=remarks,
+        columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
+        choose_by="score",
+        data=("cifar10",),
+        minutes={"small": 8.5},
+        cite=("santurkar2018",),
+    )
+)

@@ -1,0 +1,210 @@
+"""S1 Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+import torch
+from torch import nn
+
+from normgauge.charts import against, curves
+from normgauge.errors import NonFiniteError
+from normgauge.lab.runs.train import fit
+from normgauge.lab.study import Study
+from normgauge.measure import Landscape, landscape
+from normgauge.papers.court import paired_log10
+from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.santurkar2018.studies._setting import PROXY, measuring, prepare, spaced, study
+from normgauge.papers.studies import register
+from normgauge.papers.table import StudyTable
+
+NORMS = ("none", "batch")
+MODELS = ("vgg", "dln")
+#: S1 App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
+MULTIPLES = {"vgg": (0.5, 1.0, 2.0, 4.0), "dln": (0.01, 0.3, 1.0, 10.0, 30.0)}
+SUMMARIES = ("loss_range", "gradient_distance", "effective_beta", "random_loss_range", "relative_distance")
+EARLY = 0.1
+
+
+def run(spec: Spec, record: Record) -> None:
+    """Train, and look along the gradient and one random direction of its length at spaced steps of training."""
+    network, dataset = prepare(spec)
+    rate, steps = float(spec["lr"]), int(spec["steps"])
+    multiples = MULTIPLES[spec["model"]]
+    at = spaced(steps, int(spec["measures"]))
+    seen: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
+
+    def watch(step: int, network: nn.Module) -> None:
+        objective = measuring(network, dataset, spec)
+        view = landscape(objective, steps=[rate * m for m in multiples], random=1, seed=int(spec["seed"]))
+        for name, value in zip(SUMMARIES, _summaries(view), strict=True):
+            seen[name].append(value)
+            record(step, f"{name}_now", value)
+        record(step, "loss", view.loss)
+        record(step, "loss_low", view.min_loss)
+        record(step, "loss_high", view.max_loss)
+        record(step, "gradient_norm", view.gradient_norm)
+        if step <= EARLY * steps:
+            seen["early_gradient_distance"].append(view.max_gradient_distance)
+        for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
+            record(step, "distance_at", distance, layer=f"{multiple:g}")
+
+    result = fit(
+        network,
+        dataset,
+        torch.optim.SGD(network.parameters(), lr=rate),
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=int(spec["seed"]),
+        at=at,
+        watch=watch,
+    )
+    for name, values in seen.items():
+        known = [value for value in values if math.isfinite(value)]
+        record(steps, name, median(known) if known else math.nan)
+    record(steps, "train_loss", fmean(result.losses[-10:]))
+    if result.diverged:
+        raise NonFiniteError(f"smoothness: training diverged at step {result.diverged_at}")
+
+
+def _summaries(view: Landscape) -> tuple[float, ...]:
+    """Return what `SUMMARIES` names, at one step of training."""
+    distance = view.max_gradient_distance
+    return (
+        view.loss_variation,
+        distance,
+        view.max_effective_beta,
+        fmean(other.loss_variation for other in view.random),
+        distance / view.gradient_norm,
+    )
+
+
+def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
+    """Positive: without BN loss and gradient change more along the gradient, and the effective beta is larger."""
+    return {
+        f"{model}: log10 of {name.replace('_', ' ')}, none over batch": paired_log10(
+            table.rows, name, "none", "batch", model=model
+        )
+        for model in MODELS
+        for name in ("loss_range", "gradient_distance", "effective_beta")
+    }
+
+
+def figures(table: StudyTable) -> list[Figure]:
+    """Draw the bands of the loss, gradient distance and effective beta over training, and distance against step."""
+    drawn = []
+    for model in MODELS:
+        drawn.append(
+            Figure(
+                f"{model}-loss",
+                curves(_bands(table, model), y="loss", low="low", high="high", y_title="loss"),
+                f"{model}: training loss, and the range of losses met along the gradient (means over seeds; S1 "
+                f"Fig. {'4a' if model == 'vgg' else '10a'}).",
+            )
+        )
+        for name, title in (("gradient_distance", "largest |grad' - grad|"), ("effective_beta", "effective beta")):
+            band = table.band(f"{name}_now", "norm", model=model)
+            drawn.append(
+                Figure(
+                    f"{model}-{name.replace('_', '-')}",
+                    curves(band, y="mean", low="low", high="high", y_title=title, y_scale="log"),
+                    f"{model}: {title} along the gradient; the band is the range over seeds.",
+                )
+            )
+    drawn.append(
+        Figure(
+            "distance",
+            against(_distances(table), x="multiple", y="mean", x_scale="log", y_scale="log", x_title="step / rate"),
+            "Distance of the gradient from where it started, against the step along it, early in training (S1 "
+            "Fig. 11; means over seeds and the first tenth of training).",
+        )
+    )
+    return drawn
+
+
+def _bands(table: StudyTable, model: str) -> list[dict[str, float | str]]:
+    rows: list[dict[str, float | str]] = []
+    for norm in NORMS:
+        parts = {name: table.band(name, "norm", model=model, norm=norm) for name in ("loss", "loss_low", "loss_high")}
+        for middle, low, high in zip(parts["loss"], parts["loss_low"], parts["loss_high"], strict=True):
+            rows.append(
+                {
+                    "series": norm,
+                    "step": middle["step"],
+                    "loss": middle["mean"],
+                    "low": min(low["mean"], middle["mean"]),
+                    "high": max(high["mean"], middle["mean"]),
+                }
+            )
+    return rows
+
+
+def _distances(table: StudyTable) -> list[dict[str, float | str]]:
+    groups: dict[tuple[str, float], list[float]] = {}
+    for row in table.curve("distance_at"):
+        if row["step"] <= EARLY * row["steps"]:
+            key = (f"{row['model']}, {row['norm']}", float(row["layer"]))
+            groups.setdefault(key, []).append(row["value"])
+    return [
+        {"series": series, "multiple": multiple, "mean": fmean(values)}
+        for (series, multiple), values in sorted(groups.items())
+    ]
+
+
+def remarks(table: StudyTable) -> list[str]:
+    """Say every ratio, none over batch, that S1 speaks of, and the relative one it does not."""
+    lines = []
+    for model in MODELS:
+        ratios = {
+            name: 10 ** fmean(paired_log10(table.rows, name, "none", "batch", model=model))
+            for name in (*SUMMARIES, "early_gradient_distance")
+        }
+        lines.append(
+            f"{model}: without BN, over with: range of the loss {ratios['loss_range']:.3g}, largest gradient distance "
+            f"{ratios['gradient_distance']:.3g} ({ratios['early_gradient_distance']:.3g} in the first tenth of "
+            f"training), effective beta {ratios['effective_beta']:.3g}, range of the loss along a random direction of "
+            f"the gradient's length {ratios['random_loss_range']:.3g} (geometric means over seeds of medians over "
+            "training)."
+        )
+        lines.append(
+            f"{model}: relative to the gradient's own length the distance is {ratios['relative_distance']:.3g} times "
+            "that with BN. The gradient's length, median over training, is "
+            f"{_length(table, model, 'none'):.3g} without BN and {_length(table, model, 'batch'):.3g} with: equal "
+            "multiples of the rate are different distances."
+        )
+    return lines
+
+
+def _length(table: StudyTable, model: str, norm: str) -> float:
+    return median(row["value"] for row in table.curve("gradient_norm", model=model, norm=norm))
+
+
+def _sizes(size: str, seeds: int) -> list[Study]:
+    question = "Is the landscape smoother with BN?"
+    return [study("smoothness", question, size, model, NORMS, seeds=seeds) for model in MODELS]
+
+
+register(
+    Experiment(
+        name="smoothness",
+        papers=("S1",),
+        place="sec. 3.1, 3.2, Fig. 4, 10, 11",
+        question="Along the gradient, do loss and gradient change less with BN, all through training?",
+        finding="Yes, for VGG and the deep linear network: a narrower range of the loss, gradients that predict better "
+        "(by close to two orders of magnitude early in training of VGG), a smaller effective beta; and in random "
+        "directions too.",
+        proxy=PROXY + "Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
+        "in S1; on one fixed batch of training data.",
+        sizes={"smoke": _sizes("smoke", 1), "small": _sizes("small", 6), "paper": _sizes("paper", 5)},
+        run=run,
+        contrasts=contrasts,
+        figures=figures,
+        remarks=remarks,
+        columns=("loss_range", "gradient_distance", "effective_beta", "early_gradient_distance", "random_loss_range"),
+        data=("cifar10",),
+        minutes={"small": 2.4},
+        cite=("santurkar2018",),
+    )
+)

@@ -1,0 +1,1 @@
+"""What sun2020 says, each sentence with its judge."""

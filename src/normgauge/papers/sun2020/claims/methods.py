@@ -1,0 +1,387 @@
+"""S4 (Sun et al. 2020), the other normalizers and the symmetry: sections 2.3-2.5, Lemmas 2 and 3, App 5.1-5.5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, gap, printed
+from normgauge.papers.court.registry import theorem
+from normgauge.papers.instances.derivatives import Loss, gradient
+from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.theory.batchnorm_calculus import project, standardize
+from normgauge.theory.effective_weights import covariance, effective_weights
+from normgauge.theory.norm_growth import after_sgd_step
+
+CITE = ("sun2020",)
+TINY = 1e-300  # torch's batch and group normalization refuse eps = 0
+
+
+@theorem(
+    "S4-LN",
+    place="eq (13), App 5.2",
+    printed="LN(W X) = sqrt(m) (W - Wbar) X/|(W - Wbar) X|, Wbar = mean of the rows; invariant to c W, c X (c > 0) "
+    "and to adding "
+    "one vector to all rows",
+    hypotheses="one sample X, eps = 0, (W - Wbar) X != 0",
+    cite=CITE,
+)
+def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((2, 1), (2, 4), (5, 3), (12, 8)):
+        W, X = normal(generator, m, n), normal(generator, n)
+        truth = functional.layer_norm(W @ X, (m,), eps=0.0)
+        c = 10.0 ** uniform(generator, -2, 2)
+        centred = (W - W.mean(0)) @ X
+        yield printed("eq (13)", gap(truth, m**0.5 * centred / centred.norm()))
+        for name, V, x in (
+            ("W -> c W", c * W, X),
+            ("X -> c X", W, c * X),
+            ("one vector added to all rows", W + normal(generator, n), X),
+        ):
+            yield printed(name, gap(truth, functional.layer_norm(V @ x, (m,), eps=0.0)))
+
+
+@theorem(
+    "S4-WN",
+    place="sec 2.4",
+    printed="if Sigma_X = Id BN degenerates to WN; 'identity covariance or independent data vectors'",
+    corrected="if Sigma_X = Id, BN_{gamma,beta}(W) = WN with g = gamma and bias beta - gamma W mean(X)/|W|; "
+    "uncorrelated "
+    "features give that only where their variances are equal too",
+    hypotheses="eps = 0; B > n (else Sigma is singular); independence read as vanishing covariance, its strongest form",
+    cite=CITE,
+    note="Independence makes Sigma diagonal, not the identity. The mean is subtracted in BN and stays in WN: for "
+    "centred inputs "
+    "the two agree, otherwise up to a bias that moves with W.",
+)
+def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
+    for n, B in ((2, 4), (3, 8), (6, 20)):
+        white = _whitened(generator, n, B)
+        W, gamma, beta = normal(generator, 4, n), uniform(generator, 0.3, 2), uniform(generator, -2, 2)
+        unit_rows = gamma * W / W.norm(dim=1, keepdim=True)
+        spread = white * torch.linspace(0.3, 3, n)[:, None]
+        yield printed("independent features", gap(_normalized_rows(W @ spread, gamma, beta), unit_rows @ spread + beta))
+        moved = white + normal(generator, n, 1)
+        bias = beta - unit_rows @ moved.mean(1)
+        yield corrected(
+            "identity covariance", gap(_normalized_rows(W @ moved, gamma, beta), unit_rows @ moved + bias[:, None])
+        )
+        yield corrected("effective weights", gap(effective_weights(W, moved, gamma)[0], unit_rows))
+        even = 1.7 * white
+        yield corrected(
+            "equal variances, uncorrelated", gap(_normalized_rows(W @ even, gamma, beta), unit_rows @ white + beta)
+        )
+        yield conclusion(
+            "whitened centred inputs: BN is WN", gap(_normalized_rows(W @ white, gamma, beta), unit_rows @ white + beta)
+        )
+
+
+@theorem(
+    "S4-WS",
+    place="eq (WS), sec 2.4",
+    printed="WS(W_i) = sqrt(n) CWN(W_i); WS lies on S^{n-2} of radius sqrt(n), CWN on the unit one",
+    hypotheses="rows not constant, eps = 0",
+    cite=CITE,
+)
+def _weight_standardization(generator: torch.Generator) -> Iterator[Check]:
+    for n in (2, 3, 9):
+        W = normal(generator, 4, n) + 1
+        standard = (W - W.mean(1, keepdim=True)) / W.std(1, correction=0, keepdim=True)
+        centred = _centred_unit_rows(W)
+        yield printed("WS = sqrt(n) CWN", gap(standard, n**0.5 * centred))
+        yield printed(
+            "radii", gap(standard.norm(dim=1) / n**0.5, centred.norm(dim=1)) + gap(centred.norm(dim=1), torch.ones(4))
+        )
+        yield printed("both orthogonal to e", gap(standard.sum(1), 0.0, 1.0) + gap(centred.sum(1), 0.0, 1.0))
+
+
+@theorem(
+    "S4-SN",
+    place="eq (15)",
+    printed="SN: W/sigma(W) has spectral norm 1 (Lipschitz 1); scale invariant as a whole matrix",
+    hypotheses="W != 0, the largest singular value exactly; a dense layer (the reshaped norm of a convolution is "
+    "another number)",
+    cite=CITE,
+)
+def _spectral(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((1, 2), (2, 2), (3, 7), (8, 4)):
+        W = normal(generator, m, n)
+        normalized = W / torch.linalg.matrix_norm(W, 2)
+        stretch = torch.linalg.eigvalsh(normalized.T @ normalized)[-1].sqrt()
+        yield printed("largest stretch is 1", gap(stretch, 1.0))
+        c = 10.0 ** uniform(generator, -2, 2)
+        yield printed("W -> c W", gap(c * W / torch.linalg.matrix_norm(c * W, 2), normalized))
+        rows = torch.linspace(1, 3, m)[:, None] * W
+        yield fact("W -> scaled row by row: change", gap(rows / torch.linalg.matrix_norm(rows, 2), normalized))
+
+
+@theorem(
+    "S4-conv",
+    place="App 5.1, convolution",
+    printed="BN for convolution: mean/variance over the batch at each position (p, q)",
+    corrected="mean and variance are taken over the batch and all positions of a channel together",
+    hypotheses="the definition of Ioffe and Szegedy (2015), sec 3.2, as torch implements it",
+    cite=(*CITE, "ioffe2015"),
+    note="Ioffe and Szegedy: 'different elements of the same feature map, at different locations, are normalized "
+    "in the same "
+    "way. To achieve this, we jointly normalize all the activations in a mini-batch, over all locations.' The printed "
+    "variance also lacks the mean over the batch.",
+)
+def _convolution(generator: torch.Generator) -> Iterator[Check]:
+    for B, channels, side in ((2, 1, 2), (4, 3, 3), (8, 2, 1), (5, 2, 4)):
+        Y = functional.conv2d(normal(generator, B, 2, side + 2, side + 2), normal(generator, channels, 2, 3, 3))
+        truth = functional.batch_norm(Y, None, None, training=True, eps=TINY)
+        each = (Y - Y.mean(0)) / Y.std(0, correction=0)
+        rows = Y.transpose(0, 1).reshape(channels, -1)
+        pooled = standardize(rows)[0].reshape(channels, B, side, side).transpose(0, 1)
+        yield printed("statistics at each position", gap(truth, each))
+        yield corrected("statistics over batch and positions", gap(truth, pooled))
+
+
+@theorem(
+    "S4-L2",
+    place="Lemma 2",
+    printed="f differentiable on R^n with f(lambda x) = f(x) for ALL lambda in R => x^T grad f = 0",
+    corrected="f differentiable at x != 0 with f(lambda x) = f(x) for all lambda > 0 => x^T grad f(x) = 0",
+    hypotheses="f the loss behind a normalized layer, the functions the paper applies the lemma to",
+    cite=CITE,
+    note="As an implication the printed lemma is true and empty: lambda = 0 makes f constant. No normalized loss "
+    "satisfies its "
+    "hypothesis (0 is a singularity and lambda = -1 flips the layer), so it cannot give Lemma 3; the corrected one "
+    "does.",
+)
+def _euler(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator, sizes=(3, 8), per_size=3):
+        X = normal(generator, unit.m, 4)
+        w = normal(generator, 4)
+        loss = _through(unit, X)
+        for factor in (-1.0, 0.0):
+            yield printed(f"f(lambda x) = f(x) at lambda = {factor:g}", gap(loss(factor * w), loss(w)))
+        for factor in (0.01, 0.5, 30.0):
+            yield corrected("f(lambda x) = f(x) for lambda > 0", gap(loss(factor * w), loss(w)))
+        slope = gradient(loss, w)
+        size = w.norm() * slope.norm()
+        yield corrected("x^T grad f = 0", gap(w @ slope, 0.0, size))
+        yield conclusion("weights are orthogonal to their gradient", gap(w @ slope, 0.0, size))
+
+
+@theorem(
+    "S4-L3a",
+    place="Lemma 3 and the following paragraph",
+    printed="BN, LN, IN, GN, WN, CWN, WS are scaling invariant in every row: W_i orth grad_{W_i}",
+    corrected="BN, IN, WN, CWN, WS: row by row; GN: group by group; LN: only the whole matrix. Each such block is "
+    "orthogonal "
+    "to its gradient",
+    hypotheses="positive factors, eps = 0, no bias (or the bias counted with its row); IN with more than one position",
+    cite=CITE,
+    note="The conclusion the paper draws, that the norm of the weights grows under SGD, survives for the blocks.",
+)
+def _rows_or_blocks(generator: torch.Generator) -> Iterator[Check]:
+    for m in (4, 8):
+        W, X, mix = normal(generator, m, 5), normal(generator, 5, 6, 3), normal(generator, m, 6, 3)
+        for name, normalize in _NORMALIZERS.items():
+
+            def loss(W: Tensor, f: Loss = normalize, mix: Tensor = mix, X: Tensor = X) -> Tensor:
+                return (torch.sin(f(W, X)) * mix).sum()
+
+            slope = gradient(loss, W)
+            inner = (W * slope).sum(1)
+            size = W.norm() * slope.norm()
+            blocks = inner.reshape({"LN": 1, "GN": 2}.get(name, m), -1).sum(1)
+            yield printed(f"{name}: every row", gap(inner, 0.0, size))
+            yield corrected(f"{name}: its blocks", gap(blocks, 0.0, size))
+            grown = (W - 0.1 * slope).square().sum()
+            expected = after_sgd_step(W.square().sum(), slope.square().sum(), 0.1)
+            yield conclusion("the norm of all weights grows as Lemma 3 says", gap(grown, expected))
+
+
+@theorem(
+    "S4-L3b",
+    place="Lemma 3, eq (16)",
+    printed="SGD: |W_i^{k+1}|^2 = |W_i^k|^2 + eta^2 |grad_i|^2, the norm keeps increasing",
+    hypotheses="a loss invariant in the row (BN, batch statistics, eps = 0), plain SGD: no momentum, no weight decay",
+    cite=CITE,
+    note="Strictly increasing while the gradient is not zero. With weight decay the norm settles at an equilibrium.",
+)
+def _growth(generator: torch.Generator) -> Iterator[Check]:
+    W = normal(generator, 3, 5)
+    for _ in range(12):
+        X, target, rate = normal(generator, 5, 7), normal(generator, 3, 7), 10.0 ** uniform(generator, -2, 1)
+        slope = gradient(_row_loss, W, X, target)
+        after = W - rate * slope
+        law = after_sgd_step(W.square().sum(1), slope.square().sum(1), rate)
+        yield printed("the law, row by row", gap(after.square().sum(1), torch.as_tensor(law)))
+        yield printed("the norm increases", broken(bool((after.norm(dim=1) > W.norm(dim=1)).all())))
+        decayed = (1 - rate * 0.05) * W - rate * slope
+        yield fact("change of |W|^2 with weight decay 0.05", decayed.square().sum() - W.square().sum())
+        W = after
+
+
+@theorem(
+    "S4-adv",
+    place="abstract (3), sec 2.5, 3.2",
+    printed="growing weight norm causes adversarial vulnerability because it amplifies the attack",
+    corrected="in a scale-invariant network the weight norm changes neither outputs nor input gradients, so no "
+    "attack notices it; "
+    "gamma does amplify",
+    hypotheses="weights behind BN, statistics belonging to the weights (batch or recomputed), eps = 0; the attack: "
+    "gradient sign",
+    cite=CITE,
+    note="The norm may be correlated with vulnerability in training; as a cause it is ruled out by the invariance "
+    "the paper itself "
+    "proves. The robustness study asks for the correlation.",
+)
+def _attack(generator: torch.Generator) -> Iterator[Check]:
+    for n, B in ((2, 4), (4, 12), (6, 9)):
+        X, W, out = normal(generator, n, B), normal(generator, 5, n), normal(generator, 3, 5)
+        labels = torch.randint(3, (B,), generator=generator)
+        before = _attacked_loss(X, W, out, labels, 1.0)
+        for c in (10.0, 1000.0):
+            after = _attacked_loss(X, c * W, out, labels, 1.0)
+            yield printed("loss under attack grows with the norm", broken(after > before * (1 + 1e-6)))
+            yield corrected("loss under attack is the same", gap(after, before))
+            slopes = (
+                gradient(_network_loss, X, W, out, labels, 1.0),
+                gradient(_network_loss, X, c * W, out, labels, 1.0),
+            )
+            yield corrected("input gradients are the same", gap(*slopes))
+        louder = gradient(_network_loss, X, W, out, labels, 2.0).norm() / slopes[0].norm()
+        yield fact("input gradient with gamma doubled, over before", louder)
+
+
+@theorem(
+    "S4-5.4",
+    place="App 5.4",
+    printed="<dL/dy_j, yh_j> = 0 for the BN loss (dL/dy = (gamma/s) dL/dz (I - e e^T/m)(I - yh yh^T/m))",
+    hypotheses="eps = 0; with eps > 0 the product is (gamma/s) <g,yh> (1 - |yh|^2/m)",
+    cite=CITE,
+)
+def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator):
+        v, m = gradient(unit.normalized_loss, unit.y), unit.m
+        size = abs(unit.gamma) / unit.s * unit.g.norm()
+        yield printed("<dL/dy, yh> = 0", gap(v @ unit.yh, 0.0, size * m**0.5))
+        product = (torch.eye(m) - 1 / m) @ (torch.eye(m) - torch.outer(unit.yh, unit.yh) / m)
+        yield printed("the product of projections", gap(product, project(unit.yh), 1.0))
+        yield printed("dL/dy", gap(v, unit.gamma / unit.s * (unit.g @ product), size))
+        eps = 0.1 * float(unit.s) ** 2
+        blurred = gradient(unit.normalized_loss, unit.y, eps)
+        yield fact("cosine with eps = 0.1 s^2", blurred @ unit.yh / (blurred.norm() * m**0.5))
+
+
+@theorem(
+    "S4-5.4b",
+    place="sec 2.5, last sentence",
+    printed="therefore the term <grad_y L, yh> of Santurkar Thm 4.1 vanishes",
+    corrected="what vanishes is <dLhat/dy, yh>; the term of Theorem 4.1 is <dLhat/dz, yh> = dLhat/dgamma, which is "
+    "0 only at a "
+    "stationary gamma",
+    hypotheses="eps = 0; S1 writes grad_y L for the gradient of the network without BN, which it identifies with "
+    "dLhat/dz",
+    cite=(*CITE, "santurkar2018"),
+)
+def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
+    for unit in units(generator):
+        size = unit.g.norm() * unit.m**0.5
+        yield printed("<g, yh> = 0", gap(unit.g @ unit.yh, 0.0, size))
+        yield corrected(
+            "<g, yh> = dL/dgamma", gap(unit.g @ unit.yh, gradient(unit.loss_of_gamma, torch.tensor(unit.gamma)), size)
+        )
+        v = gradient(unit.normalized_loss, unit.y)
+        yield corrected("<dLhat/dy, yh> = 0", gap(v @ unit.yh, 0.0, size * abs(unit.gamma) / unit.s))
+
+
+@theorem(
+    "S4-gauge",
+    place="sec 1.2 and 2.2",
+    printed="gamma and beta are the approximation of standard deviation and mean in a batch",
+    corrected="sigma scales with the weights and mu moves with their bias, while loss, gamma and beta stay: at "
+    "every minimum of the "
+    "BN loss |gamma^2 - sigma^2| can have any value; gamma and beta are those of the fitted output",
+    hypotheses="one unit, least squares, eps = 0, at the minimum over (W, gamma, beta)",
+    cite=CITE,
+    note="Not in the list the ledger started from: the general sentence behind S4-gs, whose observation on "
+    "ResNet-101 is empirical.",
+)
+def _gauge(generator: torch.Generator) -> Iterator[Check]:
+    for n, B in ((1, 4), (3, 9), (5, 30)):
+        X, target = normal(generator, n, B), normal(generator, B)
+        w = torch.linalg.solve(covariance(X), (X - X.mean(1, keepdim=True)) @ target)
+        gamma = standardize(w @ X)[0] @ target / B
+        here = torch.cat([gamma[None], target.mean()[None]])
+        for c in (1.0, 100.0):
+            sigma = standardize(c * w @ X)[1]
+            yield printed("gamma^2 is near sigma^2 at the minimum", gap(gamma**2, sigma**2))
+            slope = gradient(_fit_loss, torch.cat([c * w, here]), X, target)
+            yield corrected("the same minimum at every scale of W", gap(slope, 0.0, target.norm()))
+            spread = torch.std(gamma * standardize(w @ X)[0], correction=0)
+            yield corrected("gamma is the spread of the fitted output", gap(gamma, spread))
+
+
+def _whitened(generator: torch.Generator, n: int, B: int) -> Tensor:
+    """Draw `[n, B]` inputs of mean 0 and covariance exactly the identity."""
+    X = normal(generator, B, n)
+    return B**0.5 * torch.linalg.qr(X - X.mean(0))[0].T
+
+
+def _normalized_rows(Y: Tensor, gamma: float, beta: float) -> Tensor:
+    return gamma * functional.batch_norm(Y.T, None, None, training=True, eps=TINY).T + beta
+
+
+def _centred_unit_rows(W: Tensor) -> Tensor:
+    centred = W - W.mean(1, keepdim=True)
+    return centred / centred.norm(dim=1, keepdim=True)
+
+
+def _through(unit: Unit, X: Tensor) -> Loss:
+    return lambda w: unit.normalized_loss(X @ w)
+
+
+def _row_loss(W: Tensor, X: Tensor, target: Tensor) -> Tensor:
+    return (standardize(W @ X)[0] - target).square().sum()
+
+
+def _fit_loss(theta: Tensor, X: Tensor, target: Tensor) -> Tensor:
+    return (theta[-2] * standardize(theta[:-2] @ X)[0] + theta[-1] - target).square().sum() / 2
+
+
+def _network_loss(X: Tensor, W: Tensor, out: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """Return the cross entropy of linear, BN, tanh, linear on inputs `[n, B]`."""
+    return functional.cross_entropy((out @ torch.tanh(gamma * standardize(W @ X)[0])).T, labels)
+
+
+def _attacked_loss(X: Tensor, W: Tensor, out: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """Return the loss after three gradient-sign steps of 0.05 on the inputs."""
+    moved = X
+    for _ in range(3):
+        moved = moved + 0.05 * gradient(_network_loss, moved, W, out, labels, gamma).sign()
+    return _network_loss(moved, W, out, labels, gamma)
+
+
+def _pre(W: Tensor, X: Tensor) -> Tensor:
+    """Apply a 1x1 convolution: weights `[m, n]`, inputs `[n, B, positions]`, outputs `[m, B, positions]`."""
+    return torch.einsum("mn,nbp->mbp", W, X)
+
+
+def _over(Y: Tensor, *axes: int) -> Tensor:
+    centred = Y - Y.mean(axes, keepdim=True)
+    return centred / centred.square().mean(axes, keepdim=True).sqrt()
+
+
+def _grouped(Y: Tensor) -> Tensor:
+    split = Y.reshape(2, -1, *Y.shape[1:])
+    return _over(split, 1, 3).reshape(Y.shape)
+
+
+_NORMALIZERS: dict[str, Loss] = {
+    "BN": lambda W, X: _over(_pre(W, X), 1, 2),
+    "LN": lambda W, X: _over(_pre(W, X), 0, 2),
+    "IN": lambda W, X: _over(_pre(W, X), 2),
+    "GN": lambda W, X: _grouped(_pre(W, X)),
+    "WN": lambda W, X: _pre(W / W.norm(dim=1, keepdim=True), X),
+    "CWN": lambda W, X: _pre(_centred_unit_rows(W), X),
+    "WS": lambda W, X: _pre(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
+}

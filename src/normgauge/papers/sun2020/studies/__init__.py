@@ -1,0 +1,1 @@
+"""The experiments of sun2020, one file each."""

@@ -1,0 +1,185 @@
+"""S4 Tables 1 and 2: clean accuracy, Gaussian noise and BIM over normalizers and weight decay; does the norm matter?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import torch
+
+from normgauge.charts import against, intervals
+from normgauge.lab import data as datasets
+from normgauge.lab import models
+from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers, rescale
+from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.study import Study
+from normgauge.measure import robustness
+from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.studies import register
+from normgauge.papers.table import StudyTable
+
+NORMS = ("batch", "group", "layer", "weight")
+READINGS = {"clean_accuracy": "clean", "noise_accuracy": "Gaussian noise", "bim_accuracy": "BIM"}
+FACTORS = (0.5, 2.0)
+SMALL = {
+    "data": "cifar10:10000/1000/2000",
+    "batch": 32,
+    "decay": 5e-4,
+    "attacked": 256,
+    "attack_steps": 10,
+    "radius": 0.03,
+}
+
+
+def run(spec: Spec, record: Record) -> None:
+    """Train, attack, then attack the same function again with its normalized weights scaled."""
+    dataset = datasets.load(spec["data"])
+    seed, steps = int(spec["seed"]), int(spec["steps"])
+    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
+    decay = float(spec["decay"]) if spec["decayed"] else 0.0
+    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9, weight_decay=decay)
+    fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    network.eval()
+    record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
+    record(steps, "train_accuracy", evaluate(network, dataset, "train")[1])
+    batch = (dataset.test[0][: int(spec["attacked"])], dataset.test[1][: int(spec["attacked"])])
+    noisy = robustness(network, batch, attack="gaussian", radius=float(spec["noise"]), seed=seed)
+    attacked = _under_bim(network, batch, spec)
+    record(steps, "clean_accuracy", noisy.clean)
+    record(steps, "noise_accuracy", noisy.accuracy, kind="unbiased")
+    record(steps, "bim_accuracy", attacked, kind="upper")
+    moved, changed = 0.0, 0.0
+    for factor in FACTORS:
+        twin = copy.deepcopy(network)
+        rescale(twin, factor)
+        with torch.no_grad():
+            before, after = network(batch[0]), twin(batch[0])
+            moved = max(moved, float((after - before).abs().max() / before.abs().max()))
+        changed = max(changed, abs(_under_bim(twin, batch, spec) - attacked))
+    record(steps, "output_change", moved)
+    record(steps, "bim_change", changed)
+
+
+def _under_bim(network: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], spec: Spec) -> float:
+    count = int(spec["attack_steps"])
+    return robustness(network, batch, attack="bim", radius=float(spec["radius"]), steps=count, step=2 / count).accuracy
+
+
+def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
+    """Positive: weight decay raises the accuracy under attack; and scaling the weights alone changes it."""
+    found: dict[str, list[float]] = {}
+    for reading in ("bim_accuracy", "noise_accuracy"):
+        arms = [table.paired(reading, True, False, knob="decayed", norm=norm) for norm in NORMS]
+        found[f"{reading}, weight decay minus none, mean over normalizers"] = [
+            fmean(values) for values in zip(*arms, strict=False)
+        ]
+    changes = [list(table.by_seed("bim_change", norm=norm, decayed=False).values()) for norm in NORMS]
+    found["change of BIM accuracy when weights are scaled at equal function, minus 0.01"] = [
+        fmean(values) - 0.01 for values in zip(*changes, strict=False)
+    ]
+    return found
+
+
+def figures(table: StudyTable) -> list[Figure]:
+    """Draw accuracies per arm, and accuracy under attack against the norm of the weights."""
+    shown = []
+    for reading, title in READINGS.items():
+        rows = []
+        for norm in NORMS:
+            for decayed in (False, True):
+                found = table.mean(reading, norm=norm, decayed=decayed)
+                name = f"{norm}{' + decay' if decayed else ''}"
+                rows.append({"series": name, "value": found.mean, "low": found.low, "high": found.high})
+        chart = intervals(rows, x_title=f"accuracy, {title}", scale="linear")
+        shown.append(
+            Figure(reading.split("_")[0], chart, f"Test accuracy, {title}: mean and 95 % interval over seeds.")
+        )
+    points = []
+    for norm in NORMS:
+        for decayed in (True, False):
+            size, found = (table.mean(name, norm=norm, decayed=decayed) for name in ("weight_norm", "bim_accuracy"))
+            points.append(
+                {"series": norm, "weight_norm": size.mean, "value": found.mean, "low": found.low, "high": found.high}
+            )
+    chart = against(
+        points,
+        x="weight_norm",
+        low="low",
+        high="high",
+        y_scale="linear",
+        x_title="norm of the normalized weights",
+        y_title="accuracy under BIM",
+    )
+    return [*shown, Figure("norms", chart, "Accuracy under BIM against the norm of the weights: decay halves it.")]
+
+
+def remarks(table: StudyTable) -> list[str]:
+    """Print the table, what decay did, and what scaling at equal function did."""
+    lines = []
+    for norm in NORMS:
+        told = []
+        for decayed in (False, True):
+            values = [table.mean(reading, norm=norm, decayed=decayed).mean for reading in READINGS]
+            size = table.mean("weight_norm", norm=norm, decayed=decayed).mean
+            told.append(
+                f"{'with' if decayed else 'without'} decay clean {values[0]:.3f}, noise {values[1]:.3f}, BIM "
+                f"{values[2]:.3f} at a weight norm of {size:.3g}"
+            )
+        lines.append(f"{norm}: {'; '.join(told)}.")
+    change = max(row["bim_change"] for row in table.rows)
+    output = max(row["output_change"] for row in table.rows)
+    factors = " and ".join(f"{factor:g}" for factor in FACTORS)
+    lines.append(
+        f"Does the weight norm matter at equal function? All normalized weights times {factors}: outputs move by at "
+        f"most {output:.2g} (relative; rounding and eps), BIM accuracy by at most {change:.3g} in {len(table.rows)} "
+        "networks. That a larger norm amplifies the attack, S4's reason, is wrong: the norm is no part of the "
+        "function; what decay changes it changes through the effective learning rate and the other parameters."
+    )
+    return lines
+
+
+def _study(model: str, seeds: int, steps: int, **knobs: object) -> Study:
+    fixed = {"model": model, "data": "digits", "batch": 64, "steps": steps, "lr": 0.05, "decay": 5e-3}
+    # Radius and noise are in standard deviations of the pixels: 8/255 of an 8-bit CIFAR image is 0.13 of them.
+    attack = {"attacked": 360, "attack_steps": 20, "radius": 0.2, "noise": 0.8}
+    return Study(
+        "robustness",
+        "What do normalizer and weight decay do to accuracy under noise and attack?",
+        scientific={"norm": list(NORMS), "decayed": [False, True]},
+        fixed={**fixed, **attack, **knobs},
+        seeds=seeds,
+    )
+
+
+register(
+    Experiment(
+        name="robustness",
+        papers=("S4",),
+        place="sec. 3.2, Tables 1, 2",
+        question="Does weight decay make normalized networks more robust, and does the norm of the weights matter?",
+        finding="All scale-invariant normalizers are vulnerable to noise and BIM; weight decay raises the accuracy "
+        "under attack a bit, because increasing weights amplify the attack.",
+        proxy="Published: ResNet-101 on CIFAR-10 and CIFAR-100, 200 epochs at rate 1e-3, one run each. Ours: a VGG of "
+        "eight convolutions, 8 to 32 channels wide, on 10,000 images of CIFAR-10, SGD with momentum at rate 0.05, 600 "
+        "steps of 32, decay 5e-4; noise of 0.8 and BIM in a linf ball of 0.03 standard deviations of the pixels (10 "
+        "steps), on 256 test images, so that a network of another seed was well above chance and below its clean "
+        "accuracy. Earlier versions, on digits and with decay 5e-3, which cost a third of the clean accuracy here, "
+        "came out not confirmed, with S4-wd inconclusive.",
+        sizes={
+            "smoke": _study("mlp", 3, 10, attacked=32, attack_steps=3),
+            "small": _study("vgg8", 5, 600, **SMALL),
+            "paper": _study(
+                "resnet101", 3, 78000, data="cifar10", batch=128, lr=1e-3, decay=5e-4, attacked=10000, radius=0.13
+            ),
+        },
+        run=run,
+        contrasts=contrasts,
+        figures=figures,
+        remarks=remarks,
+        columns=("clean_accuracy", "noise_accuracy", "bim_accuracy", "weight_norm", "bim_change", "output_change"),
+        data=("cifar10",),
+        minutes={"small": 5.9},
+        cite=("sun2020",),
+    )
+)

@@ -1,0 +1,1 @@
+"""What than2025 says, each sentence with its judge."""

@@ -1,0 +1,1 @@
+"""The experiments of than2025, one file each."""

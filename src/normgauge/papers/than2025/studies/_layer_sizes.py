@@ -1,0 +1,134 @@
+"""Per-layer operator norms and input deviations of a network in training, and what rescaling does to both (S2)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import NonFiniteError
+from normgauge.lab import data, models
+from normgauge.lab.data import Dataset
+from normgauge.lab.runs.train import evaluate, fit
+from normgauge.measure import operator_norm
+from normgauge.papers.experiment import Record, Spec
+
+FACTOR = 10.0  # by which the weights before normalizers are multiplied in the test of rescaling
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of every layer: its operator norm, its Frobenius norm, and the deviation of what it gives to what follows."""
+
+    names: tuple[str, ...]
+    norms: tuple[float, ...]
+    frobenius: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+    def log10_product(self, values: tuple[float, ...]) -> float:
+        """Return the sum of log10 of the values."""
+        return sum(math.log10(max(value, 1e-300)) for value in values)
+
+
+def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
+    """Measure every linear and convolutional layer but the last on one batch, in training mode; leaves no trace.
+
+    The deviation is the root of the mean over channels of the variance over batch and space, before the normalizer or
+    the activation: the sigma of S2's Figure 2.
+    """
+    model = copy.deepcopy(network).train()
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
+    seen: dict[str, tuple[torch.Size, float]] = {}
+    hooks = []
+    for name, layer in layers:
+
+        def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
+            axes = [axis for axis in range(output.dim()) if axis != 1]
+            seen[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
+
+        hooks.append(layer.register_forward_hook(watch))
+    with torch.no_grad():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    brackets = [operator_norm(layer, tuple(seen[name][0]), kind="estimate") for name, layer in layers]
+    return Sizes(
+        tuple(name for name, _ in layers),
+        tuple(bracket.upper if math.isfinite(bracket.upper) else bracket.lower for bracket in brackets),
+        tuple(float(layer.weight.detach().norm()) for _, layer in layers),
+        tuple(seen[name][1] for name, _ in layers),
+    )
+
+
+def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
+    """Return a copy with every weight before an activation normalizer multiplied by the factor."""
+    model = copy.deepcopy(network)
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, models.Normalized) and part.declaration.statistics in ("batch", "sample", "group"):
+                part.layer.weight.mul_(factor)  # type: ignore[operator]
+                if part.layer.bias is not None:
+                    part.layer.bias.mul_(factor)  # type: ignore[operator]
+    return model
+
+
+def in_unit_ball(dataset: Dataset) -> Dataset:
+    """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does: |x| <= 1."""
+    largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
+    train, validation, test = (
+        (inputs / largest, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
+    )
+    return replace(dataset, train=train, validation=validation, test=test)
+
+
+def train_and_watch(spec: Spec, record: Record) -> None:
+    """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer, their products, and rescaling."""
+    dataset = in_unit_ball(data.load(spec["data"]))
+    network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
+    optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
+    batch = dataset.train[0][:128]
+    steps = int(spec["steps"])
+
+    def watch(step: int, model: nn.Module) -> None:
+        sizes = layer_sizes(model, batch)
+        for index, name in enumerate(sizes.names):
+            layer = f"{index + 1:02d} {name}"
+            record(step, "layer_norm", sizes.norms[index], layer=layer, kind="estimate")
+            record(step, "layer_deviation", sizes.deviations[index], layer=layer)
+        record(step, "smallest_weight_norm", min(sizes.norms), kind="estimate")
+        record(step, "log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
+        record(step, "log10_frobenius_product", sizes.log10_product(sizes.frobenius))
+        record(step, "log10_sigma_product", sizes.log10_product(sizes.deviations))
+        record(step, "largest_deviation", max(sizes.deviations))
+        if step == 0:
+            record(step, "first_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
+            record(step, "first_log10_sigma_product", sizes.log10_product(sizes.deviations))
+
+    at = {0, steps // 4, steps // 2, steps} if steps >= 8 else {0, steps}
+    result = fit(
+        network,
+        dataset,
+        optimizer,
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=int(spec["seed"]),
+        at=at,
+        watch=watch,
+    )
+    if result.diverged:
+        raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
+    _record_rescaling(record, steps, network, batch)
+    record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000)[1])
+
+
+def _record_rescaling(record: Record, steps: int, network: nn.Module, batch: Tensor) -> None:
+    other = rescaled(network)
+    sizes = layer_sizes(other, batch)
+    record(steps, "rescaled_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
+    record(steps, "rescaled_log10_sigma_product", sizes.log10_product(sizes.deviations))
+    with torch.no_grad():
+        a, b = (copy.deepcopy(model).train()(batch) for model in (network, other))
+    record(steps, "rescaled_output_change", float((a - b).norm() / a.norm()))
