@@ -1,10 +1,10 @@
-"""One number with its name and kind (`Reading`), and the three ways out of every result (`Result`)."""
+"""One number with its name and kind (`Reading`), one finished run (`Run`), the ways out of every result (`Result`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["exact", "upper", "lower", "unbiased", "estimate"]
 Status = Literal["ok", "skipped", "diverged", "nonconverged", "error"]
+#: What a run was told, flat: knob -> a plain value. Which knobs there are is the study's own affair.
+Spec = Mapping[str, Any]
+#: A line of a table, flat: knobs, `seed`, `status` and readings by name.
+Row = Mapping[str, Any]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -32,6 +36,8 @@ class Reading:
         uncertainty: half-width of an interval or a residual, in the unit of `value`; `None` if exact.
         status: ok, skipped, diverged, nonconverged or error.
         sentence: why, where the status is not `ok`.
+        step: after how many steps of training it was read.
+        layer: which layer or part it belongs to; `None` for the whole network.
 
     Examples:
         >>> print(Reading("top eigenvalue", 2.0, kind="estimate", uncertainty=0.001))
@@ -44,6 +50,8 @@ class Reading:
     uncertainty: float | None = None
     status: Status = "ok"
     sentence: str = ""
+    step: int = 0
+    layer: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: a misspelt kind would silently lose its meaning."""
@@ -61,6 +69,123 @@ class Reading:
         spread = "" if self.uncertainty is None else f" +- {format_number(self.uncertainty)}"
         trouble = "" if self.status == "ok" else f" [{self.status}: {self.sentence}]"
         return f"{self.name} = {format_number(self.value)}{spread} ({self.kind}){trouble}"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where numbers came from: versions, machine, code revision; never names of people or hosts.
+
+    Attributes:
+        python: version of Python.
+        versions: package -> version, `None` where it is not installed.
+        machine: system, processor, device, threads.
+        revision: of a source checkout, with `+dirty` if it had uncommitted changes; `None` elsewhere.
+    """
+
+    python: str = ""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    revision: str | None = None
+
+    @property
+    def code(self) -> str:
+        """Which normgauge it was: the revision, or the version where there is none."""
+        return self.revision or str(self.versions.get("normgauge"))
+
+
+@dataclass
+class Run:
+    """One run: what it was told, what became of it, what was read.
+
+    A run that diverged, died or failed is no measurement: its readings are there to be looked at, `row()` has none.
+
+    Args:
+        spec: what it was told; its hash is the run's identity.
+        status: ok, skipped (no data), diverged, nonconverged or error.
+        sentence: why, where the status is not `ok`.
+        readings: in the order they were made.
+        seconds: how long it took.
+        provenance: where it ran.
+
+    Examples:
+        >>> run = Run({"lr": 0.1, "seed": 0})
+        >>> run.record(0, "loss", 2.0)
+        >>> run.record(9, "loss", 1.0)
+        >>> run.series("loss"), run.last("loss"), run.row()["loss"]
+        ([2.0, 1.0], 1.0, 1.0)
+    """
+
+    spec: Spec
+    status: Status = "ok"
+    sentence: str = ""
+    readings: list[Reading] = field(default_factory=list)
+    seconds: float = 0.0
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it finished, so that it counts as a measurement."""
+        return self.status == "ok"
+
+    def record(
+        self,
+        step: int,
+        name: str,
+        value: float,
+        *,
+        layer: str | None = None,
+        kind: Kind = "exact",
+        status: Status = "ok",
+    ) -> None:
+        """Add one reading; a value that is not finite is kept as a hole with `status` (diverged if it says ok)."""
+        if math.isfinite(value):
+            self.readings.append(Reading(name, float(value), kind, step=step, layer=layer))
+        else:
+            hole = "diverged" if status == "ok" else status
+            self.readings.append(Reading(name, math.nan, kind, status=hole, step=step, layer=layer))
+
+    def series(self, name: str) -> list[float]:
+        """Return the values of a reading of the whole network in the order of the steps, holes left out."""
+        return [reading.value for reading in self._whole(name) if math.isfinite(reading.value)]
+
+    def last(self, name: str) -> float | None:
+        """Return the last value of a reading of the whole network, `None` where there is none or a hole."""
+        reading = next(reversed(self._whole(name)), None)
+        return None if reading is None or not math.isfinite(reading.value) else reading.value
+
+    def _whole(self, name: str) -> list[Reading]:
+        own = (reading for reading in self.readings if reading.name == name and reading.layer is None)
+        return sorted(own, key=lambda reading: reading.step)
+
+    def row(self) -> dict[str, Any]:
+        """Return the run as a line of a table: knobs, status, and, if it is ok, the last value of every reading.
+
+        Lists (schedules of measuring) and the study's name are no knobs.
+        """
+        knobs = {k: v for k, v in self.spec.items() if k != "study" and not isinstance(v, (list, dict))}
+        names = dict.fromkeys(r.name for r in self.readings if r.layer is None) if self.ok else ()
+        state = {"status": self.status, "sentence": self.sentence, "seconds": self.seconds}
+        return {**knobs, **state, **{name: self.last(name) for name in names}}
+
+
+def plain(value: Any) -> Any:
+    """Return data as JSON can write them: dataclasses as objects, what is not finite as `null`.
+
+    The only place where a not-a-number turns into nothing.
+
+    Examples:
+        >>> plain({"loss": math.nan, "rates": (0.1, math.inf), "reading": Reading("x", 1.0)})["rates"]
+        [0.1, None]
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 class Result:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
+from normgauge.documents import Document, from_plain
 from normgauge.errors import StoreError, explain
+from normgauge.records import Provenance, Reading, Run, Spec, plain
 
 SCHEMA_VERSION = 1
 
@@ -26,15 +29,17 @@ CREATE TABLE IF NOT EXISTS readings (
 CREATE INDEX IF NOT EXISTS readings_by_run ON readings(run);
 CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, body TEXT NOT NULL);
 """
-_READING = ("run", "step", "name", "layer", "value", "kind", "status")
+#: The file a study keeps its runs in, inside its folder.
+STORE_NAME = "runs.sqlite"
+D = TypeVar("D", bound=Document)
 
 
-def canonical(spec: Mapping[str, Any]) -> str:
+def canonical(spec: Spec) -> str:
     """Write a spec as canonical JSON: sorted keys, no spaces, so that equal specs are equal strings."""
     return json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def spec_id(spec: Mapping[str, Any]) -> str:
+def spec_id(spec: Spec) -> str:
     """Return the identity of a run: 16 hex digits of the SHA-256 of its canonical spec.
 
     Examples:
@@ -45,7 +50,7 @@ def spec_id(spec: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """Finished runs, their readings, and named documents, in one SQLite file with one writer.
+    """Finished runs with their readings, and what was concluded from them, in one SQLite file with one writer.
 
     A run is written in one transaction when it is finished, so an interruption at any moment loses at most the
     runs in flight, and starting again runs only what is missing. The journal is SQLite's rollback journal, not
@@ -60,9 +65,11 @@ class Store:
     Examples:
         >>> import tempfile
         >>> store = Store(Path(tempfile.mkdtemp()) / "runs.sqlite")
-        >>> store.put({"spec": {"lr": 0.1}}, [{"step": 0, "name": "loss", "value": 2.0}])
-        >>> [run["spec"] for run in store.runs()], store.readings()[0]["value"]
-        ([{'lr': 0.1}], 2.0)
+        >>> run = Run({"lr": 0.1})
+        >>> run.record(0, "loss", 2.0)
+        >>> store.put(run)
+        >>> [(run.spec, run.last("loss")) for run in store.runs()]
+        [({'lr': 0.1}, 2.0)]
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -125,69 +132,63 @@ class Store:
             ) from error
         self._claim = file
 
-    def put(self, run: Mapping[str, Any], readings: Iterable[Mapping[str, Any]]) -> None:
+    def put(self, run: Run) -> None:
         """Write one finished run and its readings in one transaction; a run already there is kept as it is.
-
-        Args:
-            run: `spec` (flat, JSON), and optionally `status`, `sentence`, `seconds`, `provenance`.
-            readings: rows with `step`, `name`, `value` and optionally `layer`, `kind`, `status`.
 
         Raises:
             StoreError: when the disk is full or the file is locked; what was stored before stays.
         """
-        identity = spec_id(run["spec"])
-        row = (
-            identity,
-            canonical(run["spec"]),
-            run.get("status", "ok"),
-            run.get("sentence", ""),
-            float(run.get("seconds", 0.0)),
-            json.dumps(run.get("provenance", {}), sort_keys=True),
-        )
-        rows = [
-            (identity, r["step"], r["name"], r.get("layer"), r["value"], r.get("kind", "exact"), r.get("status", "ok"))
-            for r in readings
-        ]
+        identity = spec_id(run.spec)
+        origin = json.dumps(plain(run.provenance), sort_keys=True)
+        row = (identity, canonical(run.spec), run.status, run.sentence, run.seconds, origin)
+        rows = [(identity, r.step, r.name, r.layer, plain(r.value), r.kind, r.status) for r in run.readings]
         with self._transaction() as cursor:
             if cursor.execute("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?)", row).rowcount:
                 cursor.executemany("INSERT INTO readings VALUES (?,?,?,?,?,?,?)", rows)
 
-    def put_document(self, name: str, body: Any) -> None:
-        """Write a named JSON document (a table, a setting, an answer), replacing an earlier one."""
+    def put_document(self, document: Document) -> None:
+        """Write what was concluded from the runs, replacing an earlier document of the same kind."""
+        body = json.dumps({"version": document.VERSION, **plain(document)})
         with self._transaction() as cursor:
-            cursor.execute("INSERT OR REPLACE INTO documents VALUES (?,?)", (name, json.dumps(body)))
+            cursor.execute("INSERT OR REPLACE INTO documents VALUES (?,?)", (type(document).__name__, body))
+
+    def document(self, kind: type[D]) -> D | None:
+        """Return the document of a kind, `None` where there is none.
+
+        Raises:
+            StoreError: when another version of normgauge wrote it in a form this one does not read.
+        """
+        query = "SELECT body FROM documents WHERE name = ?"
+        row = self._connection.execute(query, (kind.__name__,)).fetchone()
+        return None if row is None else kind.of_json(json.loads(row[0]), self.path.name)
 
     def finished(self) -> set[str]:
         """Return the ids of the runs that are stored."""
         return {row[0] for row in self._connection.execute("SELECT id FROM runs")}
 
-    def runs(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Return the stored runs as dicts, all or those with the given ids."""
-        wanted = None if ids is None else set(ids)
-        columns = "id, spec, status, sentence, seconds, provenance"
-        found = self._connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")
-        return [
-            {
-                "id": identity,
-                "spec": json.loads(spec),
-                "status": status,
-                "sentence": sentence,
-                "seconds": seconds,
-                "provenance": json.loads(provenance),
-            }
-            for identity, spec, status, sentence, seconds, provenance in found
-            if wanted is None or identity in wanted
-        ]
+    def runs(self, ids: Iterable[str] | None = None) -> list[Run]:
+        """Return the stored runs with their readings, all or those with the given ids, in the order they finished."""
+        columns = "rowid, id, spec, status, sentence, seconds, provenance"
+        runs: dict[str, Run] = {}
+        for _, identity, spec, status, sentence, seconds, origin in sorted(self._select(columns, "runs", "id", ids)):
+            provenance = from_plain(Provenance, json.loads(origin))
+            runs[identity] = Run(json.loads(spec), status, sentence, [], seconds, provenance)
+        for run, step, name, layer, value, kind, status in self._select("*", "readings", "run", ids):
+            number = math.nan if value is None else value
+            runs[run].readings.append(Reading(name, number, kind, status=status, step=step, layer=layer))
+        return list(runs.values())
 
-    def readings(self, ids: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Return the stored readings as dicts, of all runs or of those with the given ids."""
-        wanted = None if ids is None else set(ids)
-        found = self._connection.execute(f"SELECT {', '.join(_READING)} FROM readings ORDER BY rowid")
-        return [dict(zip(_READING, row, strict=True)) for row in found if wanted is None or row[0] in wanted]
-
-    def documents(self) -> dict[str, Any]:
-        """Return the named documents."""
-        return {name: json.loads(body) for name, body in self._connection.execute("SELECT name, body FROM documents")}
+    def _select(self, what: str, table: str, key: str, ids: Iterable[str] | None) -> Iterator[tuple[Any, ...]]:
+        """Yield rows in the order they were written; those with the given ids by the index, some hundred at a time."""
+        query = f"SELECT {what} FROM {table}"
+        if ids is None:
+            yield from self._connection.execute(f"{query} ORDER BY rowid")
+            return
+        wanted = sorted(set(ids))
+        for start in range(0, len(wanted), 500):
+            some = wanted[start : start + 500]
+            marks = ",".join("?" * len(some))
+            yield from self._connection.execute(f"{query} WHERE {key} IN ({marks}) ORDER BY rowid", some)
 
     def close(self) -> None:
         """Close the file and give up the claim on it."""

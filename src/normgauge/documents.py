@@ -1,0 +1,270 @@
+"""What is concluded from runs and kept beside them, typed and with a version: a comparison, a paper's experiment.
+
+lab and papers write these, report draws them; no page re-derives a title, a unit or a factor from a key.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar
+
+from normgauge.errors import StoreError, explain
+from normgauge.records import Provenance, Row
+from normgauge.stats import FREE, Bounds, Interval
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Document:
+    """Base of stored documents; a subclass is a frozen dataclass of plain values, tuples, mappings and dataclasses.
+
+    A change of its fields that old files do not survive raises its `VERSION`.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any], origin: str) -> Self:
+        """Return the document that was written as JSON.
+
+        Args:
+            data: what JSON gave, with its `version`.
+            origin: where it lay, for messages.
+
+        Raises:
+            StoreError: for another version, or fields that are missing.
+        """
+        try:
+            if data["version"] == cls.VERSION:
+                return from_plain(cls, data)
+            got = f"version {data['version']}"
+        except (KeyError, TypeError, ValueError) as error:
+            got = f"{type(error).__name__} {error}"
+        rule = f"a {cls.__name__} of version {cls.VERSION} is read"
+        raise StoreError(explain(origin, rule, got, "Run the same command again: finished runs are kept"))
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One quantity of a comparison: where it is read, how it is written, what it means.
+
+    Attributes:
+        name: of the reading.
+        title: for people.
+        unit: for people; "%" where a share is shown in per cent.
+        better: "higher", "lower", or `None` where neither is.
+        help: one sentence.
+        brief: whether the terminal shows it; the page and the frame have all of them.
+        when: the "first" or "last" measured step of a run, or the "mean" over them.
+        bounds: lowest and highest possible value, as stored.
+    """
+
+    name: str
+    title: str
+    help: str = ""
+    unit: str = ""
+    better: str | None = None
+    brief: bool = True
+    when: str = "last"
+    bounds: Bounds = FREE
+
+    @property
+    def factor(self) -> float:
+        """What a stored value is multiplied by for reading: shares are stored as fractions."""
+        return 100.0 if self.unit == "%" else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A study as it was asked: the knobs compared, tuned and fixed, and the seeds.
+
+    Attributes:
+        name: short.
+        title: a headline.
+        question: what it answers.
+        scientific: knob -> values that are compared.
+        nuisance: knob -> values that are tuned for each arm.
+        fixed: knob -> value.
+        seeds: how many.
+        tuning_seeds: how many of them every tuned setting is tried on.
+        cite: bibliography keys.
+    """
+
+    name: str
+    title: str
+    question: str
+    scientific: Mapping[str, tuple[Any, ...]]
+    nuisance: Mapping[str, tuple[Any, ...]]
+    fixed: Mapping[str, Any]
+    seeds: int
+    tuning_seeds: int
+    cite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One line of a comparison.
+
+    Attributes:
+        knobs: what names the arm, as `{"norm": "batch"}`.
+        setting: the tuned knobs at their chosen values; empty where no run finished.
+        n: runs behind the means.
+        values: metric -> mean and interval over seeds, as stored; a metric without a value is absent.
+        stable_up_to: the largest tuned rate below which no seed failed, in words.
+        remarks: what a reader should know about the choice of the setting.
+    """
+
+    knobs: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    n: int
+    values: Mapping[str, Interval]
+    stable_up_to: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ComparisonDocument(Document):
+    """What a comparison found, as its page and terminal say it.
+
+    Attributes:
+        question: the study.
+        metrics: the columns.
+        arms: the lines, best first.
+        answer: the sentence.
+        decided: whether the data can tell the best arm from all others.
+        runs: ids of the runs it rests on: a store may hold others too.
+        provenance: where it was concluded.
+        command: that runs it again.
+        finished: when, in ISO form.
+    """
+
+    question: Question
+    metrics: tuple[Metric, ...]
+    arms: tuple[Arm, ...]
+    answer: str
+    decided: bool
+    runs: tuple[str, ...]
+    provenance: Provenance
+    command: str
+    finished: str
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """A margin over seeds, positive where they speak for the claim: mean, half width of its interval, seeds."""
+
+    name: str
+    mean: float
+    half_width: float
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionDocument:
+    """One criterion of a study and its verdict.
+
+    Attributes:
+        id: of the claim in the ledger, or the study's own name for a finding the ledger does not list.
+        printed: the sentence it is about.
+        criterion: the rule, in words, as it was fixed before the runs.
+        outcome: reproduced, contradicted, too_small_to_tell, premise_absent or not_run.
+        sentence: why.
+        margins: per margin its name, mean, half width of its interval, and seeds.
+    """
+
+    id: str
+    printed: str
+    criterion: str
+    outcome: str
+    sentence: str
+    margins: tuple[Margin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """A run that is no measurement: which, what became of it, why."""
+
+    run: str
+    status: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class StudyDocument(Document):
+    """A paper's experiment as it came out: the rows its verdicts rest on, and all its page says beside the figures.
+
+    A table that ships with the package is one of these too.
+
+    Attributes:
+        study: its name.
+        size: smoke, small or paper.
+        rows: one flat row per run at its arm's chosen setting: knobs, `seed`, `status`, last value of every reading.
+        criteria: what was judged, and how it came out.
+        remarks: sentences with the numbers.
+        failed: runs that are no measurements.
+        runs: how many there were, tuning included.
+        seconds: of all runs together.
+        seeds: how many.
+        fixed: what was fixed, for each part of the study.
+        provenance: where the last runs were made.
+        finished: when, in ISO form.
+    """
+
+    study: str
+    size: str
+    rows: tuple[Row, ...]
+    criteria: tuple[CriterionDocument, ...]
+    remarks: tuple[str, ...]
+    failed: tuple[FailedRun, ...]
+    runs: int
+    seconds: float
+    seeds: int
+    fixed: tuple[Mapping[str, Any], ...]
+    provenance: Provenance
+    finished: str
+
+
+def from_plain(kind: type[T], data: Any) -> T:
+    """Return what `records.plain` made plain: dataclasses, tuples and mappings are built as their annotations say.
+
+    Keys that the dataclass does not have are left alone.
+
+    Examples:
+        >>> from normgauge.stats import Interval
+        >>> from_plain(Interval, {"mean": 1.0, "low": None, "high": 2.0, "n": 3}).high
+        2.0
+    """
+    return typing.cast(T, _build(kind, data))
+
+
+def _build(kind: Any, data: Any) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if data is None:
+            return None
+        choices = [choice for choice in arguments if choice is not type(None)]
+        return _build(choices[0], data) if len(choices) == 1 else data
+    if kind is float:
+        return float("nan") if data is None else float(data)
+    if is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(
+            **{item.name: _build(hints[item.name], data[item.name]) for item in fields(kind) if item.name in data}
+        )
+    if origin is tuple:
+        inner = arguments[0] if arguments[-1] is Ellipsis else None
+        pairs = zip(data, [inner] * len(data) if inner else arguments, strict=True)
+        return tuple(_build(part, item) for item, part in pairs)
+    if origin is not None and issubclass(origin, Mapping) and data is not None:
+        return {key: _build(arguments[1], item) for key, item in data.items()}
+    return data
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

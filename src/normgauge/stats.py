@@ -1,0 +1,310 @@
+"""What seeds can tell: intervals, paired differences, many arms at once, how many seeds would decide, the best setting.
+
+The one place for all of these: tables, pages and verdicts take their intervals and their choices from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from normgauge.errors import InputError, explain
+from normgauge.records import Row, format_number
+
+CONFIDENCE = 0.95
+#: The share of repetitions in which a planned number of seeds should decide.
+POWER = 0.8
+#: More seeds than this are no plan.
+MOST_SEEDS = 10_000
+#: Lowest and highest value a quantity can have; `None` where there is no such end.
+Bounds = tuple[float | None, float | None]
+FREE: Bounds = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its confidence interval from n values; low and high are nan for n < 2."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the whole interval lies on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        """Return `mean (low..high)`, or the mean alone where one value says nothing about the spread."""
+        ends = "" if math.isnan(self.low) else f" ({format_number(self.low, 3)}..{format_number(self.high, 3)})"
+        return f"{format_number(self.mean, 3)}{ends}"
+
+
+def interval(values: Iterable[float], *, bounds: Bounds = FREE, confidence: float = CONFIDENCE) -> Interval:
+    """Return mean and Student-t interval of independent values, inside the bounds of the quantity.
+
+    `mean -+ t_{n-1} s / sqrt(n)` with s the sample deviation. Where the quantity has one end the interval is taken on
+    the scale of the log distance to it, where it has two on that of the logit, and mapped back (delta method): it
+    contains the mean, and no loss falls below 0 and no accuracy rises above 1.
+
+    Args:
+        values: one per seed.
+        bounds: lowest and highest possible value; `(0, None)` for a loss, `(0, 1)` for an accuracy.
+        confidence: coverage.
+
+    Raises:
+        InputError: for a value that is not finite or out of bounds: a failed run is no measurement.
+
+    Examples:
+        >>> free = interval([1.0, 2.0, 3.0])
+        >>> free.mean, round(free.low, 4), round(free.high, 4), free.n
+        (2.0, -0.4841, 4.4841, 3)
+        >>> loss = interval([1.0, 2.0, 3.0], bounds=(0, None))
+        >>> round(loss.low, 4), round(loss.high, 4)
+        (0.5776, 6.9255)
+    """
+    values = list(values)
+    floor, ceiling = (-math.inf if bounds[0] is None else bounds[0]), (math.inf if bounds[1] is None else bounds[1])
+    outside = [value for value in values if not (math.isfinite(value) and floor <= value <= ceiling)]
+    if outside:
+        rule = f"values are numbers from {format_number(floor)} to {format_number(ceiling)}"
+        raise InputError(explain("interval", rule, str(outside[0]), "Leave out runs that did not finish"))
+    if len(values) < 2:
+        return Interval(fmean(values) if values else math.nan, math.nan, math.nan, len(values))
+    mean = fmean(values)
+    half = _quantile(confidence, len(values)) * stdev(values) / math.sqrt(len(values))
+    low, high = _mapped(mean, half, floor, ceiling)
+    return Interval(mean, low, high, len(values))
+
+
+def _mapped(mean: float, half: float, floor: float, ceiling: float) -> tuple[float, float]:
+    """Return the ends of `mean -+ half` as they are on the scale on which the bounds are infinitely far."""
+    below, above = mean - floor, ceiling - mean
+    if math.isinf(below) and math.isinf(above):
+        return mean - half, mean + half
+    if half == 0 or below <= 0 or above <= 0:  # at an end all values are equal
+        return mean, mean
+    if math.isinf(above):
+        return floor + below * math.exp(-half / below), floor + below * _exp(half / below)
+    if math.isinf(below):
+        return ceiling - above * _exp(half / above), ceiling - above * math.exp(-half / above)
+    width, odds = ceiling - floor, below / above
+    turn = half * width / (below * above)
+    smaller, larger = odds * math.exp(-turn), odds * _exp(turn)
+    return floor + width * smaller / (1 + smaller), ceiling - width / (1 + larger)
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(exponent) if exponent < 700 else math.inf
+
+
+def _quantile(confidence: float, n: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf((1 + confidence) / 2, n - 1))
+
+
+def paired_difference(
+    first: Mapping[int, float], second: Mapping[int, float], *, bounds: Bounds = FREE, confidence: float = CONFIDENCE
+) -> Interval:
+    """Return the interval of first - second over the seeds both have.
+
+    Arms share seeds (weights, order of batches), so differences are taken seed by seed.
+
+    Args:
+        first: seed -> value.
+        second: seed -> value.
+        bounds: of the two quantities; their difference lies within the width of the bounds.
+        confidence: coverage.
+    """
+    width = None if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0]
+    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    return interval(differences, bounds=(None if width is None else -width, width), confidence=confidence)
+
+
+def leads(
+    arms: Mapping[str, Mapping[int, float]], best: str, *, higher: bool, bounds: Bounds = FREE
+) -> dict[str, Interval]:
+    """Return for every other arm how far the best one is ahead, with intervals that hold all at once.
+
+    The confidence is Bonferroni's, 1 - 0.05 / (number of other arms): with many arms one of them would otherwise look
+    different by chance.
+
+    Args:
+        arms: arm -> seed -> value.
+        best: the arm the others are compared with.
+        higher: whether larger values are better.
+        bounds: of the quantity.
+    """
+    others = [name for name in arms if name != best]
+    confidence = 1 - (1 - CONFIDENCE) / max(len(others), 1)
+    ahead = {}
+    for name in others:
+        pair = (arms[best], arms[name]) if higher else (arms[name], arms[best])
+        ahead[name] = paired_difference(*pair, bounds=bounds, confidence=confidence)
+    return ahead
+
+
+def seeds_to_decide(values: Sequence[float], *, confidence: float = CONFIDENCE, power: float = POWER) -> int | None:
+    """Return how many seeds would put the interval of the mean on one side of 0, if mean and spread are as they look.
+
+    The smallest n with `P(|T| > t_{n-1}) >= power` for T noncentral t with `n - 1` degrees of freedom and noncentrality
+    `sqrt(n) |mean| / s`. An estimate from few seeds is rough.
+
+    Args:
+        values: one per seed.
+        confidence: of the interval that shall decide.
+        power: how often it shall.
+
+    Returns:
+        At least as many as there are; `None` where fewer than two say nothing, or more than 10,000 would be needed.
+
+    Examples:
+        >>> seeds_to_decide([0.5, 1.5, -0.5, 0.9]), seeds_to_decide([1.0, -1.0])
+        (18, None)
+    """
+    if len(values) < 2 or not all(math.isfinite(value) for value in values):
+        return None
+    from scipy.stats import nct
+
+    spread, size = stdev(values), abs(fmean(values))
+    if size == 0:
+        return None
+    if spread == 0:
+        return len(values)
+
+    def decides(n: int) -> bool:
+        return float(nct.sf(_quantile(confidence, n), n - 1, math.sqrt(n) * size / spread)) >= power
+
+    high = len(values)
+    while not decides(high):
+        if high >= MOST_SEEDS:
+            return None
+        high = min(2 * high, MOST_SEEDS)
+    low = max(len(values), high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle + 1, high)
+    return high
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The setting chosen for an arm, and how sure the choice is.
+
+    Attributes:
+        arm: the knobs that name the arm.
+        setting: the tuned knobs at their chosen values.
+        score: mean over the seeds that finished, of the reading it was chosen by.
+        finished: how many of its tried seeds finished.
+        tried: how many were tried.
+        ties: other settings with as many finished seeds and the same score.
+        edges: tuned knobs whose chosen value is the smallest or the largest tried: beyond it nobody looked.
+    """
+
+    arm: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    score: float
+    finished: int
+    tried: int
+    ties: tuple[Mapping[str, Any], ...] = ()
+    edges: tuple[str, ...] = ()
+
+    def remarks(self) -> list[str]:
+        """Return what a reader should know about the choice: failed seeds, ties, the edge of the grid."""
+        where, what = _words(self.arm), _words(self.setting)
+        lines = []
+        if self.finished < self.tried:
+            lines.append(f"{where}: only {self.finished} of {self.tried} tuning runs finished at the chosen {what}.")
+        if self.ties:
+            lines.append(f"{where}: {what} ties with {'; '.join(map(_words, self.ties))}; the first is taken.")
+        if self.edges:
+            lines.append(f"{where}: the chosen {what} is at the edge of the grid ({', '.join(self.edges)}).")
+        return lines
+
+
+def choose(
+    runs: Iterable[Row], *, by: str, over: Sequence[str], within: Sequence[str] = (), higher: bool = True
+) -> list[Choice]:
+    """Choose the best setting of every arm: the only chooser there is.
+
+    A run that diverged, died, failed or lacks the reading is no measurement. Settings with more finished seeds come
+    first, then the better mean of `by` over those; of equals the first in sorted order, whatever run finished first.
+
+    Args:
+        runs: flat rows: knobs, `seed`, `status` (ok if absent), readings; only the seeds that tune.
+        by: the reading chosen by; of validation data, so that the test stays a test.
+        over: the knobs that are tuned.
+        within: the knobs whose combinations are the arms.
+        higher: whether larger is better.
+
+    Returns:
+        One choice per arm of which at least one run finished, in the order of first appearance.
+
+    Examples:
+        >>> rows = [{"norm": "batch", "lr": lr, "seed": s, "fit": lr} for lr in (0.1, 1.0, 10.0) for s in (0, 1)]
+        >>> rows[-1]["status"] = rows[3]["status"] = "diverged"
+        >>> [(choice.setting, choice.finished, choice.edges) for choice in choose(rows, by="fit", over=["lr"])]
+        [({'lr': 0.1}, 2, ('lr',))]
+    """
+    arms: dict[tuple[Any, ...], dict[tuple[Any, ...], list[float | None]]] = {}
+    for row in runs:
+        settings = arms.setdefault(tuple(_hashable(row.get(knob)) for knob in within), {})
+        settings.setdefault(tuple(_hashable(row.get(knob)) for knob in over), []).append(_measured(row, by))
+    choices = []
+    for arm, settings in arms.items():
+        ranks = {setting: _rank(scores, higher) for setting, scores in settings.items()}
+        best = max(ranks.values())
+        first, *ties = sorted((setting for setting, rank in ranks.items() if rank == best), key=_order)
+        if best[0] == 0:
+            continue
+        choices.append(
+            Choice(
+                arm=dict(zip(within, arm, strict=True)),
+                setting=dict(zip(over, first, strict=True)),
+                score=best[1] if higher else -best[1],
+                finished=best[0],
+                tried=len(settings[first]),
+                ties=tuple(dict(zip(over, tie, strict=True)) for tie in ties),
+                edges=tuple(knob for place, knob in enumerate(over) if _at_edge(first[place], place, settings)),
+            )
+        )
+    return choices
+
+
+def _measured(row: Row, by: str) -> float | None:
+    value = row.get(by)
+    if row.get("status", "ok") != "ok" or value is None or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _rank(scores: Sequence[float | None], higher: bool) -> tuple[int, float]:
+    finished = [score for score in scores if score is not None]
+    return len(finished), (fmean(finished) if higher else -fmean(finished)) if finished else -math.inf
+
+
+def _order(setting: tuple[Any, ...]) -> list[tuple[bool, float, str]]:
+    """Sort numbers by size, words after them."""
+    return [(not _is_number(v), float(v) if _is_number(v) else 0.0, str(v)) for v in setting]
+
+
+def _at_edge(value: Any, place: int, settings: Iterable[tuple[Any, ...]]) -> bool:
+    tried = {setting[place] for setting in settings}
+    return len(tried) > 1 and all(map(_is_number, tried)) and value in (min(tried), max(tried))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _words(knobs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{knob} {format_number(value)}" for knob, value in knobs.items()) or "the runs"
