@@ -19,7 +19,7 @@ from normgauge.lab.models.small import SMALL
 from normgauge.lab.runs.executors import run_in_processes
 from normgauge.lab.runs.run import Outcome, execute
 from normgauge.lab.runs.sweep import sweep
-from normgauge.lab.statistics import differences_from_best, interval, paired_difference
+from normgauge.stats import leads, interval, paired_difference
 from normgauge.nn import registry
 from normgauge.store import Store, spec_id
 
@@ -206,7 +206,7 @@ def test_pairing_removes_what_seeds_share():
     noisy = {seed: 10.0 * seed for seed in range(4)}
     better = {seed: value + 1.0 + 0.01 * (-1) ** seed for seed, value in noisy.items()}
     assert paired_difference(better, noisy).excludes_zero
-    assert differences_from_best({"a": better, "b": noisy}, "a", higher_is_better=True)["b"].mean == pytest.approx(1.0)
+    assert leads({"a": better, "b": noisy}, "a", higher=True)["b"].mean == pytest.approx(1.0)
 
 
 def fake_runs(accuracies, diverged=()):

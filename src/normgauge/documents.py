@@ -10,13 +10,16 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from normgauge.errors import StoreError, explain
 from normgauge.records import Provenance, Row
 from normgauge.stats import FREE, Bounds, Interval
 
 T = TypeVar("T")
+Size = Literal["smoke", "small", "paper"]
+#: How much a study runs, from the least to the most.
+SIZES: tuple[str, ...] = get_args(Size)
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,31 @@ class CriterionDocument:
     outcome: str
     sentence: str
     margins: tuple[Margin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A paper's experiment as it is declared: what its page says whatever the runs say.
+
+    Attributes:
+        papers: names and years.
+        place: section or figure.
+        question: what it answers.
+        finding: what the paper says came out.
+        proxy: how the size run differs from the published setting.
+        knobs: those that vary.
+        columns: the readings shown in the page's table.
+        command: that runs it again.
+    """
+
+    papers: tuple[str, ...]
+    place: str
+    question: str
+    finding: str
+    proxy: str
+    knobs: tuple[str, ...]
+    columns: tuple[str, ...]
+    command: str
 
 
 @dataclass(frozen=True, slots=True)

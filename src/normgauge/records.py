@@ -157,15 +157,16 @@ class Run:
         own = (reading for reading in self.readings if reading.name == name and reading.layer is None)
         return sorted(own, key=lambda reading: reading.step)
 
-    def row(self) -> dict[str, Any]:
-        """Return the run as a line of a table: knobs, status, and, if it is ok, the last value of every reading.
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """What it was told, without lists (schedules of measuring) and the study's name, which are no knobs."""
+        return {k: v for k, v in self.spec.items() if k != "study" and not isinstance(v, (list, dict))}
 
-        Lists (schedules of measuring) and the study's name are no knobs.
-        """
-        knobs = {k: v for k, v in self.spec.items() if k != "study" and not isinstance(v, (list, dict))}
-        names = dict.fromkeys(r.name for r in self.readings if r.layer is None) if self.ok else ()
+    def row(self) -> dict[str, Any]:
+        """Return the run as a line of a table: knobs, status, and, if it is ok, the last value of every reading."""
+        names = dict.fromkeys(reading.name for reading in self.readings if reading.layer is None) if self.ok else ()
         state = {"status": self.status, "sentence": self.sentence, "seconds": self.seconds}
-        return {**knobs, **state, **{name: self.last(name) for name in names}}
+        return {**self.knobs, **state, **{name: self.last(name) for name in names}}
 
 
 def plain(value: Any) -> Any:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normgauge.lab.statistics import Interval, differences_from_best, interval
 from normgauge.records import Result, format_number
+from normgauge.stats import Interval, interval, leads
 
 if TYPE_CHECKING:
     import altair
@@ -258,7 +258,7 @@ def _answer(
     result = f"{means[best]:.1f} % test accuracy" if accuracy else f"test loss {means[best]:.3g}"
     if len(scores) == 1:
         return f"Only {best} trained on {where}: {result} at learning rate {chosen[best]['lr']:g}.", True
-    ahead = differences_from_best(scores, best, higher_is_better=accuracy)
+    ahead = leads(scores, best, higher=accuracy)
     rivals = [norm for norm, lead in ahead.items() if not lead.excludes_zero]
     second = min(ahead, key=lambda norm: ahead[norm].mean)
     if not rivals:

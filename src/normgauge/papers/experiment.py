@@ -1,23 +1,23 @@
-"""`Experiment`: a study of a paper at three sizes, with the paper's finding, its figures and its contrasts."""
+"""`Experiment`: a study of a paper at three sizes, with the paper's finding, its figures and remarks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING
 
+from normgauge.documents import SIZES, About
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.lab.study import Study
+from normgauge.papers.shelf import PAPERS
+from normgauge.records import Spec
 
 if TYPE_CHECKING:
     import altair
 
-    from normgauge.papers.table import StudyTable
+    from normgauge.papers.court import StudyTable
 
-Size = Literal["smoke", "small", "paper"]
-SIZES: tuple[str, ...] = get_args(Size)
 Record = Callable[..., None]
-Spec = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Figure:
 class Experiment:
     """A named study of a paper: what it asks, what the paper found, how it runs at three sizes, how it is shown.
 
+    How it is judged stands above it in the same file: `empirical` and `finding` of the court, each criterion once.
+
     Args:
         name: what `normgauge reproduce NAME` is told.
         papers: `S0` ... `S4`.
@@ -43,8 +45,6 @@ class Experiment:
         sizes: size -> one study, or several where arms have different knobs.
         run: `run(spec, record)`: one run; `record(step, name, value, layer=, kind=)` writes readings, the last value
             of each name is the run's result. It raises `NonFiniteError` when it diverged; what was recorded stays.
-        contrasts: table -> {what: one number per seed, positive where that seed speaks for the paper's finding}.
-            An interval that contains 0 makes the study inconclusive.
         figures: table -> the pictures of its page.
         remarks: table -> sentences with the numbers a reader wants; computed, never written in advance.
         columns: the readings shown in the page's table; all of them when empty.
@@ -66,7 +66,6 @@ class Experiment:
     proxy: str
     sizes: Mapping[str, Study | Sequence[Study]]
     run: Callable[[Spec, Record], None]
-    contrasts: Callable[[StudyTable], Mapping[str, Sequence[float]]]
     figures: Callable[[StudyTable], Sequence[Figure]]
     remarks: Callable[[StudyTable], Sequence[str]] = field(default=lambda table: ())
     columns: tuple[str, ...] = ()
@@ -93,5 +92,20 @@ class Experiment:
         """
         if size not in self.sizes:
             raise unknown_name("size", size, SIZES)
-        found = self.sizes[size]
-        return (found,) if isinstance(found, Study) else tuple(found)
+        parts = self.sizes[size]
+        return (parts,) if isinstance(parts, Study) else tuple(parts)
+
+    def about(self, size: str, measured: Sequence[str] = ()) -> About:
+        """Return what its page says whatever the runs say; `measured` readings are shown if it names no columns."""
+        parts = self.parts(size)
+        knobs = dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance])
+        return About(
+            papers=tuple(PAPERS[paper].name for paper in self.papers),
+            place=self.place,
+            question=self.question,
+            finding=self.finding,
+            proxy=self.proxy,
+            knobs=tuple(knobs),
+            columns=self.columns or tuple(measured),
+            command=f"normgauge reproduce {self.name} --size {size}",
+        )

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts import svg
+from normgauge.documents import About, CriterionDocument, FailedRun, Margin, StudyDocument
+from normgauge.lab import data
 from normgauge.lab.runs.executors import Workers
 from normgauge.lab.runs.progress import StudiesBar
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.sweep import sweep
 from normgauge.lab.study import Study
-from normgauge.papers.court import Verdict, ledger, poll
+from normgauge.papers.court import DEFAULT_FOLDER, Claim, StudyTable, Verdict, criteria
+from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.studies import execute, find
-from normgauge.papers.table import StudyTable, choose, tabulate
-from normgauge.records import Result
-from normgauge.store import Store, spec_id
+from normgauge.records import Provenance, Result, Row, Run, format_table
+from normgauge.stats import Choice, choose
+from normgauge.store import STORE_NAME, Store, spec_id
 
 if TYPE_CHECKING:
     import altair
-
-STORE_NAME = "runs.sqlite"
-Runner = Callable[[Sequence[dict[str, Any]], Store, str], Any]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Reproduced(Result):
         experiment: what was asked.
         size: smoke, small or paper.
         table: the runs.
-        verdict: the study's own, from its contrasts: confirmed, not_confirmed or inconclusive.
-        claims: id -> verdict of every claim judged from this study.
+        verdicts: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study,
+            and the study's own finding.
         remarks: sentences with the numbers.
         seconds: processor seconds of all runs together.
         store: where the runs are.
@@ -50,121 +50,94 @@ class Reproduced(Result):
     experiment: Experiment
     size: str
     table: StudyTable
-    verdict: Verdict
-    claims: Mapping[str, Verdict]
+    verdicts: Mapping[str, Verdict]
     remarks: tuple[str, ...]
     seconds: float
     store: Path
-    origins: tuple[Mapping[str, Any], ...]
+    origins: tuple[Provenance, ...]
 
-    def document(self) -> dict[str, Any]:
-        """Return everything a page says, as plain data."""
-        experiment, printed = self.experiment, {claim.id: claim for claim in ledger(ids=list(self.claims))}
-        parts = experiment.parts(self.size)
-        return {
-            "study": experiment.name,
-            "papers": list(experiment.papers),
-            "place": experiment.place,
-            "question": experiment.question,
-            "finding": experiment.finding,
-            "proxy": experiment.proxy,
-            "size": self.size,
-            "seeds": max(part.seeds for part in parts),
-            "fixed": [dict(part.fixed) for part in parts],
-            "outcome": self.verdict.outcome,
-            "sentence": self.verdict.sentence,
-            "contrasts": [
-                {"contrast": item.name, "mean": item.value, "half width": item.tolerance, "seeds": item.instances}
-                for item in self.verdict.evidence
-            ],
-            "remarks": [*self.remarks, *self._mixture()],
-            "claims": [
-                {
-                    "id": name,
-                    "printed": printed[name].printed,
-                    "criterion": printed[name].criterion,
-                    "outcome": verdict.outcome or verdict.status,
-                    "sentence": verdict.sentence,
-                }
-                for name, verdict in self.claims.items()
-            ],
-            "knobs": self.knobs(),
-            "readings": self.shown(),
-            "rows": [dict(row) for row in self.table.rows],
-            "failed": [
-                {"run": _name(row, parts), "status": row["status"], "sentence": row["sentence"]}
-                for row in self.table.trials
-                if row["status"] != "ok"
-            ],
-            "runs": len(self.table.trials),
-            "seconds": self.seconds,
-            "provenance": dict(self.origins[-1]),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": f"normgauge reproduce {experiment.name} --size {self.size}",
-            "cite": list(experiment.cite),
-        }
-
-    def _mixture(self) -> list[str]:
-        """Say when runs of several revisions are compared: a spec names what is run, not the code that runs it."""
-        if len(self.origins) == 1:
-            return []
-        names = ", ".join(str(origin["revision"] or origin["versions"]["normgauge"]) for origin in self.origins)
-        line = (
-            f"These runs were made by {len(self.origins)} revisions of normgauge ({names}), which may differ in what "
-        )
-        return [f"{line}they measure. Delete {self.store.parent.name} and run again to have all of one."]
-
-    def knobs(self) -> list[str]:
-        """Return the knobs that vary: those compared, then those tuned."""
-        parts = self.experiment.parts(self.size)
-        return list(dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance]))
-
-    def shown(self) -> list[str]:
-        """Return the readings that the page's table shows."""
+    @property
+    def about(self) -> About:
+        """What its page says whatever the runs say."""
         measured = dict.fromkeys(row["reading"] for row in self.table.readings if row["layer"] is None)
-        return list(self.experiment.columns or measured)
+        return self.experiment.about(self.size, tuple(measured))
+
+    def document(self) -> StudyDocument:
+        """Return what the runs say, as it is stored, shipped and drawn."""
+        parts = self.experiment.parts(self.size)
+        knobs = dict.fromkeys(knob for part in parts for knob in (*part.scientific, *part.nuisance, "seed"))
+        failed = [
+            FailedRun(", ".join(f"{k} {row[k]}" for k in knobs if k in row), row["status"], row["sentence"])
+            for row in self.table.trials
+            if row["status"] != "ok"
+        ]
+        return StudyDocument(
+            study=self.experiment.name,
+            size=self.size,
+            rows=tuple(self.table.rows),
+            criteria=tuple(criterion_document(c, self.verdicts[c.id]) for c in criteria(self.experiment.name)),
+            remarks=self.remarks,
+            failed=tuple(failed),
+            runs=len(self.table.trials),
+            seconds=self.seconds,
+            seeds=max(part.seeds for part in parts),
+            fixed=tuple(dict(part.fixed) for part in parts),
+            provenance=self.origins[-1],
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
     def pictures(self) -> list[tuple[str, str, str]]:
         """Return name, SVG and caption of every figure (needs the `lab` extra)."""
-        found = self.experiment.figures(self.table)
-        return [(f"{self.experiment.name}-{figure.name}", svg(figure.chart), figure.caption) for figure in found]
+        figures = self.experiment.figures(self.table)
+        return [(f"{self.experiment.name}-{figure.name}", svg(figure.chart), figure.caption) for figure in figures]
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the study's first figure."""
         return self.experiment.figures(self.table)[0].chart
 
     def _title(self) -> str:
-        return f"{self.experiment.name} ({', '.join(self.experiment.papers)}; {self.experiment.place})"
+        return f"{self.experiment.name} ({', '.join(self.about.papers)}; {self.experiment.place})"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {"contrast": item.name, "mean": item.value, "+-": item.tolerance, "seeds": item.instances}
-            for item in self.verdict.evidence
+            {"criterion": name, "margin": item.name, "mean": item.value, "+-": item.tolerance, "seeds": item.instances}
+            for name, verdict in self.verdicts.items()
+            for item in verdict.evidence
         ]
 
     def __str__(self) -> str:
-        """Return the contrasts, the verdicts and the remarks."""
-        from normgauge.records import format_table
-
-        lines = [f"study: {self.verdict.outcome}", *(f"{name}: {_word(v)}" for name, v in self.claims.items())]
-        lines += [*self.remarks, *self._mixture()]
+        """Return the margins, the verdicts and the remarks."""
+        lines = [f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items()]
         failed = sum(row["status"] != "ok" for row in self.table.trials)
-        lines.append(
+        made = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
             f"{self.seconds:.0f} s of runs; store {self.store}"
         )
+        lines += [*self.remarks, made]
         return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
+
+
+def criterion_document(claim: Claim, verdict: Verdict) -> CriterionDocument:
+    """Return a criterion and its verdict, as a study's page shows them."""
+    return CriterionDocument(
+        id=claim.id,
+        printed=claim.printed,
+        criterion=claim.criterion,
+        outcome=verdict.word,
+        sentence=verdict.sentence,
+        margins=tuple(Margin(item.name, item.value, item.tolerance, item.instances) for item in verdict.evidence),
+    )
 
 
 def reproduce(
     name: str,
     *,
     size: str = "small",
-    out: str | Path = "normgauge-studies",
+    out: str | Path = DEFAULT_FOLDER,
     executor: Executor | Workers | int | None = None,
     progress: bool | StudiesBar = True,
 ) -> Reproduced:
-    """Run an experiment of the papers, judge the claims that depend on it, and write its page.
+    """Run an experiment of the papers, judge the claims that depend on it, and keep both for `normgauge claims`.
 
     Finished runs are kept in `out/NAME-SIZE/runs.sqlite`: call again and only what is missing runs.
 
@@ -184,19 +157,17 @@ def reproduce(
     """
     experiment = find(name)
     parts = experiment.parts(size)
-    if size != "smoke":
-        _need_data(experiment)
-    folder = Path(out) / f"{name}-{size}"
-
-    own = None if isinstance(executor, Executor | Workers) else Workers(executor)
+    _need_data(experiment, size)
+    crew = None if isinstance(executor, Executor | Workers) else Workers(executor)
 
     def run(specs: Sequence[dict[str, Any]], store: Store, label: str) -> None:
-        sweep(specs, store, executor=own or executor, task=execute, progress=progress, label=f"{name}: {label}")
+        sweep(specs, store, executor=crew or executor, task=execute, progress=progress, label=f"{name}: {label}")
 
-    with Store(folder / STORE_NAME) as store, own or nullcontext():
+    with Store(Path(out) / f"{name}-{size}" / STORE_NAME) as store, crew or nullcontext():
         for part in parts:
             run(_specs(experiment, part.plan()), store, "runs")
-            run(_specs(experiment, _confirmation(experiment, part, store)), store, "more seeds")
+            more = part.confirmation(_settings(_choices(experiment, part, store)))
+            run(_specs(experiment, more), store, "more seeds")
         return conclude(experiment, size, store)
 
 
@@ -205,7 +176,7 @@ def reproduce_shard(
     shard: tuple[int, int],
     *,
     size: str = "small",
-    out: str | Path = "normgauge-studies",
+    out: str | Path = DEFAULT_FOLDER,
     executor: Executor | Workers | int | None = None,
     progress: bool | StudiesBar = True,
 ) -> Path:
@@ -224,8 +195,7 @@ def reproduce_shard(
     """
     experiment = find(name)
     specs = [spec for part in experiment.parts(size) for spec in _specs(experiment, part.plan())]
-    if size != "smoke":
-        _need_data(experiment)
+    _need_data(experiment, size)
     with Store(Path(out) / f"{name}-{size}-shard-{shard[0]}-{shard[1]}" / STORE_NAME) as store:
         label = f"{name}: shard {shard[0]}/{shard[1]}"
         sweep(specs, store, executor=executor, task=execute, shard=shard, progress=progress, label=label)
@@ -233,81 +203,99 @@ def reproduce_shard(
 
 
 def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
-    """Judge what the store holds of an experiment, and write table, verdicts and page beside it."""
+    """Judge what the store holds of an experiment, and keep the conclusion beside the runs."""
+    ids: dict[str, None] = {}
     answering: set[str] = set()
-    everything: set[str] = set()
+    choices: list[Choice] = []
+    remarks: list[str] = []
     for part in experiment.parts(size):
-        first = _specs(experiment, part.plan())
-        more = _specs(experiment, _confirmation(experiment, part, store))
-        everything |= {spec_id(spec) for spec in (*first, *more)}
-        answering |= _answering(experiment, part, store)
-    runs = store.runs(everything)
-    table = tabulate(runs, store.readings(everything), answering)
-    claims = {
-        claim.id: claim.judge_from_tables({experiment.name: table.rows})
-        for claim in ledger()
-        if claim.kind == "empirical" and claim.study == experiment.name
-    }
-    seconds = sum(run["seconds"] for run in runs)
-    verdict = poll(experiment.contrasts(table))
-    remarks = tuple(experiment.remarks(table))
-    result = Reproduced(experiment, size, table, verdict, claims, remarks, seconds, store.path, _origins(runs))
-    store.put_document("experiment", json.loads(json.dumps(result.document(), default=str)))
+        tuned = _choices(experiment, part, store)
+        answers = _specs(experiment, _at(part, _settings(tuned)) if part.nuisance else part.plan())
+        answering |= {spec_id(spec) for spec in answers}
+        ids |= dict.fromkeys(spec_id(spec) for spec in (*_specs(experiment, part.plan()), *answers))
+        choices += tuned
+        remarks += [remark for choice in tuned for remark in choice.remarks()] + _hopeless(part, tuned)
+    runs = store.runs(ids)
+    table = tabulate(runs, answering, choices)
+    origins = _origins(runs)
+    result = Reproduced(
+        experiment=experiment,
+        size=size,
+        table=table,
+        verdicts={claim.id: claim.judge_table(table) for claim in criteria(experiment.name)},
+        remarks=(*_said(experiment, table), *remarks, *_mixture(origins, store.path.parent.name)),
+        seconds=sum(run.seconds for run in runs),
+        store=store.path,
+        origins=origins,
+    )
+    store.put_document(result.document())
     return result
 
 
-def _origins(runs: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def _said(experiment: Experiment, table: StudyTable) -> list[str]:
+    """Return the study's own sentences; an arm without a finished run must not cost the reader the others' numbers."""
+    try:
+        return list(experiment.remarks(table))
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
+        return [f"Not every arm has a finished run, so that its sentences cannot be written ({error!r})."]
+
+
+def _hopeless(part: Study, choices: Sequence[Choice]) -> list[str]:
+    """Name the arms of which no run finished at any setting."""
+    if not part.nuisance:
+        return []
+    arms = (dict(zip(part.scientific, values, strict=True)) for values in product(*part.scientific.values()))
+    alive = [dict(choice.arm) for choice in choices]
+    names = [", ".join(f"{knob} {value}" for knob, value in arm.items()) for arm in arms if arm not in alive]
+    return [f"{name}: no run finished at any setting tried." for name in names]
+
+
+def _mixture(origins: Sequence[Provenance], folder: str) -> list[str]:
+    """Say when runs of several revisions are compared: a spec names what is run, not the code that runs it."""
+    if len(origins) == 1:
+        return []
+    names = ", ".join(origin.code for origin in origins)
+    line = f"These runs were made by {len(origins)} revisions of normgauge ({names}), which may differ in what"
+    return [f"{line} they measure. Delete {folder} and run again to have all of one."]
+
+
+def _origins(runs: Sequence[Run]) -> tuple[Provenance, ...]:
     """Return one provenance for each revision that made some of the runs, the last one last."""
-    found: dict[str, Mapping[str, Any]] = {}
+    origins: dict[str, Provenance] = {}
     for run in runs:
-        origin = run["provenance"] or provenance()
-        name = str((origin["revision"], origin["versions"]))
-        found.pop(name, None)
-        found[name] = origin
-    return tuple(found.values()) or (provenance(),)
+        name = str((run.provenance.revision, run.provenance.versions))
+        origins.pop(name, None)
+        origins[name] = run.provenance
+    return tuple(origins.values()) or (provenance(),)
 
 
-def _need_data(experiment: Experiment) -> None:
-    from normgauge.lab import data
-
-    for name in experiment.data:
+def _need_data(experiment: Experiment, size: str) -> None:
+    for name in experiment.data if size != "smoke" else ():
         data.load(name)  # says what is missing and which command gets it
 
 
-def _specs(experiment: Experiment, plan: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _specs(experiment: Experiment, plan: Iterable[Row]) -> list[dict[str, Any]]:
     return [{**spec, "study": experiment.name} for spec in plan]
 
 
-def _confirmation(experiment: Experiment, part: Study, store: Store) -> list[dict[str, Any]]:
-    return part.confirmation(_chosen(experiment, part, store)) if part.nuisance else []
-
-
-def _chosen(experiment: Experiment, part: Study, store: Store) -> list[dict[str, Any]]:
-    ids = {spec_id(spec) for spec in _specs(experiment, part.plan())}
-    last = {
-        row["run"]: row["value"]
-        for row in sorted(store.readings(ids), key=lambda row: row["step"])
-        if row["name"] == experiment.choose_by and row["layer"] is None
-    }
-    return choose(part, store.runs(ids), last.get, experiment.choose_higher)
-
-
-def _answering(experiment: Experiment, part: Study, store: Store) -> set[str]:
-    """Return the ids of the runs that answer: every arm at its chosen setting, on all seeds."""
+def _choices(experiment: Experiment, part: Study, store: Store) -> list[Choice]:
+    """Choose the tuned knobs of every arm from the runs of the first round."""
     if not part.nuisance:
-        return {spec_id(spec) for spec in _specs(experiment, part.plan())}
-    chosen = _chosen(experiment, part, store)
-    found = set()
-    for seed in range(part.seeds):
-        plan = [{**dict(part.fixed), **arm, "seed": seed} for arm in chosen]
-        found |= {spec_id(spec) for spec in _specs(experiment, plan)}
-    return found
+        return []
+    runs = store.runs(spec_id(spec) for spec in _specs(experiment, part.plan()))
+    return choose(
+        [{**run.spec, **run.row()} for run in runs],
+        by=experiment.choose_by,
+        over=list(part.nuisance),
+        within=list(part.scientific),
+        higher=experiment.choose_higher,
+    )
 
 
-def _name(row: Mapping[str, Any], parts: Sequence[Study]) -> str:
-    knobs = dict.fromkeys(knob for part in parts for knob in (*part.scientific, *part.nuisance) if knob in row)
-    return ", ".join(f"{knob} {row[knob]}" for knob in (*knobs, "seed"))
+def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:
+    return [{**choice.arm, **choice.setting} for choice in choices]
 
 
-def _word(verdict: Verdict) -> str:
-    return f"{verdict.outcome or verdict.status}. {verdict.sentence}"
+def _at(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the specs that answer: every arm at its chosen setting, on all seeds."""
+    return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in range(part.seeds)]

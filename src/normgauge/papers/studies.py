@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from normgauge.errors import NormgaugeError, explain, unknown_name
-from normgauge.lab.runs.run import Outcome, guarded
+from normgauge.lab.runs.run import guarded
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.shelf import PAPERS
+from normgauge.records import Run, Spec
 
 _EXPERIMENTS: dict[str, Experiment] = {}
 
@@ -56,7 +55,7 @@ def find(name: str) -> Experiment:
     return _EXPERIMENTS[name]
 
 
-def execute(spec: Mapping[str, Any]) -> Outcome:
-    """Run one spec of a study and never raise: what goes wrong becomes the outcome's status and sentence."""
-    outcome = Outcome(dict(spec))
-    return guarded(outcome, lambda: find(spec["study"]).run(spec, outcome.record))
+def execute(spec: Spec) -> Run:
+    """Run one spec of a study and never raise: what goes wrong becomes the run's status and sentence."""
+    run = Run(dict(spec))
+    return guarded(run, lambda: find(spec["study"]).run(spec, run.record))

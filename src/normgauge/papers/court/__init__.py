@@ -1,29 +1,34 @@
-"""Sentences of the papers, each with a judge that computes its verdict: `ledger()` is the door."""
+"""The one judge of theorem and experiment: sentences of the papers, verdicts, evidence; `ledger()` is the door."""
 
-from normgauge.papers.court.claim import Claim
+from normgauge.papers.court.claim import Claim, Margins, PremiseAbsent
 from normgauge.papers.court.ledger import Ledger, ledger
-from normgauge.papers.court.shipped import shipped_tables
-from normgauge.papers.court.tables import at_best, best_by_seed, by_seed, paired, paired_log10
+from normgauge.papers.court.registry import criteria, empirical, finding
+from normgauge.papers.court.sources import DEFAULT_FOLDER, Source, shipped
+from normgauge.papers.court.table import StudyTable, differences
 from normgauge.papers.court.typeset import typeset
 from normgauge.papers.court.verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.papers.court.weigh import poll, weigh
 
 __all__ = [
     "Claim",
+    "DEFAULT_FOLDER",
     "Evidence",
     "Ledger",
-    "Verdict",
-    "at_best",
-    "best_by_seed",
-    "by_seed",
-    "ledger",
-    "paired",
-    "paired_log10",
-    "poll",
-    "shipped_tables",
+    "Margins",
     "OUTCOMES",
+    "PremiseAbsent",
     "STANDINGS",
+    "Source",
+    "StudyTable",
+    "Verdict",
     "WORDS",
+    "criteria",
+    "differences",
+    "empirical",
+    "finding",
+    "ledger",
+    "poll",
+    "shipped",
     "typeset",
     "weigh",
 ]

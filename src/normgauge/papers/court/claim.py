@@ -7,22 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from normgauge.errors import InputError, explain
 from normgauge.papers.court.checks import Check, gather
-from normgauge.papers.court.shipped import shipped_tables
+from normgauge.papers.court.sources import Source, in_force
+from normgauge.papers.court.table import StudyTable
 from normgauge.papers.court.verdict import Evidence, Outcome, Standing, Verdict, Word
 from normgauge.papers.court.weigh import poll, weigh
 from normgauge.rng import generator, preserved_rng, seed_everything
 
-Sort = Literal["theorem", "empirical", "bibliographic"]
-Row = Mapping[str, Any]
-Tables = Mapping[str, Sequence[Row]]
+Sort = Literal["theorem", "empirical", "bibliographic", "finding"]
 Trial = Callable[[torch.Generator], Iterable[Check]]
-Criterion = Callable[[Sequence[Row]], Mapping[str, Sequence[float]]]
+Margins = Mapping[str, Sequence[float]]
+Criterion = Callable[[StudyTable], Margins]
+
+
+class PremiseAbsent(Exception):
+    """Raised by a criterion where what its sentence presupposes did not come about in the runs; says what."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,22 @@ class Claim:
     of this claim's own `seed`, computed when first asked for.
 
     Args:
-        id: its name in the ledger, paper first (`S1-T4.1`).
+        id: its name in the ledger, paper first (`S1-T4.1`); a finding has the name of its study.
         place: where the paper says it.
         printed: the statement as printed.
-        kind: theorem, empirical or bibliographic.
+        kind: theorem, empirical or bibliographic; or finding: what a study tests and the ledger does not list.
         corrected: the statement that holds, where it differs; it is tested too.
         hypotheses: under which assumptions printed and corrected are tested.
         cite: bibliography keys: the paper, then whatever the correction leans on.
         note: what a reader should know: what is wrong, where this reading of the sentence is disputable.
         quotes: the words a bibliographic claim is compared with.
         trial: yields the checks of a theorem or quotation on instances drawn from a generator.
-        study: the study whose table an empirical claim is judged from.
+        study: the study an empirical claim is judged from.
         criterion: the rule fixed in advance, in words.
-        margins: the same rule as a function of the table's rows: per criterion one margin per seed.
+        margins: the same rule as a function of the study's table: per criterion one margin per seed.
         seed: with the id, from which `result` draws its instances: neither order nor company changes it.
+        runs: the reader's own runs of the study, beside those that ship with the package.
+        given: a verdict computed elsewhere, in another process.
     """
 
     id: str
@@ -63,6 +68,8 @@ class Claim:
     criterion: str = ""
     margins: Criterion | None = None
     seed: int = 0
+    runs: tuple[Source, ...] = ()
+    given: Verdict | None = None
 
     @property
     def paper(self) -> str:
@@ -72,12 +79,12 @@ class Claim:
     @property
     def command(self) -> str:
         """The command that judges this claim on the reader's own machine."""
-        return f"normgauge reproduce {self.study}" if self.kind == "empirical" else f"normgauge claims --id {self.id}"
+        return f"normgauge reproduce {self.study}" if self.study else f"normgauge claims --id {self.id}"
 
     @cached_property
     def result(self) -> Verdict:
         """The verdict of this claim with its own seed."""
-        return self.judge(generator(zlib.crc32(f"{self.seed}/{self.id}".encode())))
+        return self.given or self.judge(generator(zlib.crc32(f"{self.seed}/{self.id}".encode())))
 
     @property
     def verdict(self) -> Word | None:
@@ -86,7 +93,7 @@ class Claim:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Of an empirical claim: confirmed, not_confirmed or inconclusive, once its study was run."""
+        """Of an empirical claim: reproduced, contradicted, too_small_to_tell, premise_absent or not_run."""
         return self.result.outcome
 
     @property
@@ -99,22 +106,14 @@ class Claim:
         """The numbers the verdict follows from."""
         return self.result.evidence
 
-    def settled(self, verdict: Verdict) -> Claim:
-        """Return the same claim with a verdict found elsewhere: in another process, or from a study's table."""
-        claim = replace(self)
-        vars(claim)["result"] = verdict  # where cached_property keeps it; a frozen dataclass refuses setattr
-        return claim
-
     def judge(self, generator: torch.Generator) -> Verdict:
-        """Compute the verdict on instances drawn from `generator`, in float64.
-
-        An empirical claim is judged from the table that ships with the package, and says not_run where there is none.
+        """Compute the verdict on instances drawn from `generator`, in float64; of an empirical claim from its runs.
 
         A judge that raises is a value too: the status is `error` and the sentence says what happened. The default
         dtype and the global random streams are those of before on return.
         """
         if self.trial is None:
-            return self._from_shipped_table()
+            return self._from_runs()
         try:
             with _quiet_room(generator.initial_seed()):
                 evidence = gather(self.trial(generator))
@@ -122,41 +121,25 @@ class Claim:
             return Verdict(None, None, "error", (), f"the judge raised {type(error).__name__}: {error}")
         return weigh(evidence)
 
-    def judge_from_tables(self, tables: Tables) -> Verdict:
-        """Judge an empirical claim from stored study tables: study name -> rows, one row per run.
-
-        A row is flat: the study's knobs (`norm`, `model`, ...), `seed`, and the readings by name. Without the
-        claim's study among the tables the verdict is that of the shipped table, or `not_run`.
-
-        Raises:
-            InputError: for a claim that is not empirical.
-        """
-        if self.kind != "empirical":
-            raise InputError(
-                explain(f"Claim {self.id}", "only empirical claims are judged from tables", self.kind, "Call judge()")
-            )
-        rows = tables.get(self.study)
-        if not rows or self.margins is None:
-            return self._from_shipped_table()
-        return self._from_rows(rows)
-
-    def _from_shipped_table(self) -> Verdict:
-        shipped = shipped_tables().get(self.study)
-        if not shipped:
-            sentence = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
-            return Verdict("empirical", None, "not_run", (), sentence)
-        verdict = self._from_rows(shipped["rows"])
-        origin = f"table shipped with normgauge, size {shipped['size']}, revision {shipped['revision']}"
-        return replace(verdict, sentence=f"{verdict.sentence} ({origin})")
-
-    def _from_rows(self, rows: Sequence[Row]) -> Verdict:
-        if self.margins is None:
-            raise InputError(explain(f"Claim {self.id}", "an empirical claim has margins", "none", "Add them"))
+    def judge_table(self, table: StudyTable) -> Verdict:
+        """Judge an experiment from a study's table: the one rule, whoever asks and wherever the table lies."""
+        assert self.margins is not None, f"{self.id} is judged by a trial"
         try:
-            return poll(self.margins(rows))
-        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+            return poll(self.margins(table))
+        except PremiseAbsent as absent:
+            return Verdict("empirical", "premise_absent", "judged", (), f"{absent}.")
+        except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
             told = f"the table of study {self.study!r} cannot be read: {type(error).__name__}: {error}"
             return Verdict("empirical", None, "error", (), told)
+
+    def _from_runs(self) -> Verdict:
+        """Judge from the runs in force; what other runs say stands beside it, with the reason why it does not count."""
+        chosen, others = in_force(self.study, self.runs)
+        if chosen is None:
+            told = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
+            return Verdict("empirical", "not_run", "not_run", (), told)
+        beside = (replace(self.judge_table(s.table), rests_on=f"{s}; {why}") for s, why in others)
+        return replace(self.judge_table(chosen.table), rests_on=str(chosen), beside=tuple(beside))
 
 
 @contextmanager

@@ -24,23 +24,27 @@ def judge_many(claims: Sequence[Claim], *, workers: int = 1, progress: Progress 
         workers: processes; 1 stays in this one.
         progress: called after each judge with (id, how many are done, how many there are).
     """
-    found: dict[str, Verdict] = {}
-    for id, verdict in _verdicts(claims, min(workers, len(claims))):
-        found[id] = verdict
+    verdicts: dict[str, Verdict] = {}
+    for id, verdict in _verdicts(claims, workers):
+        verdicts[id] = verdict
         if progress is not None:
-            progress(id, len(found), len(claims))
-    return tuple(claim.settled(found[claim.id]) for claim in claims)
+            progress(id, len(verdicts), len(claims))
+    return tuple(replace(claim, given=verdicts[claim.id]) for claim in claims)
 
 
 def _verdicts(claims: Sequence[Claim], workers: int) -> Iterator[tuple[str, Verdict]]:
-    if workers <= 1:
-        for claim in claims:
+    """Yield verdicts as they come; experiments, which only read a table, are judged here."""
+    drawn = [claim for claim in claims if claim.trial is not None] if workers > 1 else []
+    for claim in claims:
+        if claim not in drawn:
             yield claim.id, claim.result
+    if not drawn:
         return
     # spawn, not fork: torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        pending = {pool.submit(_judge_by_id, claim.id, claim.seed): claim.id for claim in claims}
+    crew = min(workers, len(drawn))
+    with ProcessPoolExecutor(crew, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pending = {pool.submit(_judge_by_id, claim.id, claim.seed): claim.id for claim in drawn}
         for future in as_completed(pending):
             yield pending[future], future.result()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normgauge.errors import require, unknown_name
-from normgauge.papers.court.claim import Claim, Tables
+from normgauge.errors import InputError, explain, require, unknown_name
+from normgauge.papers.court.claim import Claim
 from normgauge.papers.court.judges import Progress, judge_many
 from normgauge.papers.court.registry import find, registered
+from normgauge.papers.court.sources import own
 from normgauge.papers.court.verdict import Verdict
-from normgauge.records import Result, format_table
+from normgauge.papers.shelf import PAPERS
+from normgauge.records import Result, format_table, plain
 
 if TYPE_CHECKING:
     import altair
@@ -28,10 +31,12 @@ class Ledger(Result):
     Args:
         claims: what is in it.
         seed: from which every judge draws (with the claim's id).
+        trouble: sentences about the reader's own runs that could not be read.
     """
 
     claims: tuple[Claim, ...]
     seed: int = 0
+    trouble: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Claim]:
         """Go through the claims by paper."""
@@ -51,19 +56,7 @@ class Ledger(Result):
 
         Call it with several workers under `if __name__ == "__main__":` in a script, as with any process pool.
         """
-        return Ledger(judge_many(self.claims, workers=workers, progress=progress), self.seed)
-
-    def with_tables(self, tables: Tables) -> Ledger:
-        """Return a ledger whose empirical claims are judged from stored study tables (study -> rows)."""
-        return Ledger(
-            tuple(
-                claim.settled(claim.judge_from_tables(tables))
-                if claim.kind == "empirical" and claim.study in tables
-                else claim
-                for claim in self.claims
-            ),
-            self.seed,
-        )
+        return replace(self, claims=judge_many(self.claims, workers=workers, progress=progress))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return, per paper, how often each verdict fell; `not_run` and `error` count what is not judged."""
@@ -79,19 +72,23 @@ class Ledger(Result):
     def explain(self, id: str) -> str:
         """Return one claim in full: printed, what is wrong, corrected, evidence, how to reproduce."""
         claim, verdict = self[id], self[id].result
-        outcome = f", {verdict.outcome}" if verdict.outcome else ""
+        paper = PAPERS[claim.paper].name if claim.paper in PAPERS else claim.paper
         parts = [
-            f"{claim.id} ({claim.kind}; {claim.place}): {_word(verdict)}{outcome}",
+            f"{claim.id} ({paper}, {claim.place}; {claim.kind}): {_spoken(verdict.word)}",
             f"printed:     {claim.printed}",
             f"finding:     {verdict.sentence}",
             f"note:        {claim.note}" if claim.note else "",
             f"corrected:   {claim.corrected}" if claim.corrected else "",
             f"hypotheses:  {claim.hypotheses}" if claim.hypotheses else "",
             *(f"quoted:      {quote}" for quote in claim.quotes),
+            f"criterion:   {claim.criterion}" if claim.criterion else "",
             *(f"evidence:    {item}" for item in verdict.evidence),
+            f"rests on:    {verdict.rests_on}" if verdict.rests_on else "",
+            *(f"beside it:   {_spoken(v.word)}: {v.sentence} ({v.rests_on})" for v in verdict.beside),
             f"reproduce:   {claim.command}",
             f"cite:        {', '.join(claim.cite)}",
-            f"verdict {verdict.verdict or 'none'}, status {verdict.status}, float64, seed {self.seed}",
+            f"verdict {verdict.verdict or 'none'}, status {verdict.status}"
+            + (f", float64, seed {self.seed}" if claim.trial else ""),
         ]
         return "\n".join(part for part in parts if part)
 
@@ -112,7 +109,9 @@ class Ledger(Result):
         for paper, words in self.counts().items():
             rows = [row for row in self._rows() if row["paper"] == paper]
             short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
-            title = f"{paper}: {len(rows)} claims ({', '.join(f'{number} {word}' for word, number in words.items())})"
+            name = PAPERS[paper].name if paper in PAPERS else "other"
+            tally = ", ".join(f"{number} {_spoken(word)}" for word, number in words.items())
+            title = f"{name} ({paper}): {len(rows)} claims ({tally})"
             tables.append(format_table(short, title=title))
         return "\n\n".join([*tables, self._footer()])
 
@@ -134,7 +133,7 @@ class Ledger(Result):
         ]
 
     def _record(self, claim: Claim) -> dict[str, Any]:
-        verdict = claim.result.as_dict()
+        verdict = plain(claim.result)
         return {
             "id": claim.id,
             "verdict": verdict["verdict"],
@@ -144,6 +143,9 @@ class Ledger(Result):
             "corrected": claim.corrected,
             "evidence": verdict["evidence"],
             "sentence": verdict["sentence"],
+            "criterion": claim.criterion,
+            "rests_on": verdict["rests_on"],
+            "beside": verdict["beside"],
             "paper": claim.paper,
             "place": claim.place,
             "kind": claim.kind,
@@ -162,7 +164,13 @@ class Ledger(Result):
         )
 
 
-def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None = None, seed: int = 0) -> Ledger:
+def ledger(
+    *,
+    paper: str | None = None,
+    ids: Sequence[str] | None = None,
+    seed: int = 0,
+    runs: str | Path | None = None,
+) -> Ledger:
     """Return the ledger: every claim of the papers, its verdict, the evidence and the corrected sentence.
 
     Verdicts are computed when asked for; `ledger().judge(workers=2)` returns it with all of them computed.
@@ -171,9 +179,12 @@ def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None 
         paper: only this paper's claims (`S1`).
         ids: only these claims.
         seed: from which the judges draw their instances.
+        runs: the reader's own runs, the folder `normgauge reproduce` wrote; they supersede those that ship with the
+            package at equal or larger size, otherwise both are shown. `None` takes those that ship only.
 
     Raises:
         UnknownNameError: for an id or a paper without claims.
+        InputError: for a folder that does not exist.
 
     Examples:
         >>> ledger(ids=["S1-FC.2"])["S1-FC.2"].verdict
@@ -185,8 +196,17 @@ def ledger(*, paper: str | None = None, ids: tuple[str, ...] | list[str] | None 
         if paper not in papers:
             raise unknown_name("paper", paper, papers)
         claims = tuple(claim for claim in claims if claim.paper == paper)
-    return Ledger(tuple(replace(claim, seed=seed) for claim in claims), seed)
+    if runs is not None and not Path(runs).is_dir():
+        rule = "it is a folder that `normgauge reproduce` wrote"
+        raise InputError(explain(f"runs {runs}", rule, "no such folder", "Check the path, or leave it out"))
+    sources, trouble = own(runs) if runs is not None else ({}, [])
+    asked = (replace(claim, seed=seed, runs=tuple(sources.get(claim.study, ()))) for claim in claims)
+    return Ledger(tuple(asked), seed, tuple(trouble))
 
 
 def _word(verdict: Verdict) -> str:
     return verdict.status if verdict.status != "judged" else str(verdict.verdict)
+
+
+def _spoken(word: str) -> str:
+    return word.replace("_", " ")

@@ -73,9 +73,11 @@ def empirical(
     cite: Sequence[str] = (),
     note: str = "",
 ) -> Callable[[Criterion], Criterion]:
-    """Register a statement about experiments; the decorated function turns a study's rows into margins per seed.
+    """Register a statement about experiments; the decorated function turns its study's table into margins per seed.
 
-    The criterion is fixed here, before anything is run: a margin is positive on a seed that speaks for the claim.
+    The criterion is fixed here, in the file of the study that decides it, and stands nowhere else: a margin is positive
+    on a seed that speaks for the claim, and the smallest effect that counts is subtracted already. It raises
+    `PremiseAbsent` where what the sentence presupposes did not come about.
     """
     claim = Claim(
         id=id,
@@ -88,12 +90,14 @@ def empirical(
         study=study,
         criterion=criterion,
     )
+    return _with_margins(claim)
 
-    def enter(margins: Criterion) -> Criterion:
-        register(replace(claim, margins=margins))
-        return margins
 
-    return enter
+def finding(study: str, *, printed: str, criterion: str, place: str = "") -> Callable[[Criterion], Criterion]:
+    """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
+    return _with_margins(
+        Claim(id=study, place=place, printed=printed, kind="finding", study=study, criterion=criterion)
+    )
 
 
 def register(claim: Claim) -> Claim:
@@ -109,9 +113,18 @@ def register(claim: Claim) -> Claim:
 
 
 def registered() -> tuple[Claim, ...]:
-    """Return all claims, by paper and, within a paper, in the order of its files."""
+    """Return all claims of the ledger, by paper and, within a paper, in the order of its files."""
     _open_files()
-    return tuple(sorted(_CLAIMS.values(), key=lambda claim: (claim.paper, _file(claim))))
+    listed = (claim for claim in _CLAIMS.values() if claim.kind != "finding")
+    return tuple(sorted(listed, key=lambda claim: (claim.paper, _file(claim))))
+
+
+def criteria(study: str) -> tuple[Claim, ...]:
+    """Return what a study decides: the claims of the ledger judged from it, and its own finding if it has one.
+
+    The file of the study must have been imported: that is where they are written.
+    """
+    return tuple(claim for claim in _CLAIMS.values() if claim.study == study)
 
 
 def _file(claim: Claim) -> str:
@@ -131,6 +144,14 @@ def find(id: str) -> Claim:
     return _CLAIMS[id]
 
 
+def _with_margins(claim: Claim) -> Callable[[Criterion], Criterion]:
+    def enter(margins: Criterion) -> Criterion:
+        register(replace(claim, margins=margins))
+        return margins
+
+    return enter
+
+
 def _with_trial(claim: Claim) -> Callable[[Trial], Trial]:
     def enter(trial: Trial) -> Trial:
         register(replace(claim, trial=trial))
@@ -143,5 +164,5 @@ def _with_trial(claim: Claim) -> Callable[[Trial], Trial]:
 def _open_files() -> None:
     """Import every file of the papers that judges something, once."""
     for paper in PAPERS.values():
-        for module in paper.modules("claims"):
+        for module in (*paper.modules("claims"), *paper.modules("studies")):
             importlib.import_module(module)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from normgauge.errors import InputError, explain
 from normgauge.records import format_number
 
 Word = Literal["holds", "holds_with_correction", "false_as_stated", "empirical"]
-Outcome = Literal["confirmed", "not_confirmed", "inconclusive"]
+Outcome = Literal["reproduced", "contradicted", "too_small_to_tell", "premise_absent", "not_run"]
 Standing = Literal["judged", "not_run", "error"]
 Role = Literal["printed", "corrected", "conclusion", "fact", "margin"]
 
@@ -70,10 +68,13 @@ class Verdict:
 
     Args:
         verdict: holds, holds_with_correction, false_as_stated or empirical; `None` where the status is `error`.
-        outcome: of an empirical claim at the scale run: confirmed, not_confirmed or inconclusive; `None` otherwise.
+        outcome: of an experiment at the scale run: reproduced, contradicted, too_small_to_tell, premise_absent (what
+            the sentence presupposes did not come about) or not_run; `None` for other claims.
         status: judged, not_run or error.
         evidence: the numbers.
         sentence: one sentence that says why.
+        rests_on: which runs an experiment was judged from.
+        beside: verdicts of the same criterion on other runs, which do not count: each says why.
     """
 
     verdict: Word | None
@@ -81,6 +82,8 @@ class Verdict:
     status: Standing
     evidence: tuple[Evidence, ...]
     sentence: str
+    rests_on: str = ""
+    beside: tuple[Verdict, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: the ledger is read by machines too."""
@@ -94,30 +97,7 @@ class Verdict:
                     explain("Verdict", f"{name} is one of {', '.join(map(str, known))}", repr(value), "Use one of them")
                 )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data that JSON can write (infinities and not-a-number become `None`)."""
-        data = asdict(self)
-        data["evidence"] = [
-            {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in item.items()}
-            for item in data["evidence"]
-        ]
-        return data
-
-    @classmethod
-    def of_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        """Return the verdict that `as_dict` wrote, also after JSON; other keys are left alone.
-
-        Examples:
-            >>> before = Verdict("holds", None, "judged", (Evidence("bound", "printed", 1e-16),), "it holds")
-            >>> Verdict.of_dict(before.as_dict()) == before
-            True
-        """
-
-        def number(item: Mapping[str, Any], name: str) -> float:
-            return math.nan if item[name] is None else float(item[name])
-
-        evidence = tuple(
-            Evidence(item["name"], item["role"], number(item, "value"), number(item, "tolerance"), item["instances"])
-            for item in data.get("evidence", ())
-        )
-        return cls(data["verdict"], data.get("outcome"), data["status"], evidence, str(data.get("sentence", "")))
+    @property
+    def word(self) -> str:
+        """The one word for it: an experiment's outcome, a theorem's verdict, or why there is none."""
+        return self.outcome or (self.status if self.status != "judged" else str(self.verdict))

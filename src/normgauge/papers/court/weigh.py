@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 from normgauge.papers.court.verdict import Evidence, Verdict
 from normgauge.records import format_number
+from normgauge.stats import MOST_SEEDS, interval, seeds_to_decide
 
 #: Fewer seeds than this say nothing about an experiment.
 SEEDS = 3
@@ -54,33 +54,51 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
     return Verdict("false_as_stated", None, "judged", tuple(evidence), f"{fault}; {fate}{remedy}.")
 
 
-def poll(margins: Mapping[str, Sequence[float]], *, level: float = 0.95) -> Verdict:
+def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
     """Judge an experiment from its margins: one number per seed, positive where that seed speaks for the claim.
 
-    Each margin gets a Student interval over its seeds. All intervals above zero: confirmed. One interval at or below
-    zero: not_confirmed. Anything else, or fewer than three seeds: inconclusive.
+    A margin is a difference minus the smallest effect that was declared to count. Each gets a Student interval over
+    its seeds. All intervals above zero: reproduced. One at or below zero: contradicted. Anything else, or fewer than
+    three seeds: too_small_to_tell, with the number of seeds that would tell if mean and spread are as they look.
 
     Args:
         margins: per criterion its values over seeds.
-        level: coverage of the intervals.
 
     Examples:
         >>> poll({"accuracy with minus without": [0.03, 0.02, 0.04, 0.03]}).outcome
-        'confirmed'
+        'reproduced'
         >>> poll({"accuracy with minus without": [0.03, -0.02, 0.01]}).outcome
-        'inconclusive'
+        'too_small_to_tell'
     """
-    evidence = tuple(
-        Evidence(name, "margin", *_interval(list(values), level), len(values)) for name, values in margins.items()
-    )
-    known = [item for item in evidence if item.instances >= SEEDS and math.isfinite(item.value)]
+    evidence = tuple(_margin(name, list(values)) for name, values in margins.items())
+    known = [item for item in evidence if math.isfinite(item.tolerance)]
     against = [item for item in known if item.value + item.tolerance <= 0]
     if against:
-        return Verdict("empirical", "not_confirmed", "judged", evidence, f"{against[0]}: the interval is not above 0.")
-    if evidence and len(known) == len(evidence) and all(item.value - item.tolerance > 0 for item in known):
-        return Verdict("empirical", "confirmed", "judged", evidence, f"{'; '.join(map(str, evidence))}: all above 0.")
+        return Verdict("empirical", "contradicted", "judged", evidence, f"{against[0]}: the interval is not above 0.")
+    if evidence and len(known) == len(evidence) and all(item.value > item.tolerance for item in known):
+        return Verdict("empirical", "reproduced", "judged", evidence, f"{'; '.join(map(str, evidence))}: all above 0.")
     why = "; ".join(map(str, evidence)) or "no margin could be computed"
-    return Verdict("empirical", "inconclusive", "judged", evidence, f"{why}: the arms cannot be told apart.")
+    sentence = f"{why}: {_lacking(margins, evidence)}."
+    return Verdict("empirical", "too_small_to_tell", "judged", evidence, sentence)
+
+
+def _margin(name: str, values: list[float]) -> Evidence:
+    """Return mean and half width; infinite where the seeds are too few to know."""
+    span = interval(values)
+    half = (span.high - span.low) / 2 if span.n >= SEEDS else math.inf
+    return Evidence(name, "margin", span.mean, half, span.n)
+
+
+def _lacking(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence]) -> str:
+    """Say what would tell: at least three seeds, or about how many for the intervals that contain 0."""
+    few = min((item.instances for item in evidence), default=0)
+    if few < SEEDS:
+        return f"{few} seed{'' if few == 1 else 's'} cannot tell, {SEEDS} are the least"
+    open_ones = [item for item in evidence if abs(item.value) <= item.tolerance]
+    needed = [seeds_to_decide(margins[item.name]) for item in open_ones]
+    if None in needed:
+        return f"the arms cannot be told apart, and no number of seeds up to {MOST_SEEDS:,} would if this is the spread"
+    return f"the arms cannot be told apart; about {max(n for n in needed if n)} seeds would, if this is the spread"
 
 
 def _trouble(weighty: Sequence[Evidence]) -> str:
@@ -107,15 +125,3 @@ def _worst(subject: str, items: Sequence[Evidence]) -> str:
     worst = max(items, key=lambda item: item.value / item.tolerance)
     count = max(item.instances for item in items)
     return f"{subject} holds to {format_number(worst.value, 2)} over {count} instances"
-
-
-def _interval(values: Sequence[float], level: float) -> tuple[float, float]:
-    """Return mean and half-width; infinite where the seeds are too few to know."""
-    if not values or not all(math.isfinite(value) for value in values):
-        return math.nan, math.inf
-    if len(values) < SEEDS:
-        return statistics.fmean(values), math.inf
-    from scipy.stats import t
-
-    spread = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), float(t.ppf(0.5 + level / 2, len(values) - 1)) * spread

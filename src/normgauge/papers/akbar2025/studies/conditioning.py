@@ -16,9 +16,10 @@ from normgauge.lab.study import Study
 from normgauge.measure import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 from normgauge.symmetry import Symmetries, symmetries
 

@@ -17,9 +17,10 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch")
 RATES = (0.0, 0.1, 0.3, 0.5)

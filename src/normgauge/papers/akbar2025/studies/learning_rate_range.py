@@ -17,9 +17,10 @@ from normgauge.lab.study import Study
 from normgauge.measure import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch", "layer", "group", "rms", "weight")
 FACTOR = 3.0  # on the weights before the normalizers, for the second search

@@ -12,9 +12,10 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import Batches
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 NORMS = ("none", "batch")

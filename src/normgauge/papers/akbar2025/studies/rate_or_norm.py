@@ -19,14 +19,15 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import DIVERGENCE_FACTOR, Batches, evaluate
-from normgauge.lab.statistics import interval
 from normgauge.lab.study import Study
 from normgauge.measure import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
+from normgauge.stats import interval
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 

@@ -15,12 +15,12 @@ from normgauge.charts import against, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.train import evaluate, fit
-from normgauge.lab.statistics import Interval, differences_from_best
 from normgauge.lab.study import Study
-from normgauge.papers.court import at_best, best_by_seed, by_seed
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable, at_best, best_by_seed, by_seed
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import Row, StudyTable
+from normgauge.records import Row, Spec
+from normgauge.stats import Interval, leads
 
 NORMS = ("none", "batch", "layer")
 OPTIMIZERS = ("sgd", "adam")
@@ -162,8 +162,8 @@ def _recipe(table: StudyTable, **knobs: Any) -> Row:
 
 def _ahead(table: StudyTable, arms: Mapping[str, Row], best: str) -> dict[str, Interval]:
     """Return how far the best arm's test accuracy is ahead of each other's, seed by seed, in intervals for all."""
-    return differences_from_best(
-        {name: table.by_seed(TEST, **arm) for name, arm in arms.items()}, best, higher_is_better=True
+    return leads(
+        {name: table.by_seed(TEST, **arm) for name, arm in arms.items()}, best, higher=True
     )
 
 

@@ -16,12 +16,13 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate, fit
-from normgauge.lab.statistics import paired_difference
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
+from normgauge.stats import paired_difference
 
 #: Offsets in standard deviations of the pixels, factors on them; 0 and 1 are the data as they are.
 BRIGHTNESS = (-1.0, -0.5, 0.5, 1.0)

@@ -11,9 +11,10 @@ from torch import Tensor
 from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 NORMS = ("none", "batch")

@@ -7,8 +7,8 @@ from typing import Any
 
 from normgauge.charts import against, curves
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, TITLES, Path
+from normgauge.papers.court import StudyTable
 from normgauge.papers.experiment import Figure, Record
-from normgauge.papers.table import StudyTable
 
 POINTS = 60
 

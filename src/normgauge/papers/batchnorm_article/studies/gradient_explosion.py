@@ -12,9 +12,10 @@ from normgauge.lab import data as datasets
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, recalibrate, squared_gradients
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import Row, StudyTable
+from normgauge.records import Row, Spec
 from normgauge.theory.gradient_explosion import RELU_LIMIT, squared_gradient_growth
 from normgauge.theory.mean_field import batchnorm_layer
 

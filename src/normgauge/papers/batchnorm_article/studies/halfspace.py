@@ -23,9 +23,10 @@ from normgauge.papers.batchnorm_article.studies._gdnp_pages import (
     ratio,
     record_path,
 )
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 DATA = ("gaussian", "laplace", "exponential", "digits")

@@ -14,9 +14,10 @@ from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.train import Batches, evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import recalibrate
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.

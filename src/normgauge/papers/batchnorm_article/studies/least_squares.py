@@ -19,9 +19,10 @@ from normgauge.papers.batchnorm_article.studies._gdnp_pages import (
     race_remarks,
     record_path,
 )
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 from normgauge.theory.rayleigh import best_length
 

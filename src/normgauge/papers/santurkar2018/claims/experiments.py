@@ -5,8 +5,6 @@ A row of the tables is one run: `model` (vgg, dln), `norm` (none, batch, noisy, 
 
 from __future__ import annotations
 
-from math import log10
-
 from normgauge.papers.court.registry import empirical
 from normgauge.papers.court.tables import Margins, Rows, by_seed, paired, paired_log10
 
@@ -32,25 +30,6 @@ def _shift(rows: Rows) -> Margins:
     return {
         "0.3 - |cosine| with BN": [0.3 - abs(value) for value in with_bn.values()],
         "cosine without BN - 0.9": [value - 0.9 for value in without.values()],
-    }
-
-
-@empirical(
-    "S1-land",
-    place="sec 3.2, Fig 4, 10 (deep linear network)",
-    printed="variation of loss and gradient along the gradient direction is much smaller with BN",
-    study="smoothness",
-    criterion="on the deep linear network, medians over training: the range of the loss and the largest gradient "
-    "distance along "
-    "the gradient are at least twice as large without BN",
-    cite=CITE,
-)
-def _landscape(rows: Rows) -> Margins:
-    return {
-        f"log10 of {name}, none over batch, minus log10(2)": [
-            value - log10(2) for value in paired_log10(rows, name, "none", "batch", model="dln")
-        ]
-        for name in ("loss_range", "gradient_distance")
     }
 
 
@@ -89,20 +68,6 @@ def _noisy(rows: Rows) -> Margins:
 
 
 @empirical(
-    "S1-E3",
-    place="sec 3.2, Fig 4b",
-    printed="gradient predictiveness differs by close to two orders of magnitude early in training (VGG)",
-    study="smoothness",
-    criterion="on VGG, over the first tenth of training: the gradient distance without BN is at least 10^1.5 times "
-    "that with BN",
-    cite=CITE,
-)
-def _predictiveness(rows: Rows) -> Margins:
-    orders = paired_log10(rows, "early_gradient_distance", "none", "batch", model="vgg")
-    return {"orders of magnitude minus 1.5": [value - 1.5 for value in orders]}
-
-
-@empirical(
     "S1-E4",
     place="sec 3.3, Fig 5",
     printed="l1, l2, linf normalization (scale computed before the mean shift) perform comparably to BN",
@@ -133,25 +98,6 @@ def _lp(rows: Rows) -> Margins:
 def _noise_alone(rows: Rows) -> Margins:
     found = by_seed(rows, "train_accuracy", model="vgg", norm="noise")
     return {"chance + 0.05 minus training accuracy": [CHANCE + 0.05 - value for value in found.values()]}
-
-
-@empirical(
-    "S1-random",
-    place="sec 3.2, last paragraph",
-    printed="the loss behaves in a similar way when we examine other (random) directions too",
-    study="smoothness",
-    criterion="along random directions of the gradient's length the range of the loss is larger without BN, as it "
-    "is along the "
-    "gradient",
-    cite=CITE,
-    note="Not in the list the ledger started from. The directions are drawn uniformly on the sphere of the "
-    "gradient's norm.",
-)
-def _random_directions(rows: Rows) -> Margins:
-    return {
-        f"log10 of {name}, none over batch": paired_log10(rows, name, "none", "batch", model="vgg")
-        for name in ("loss_range", "random_loss_range")
-    }
 
 
 @empirical(

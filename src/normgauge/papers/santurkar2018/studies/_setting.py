@@ -15,7 +15,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.experiment import Spec
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is S1's noise on a network without normalization.

@@ -14,11 +14,11 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import fit
 from normgauge.lab.study import Study
 from normgauge.measure import covariate_shift
-from normgauge.papers.court import paired_log10
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable, paired_log10
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, layer_groups, measuring, prepare, spaced, study
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")

@@ -15,8 +15,8 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.measure import activations, landscape
-from normgauge.papers.court import paired_log10
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable, paired_log10
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import (
     PROXY,
     blocks,
@@ -28,7 +28,7 @@ from normgauge.papers.santurkar2018.studies._setting import (
     training_accuracy,
 )
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch", "l1", "l2", "linf")
 MODELS = ("vgg", "dln")

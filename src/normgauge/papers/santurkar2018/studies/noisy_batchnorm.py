@@ -16,11 +16,11 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.court import paired_log10
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable, paired_log10
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, blocks, prepare, spaced, study, training_accuracy
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch", "noisy", "noise")
 CHANGES = ("mean_change", "variance_change", "relative_mean_change")

@@ -14,9 +14,10 @@ from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 RATES = (0.03, 0.1, 0.3, 1.0)
 # StatNorm's design space: which centre, which scale, over which axes (names of the registry's points)

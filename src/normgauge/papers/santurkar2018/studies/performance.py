@@ -13,10 +13,11 @@ from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, prepare, study, training_accuracy
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("none", "batch")
 WORDS = {False: "without augmentation", True: "with augmentation"}

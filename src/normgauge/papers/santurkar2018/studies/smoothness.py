@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 import torch
@@ -14,12 +13,13 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import fit
 from normgauge.lab.study import Study
 from normgauge.measure import Landscape, landscape
-from normgauge.papers.court import paired_log10
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import Margins, StudyTable, empirical, finding
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, measuring, prepare, spaced, study
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
+CITE = ("santurkar2018",)
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")
 #: S1 App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
@@ -81,14 +81,69 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
     )
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: without BN loss and gradient change more along the gradient, and the effective beta is larger."""
+@empirical(
+    "S1-land",
+    place="sec 3.2, Fig 4, 10 (deep linear network)",
+    printed="variation of loss and gradient along the gradient direction is much smaller with BN",
+    study="smoothness",
+    criterion="on the deep linear network, medians over training: the range of the loss and the largest gradient "
+    "distance along the gradient are at least twice as large without BN",
+    cite=CITE,
+)
+def _landscape(table: StudyTable) -> Margins:
     return {
-        f"{model}: log10 of {name.replace('_', ' ')}, none over batch": paired_log10(
-            table.rows, name, "none", "batch", model=model
+        f"log10 of {name}, none over batch, minus log10(2)": [
+            value - math.log10(2) for value in table.paired_log10(name, "none", "batch", model="dln")
+        ]
+        for name in ("loss_range", "gradient_distance")
+    }
+
+
+@empirical(
+    "S1-E3",
+    place="sec 3.2, Fig 4b",
+    printed="gradient predictiveness differs by close to two orders of magnitude early in training (VGG)",
+    study="smoothness",
+    criterion="on VGG, over the first tenth of training: the gradient distance without BN is at least 10^1.5 times "
+    "that with BN",
+    cite=CITE,
+)
+def _predictiveness(table: StudyTable) -> Margins:
+    orders = table.paired_log10("early_gradient_distance", "none", "batch", model="vgg")
+    return {"orders of magnitude minus 1.5": [value - 1.5 for value in orders]}
+
+
+@empirical(
+    "S1-random",
+    place="sec 3.2, last paragraph",
+    printed="the loss behaves in a similar way when we examine other (random) directions too",
+    study="smoothness",
+    criterion="along random directions of the gradient's length the range of the loss is larger without BN, as it "
+    "is along the gradient",
+    cite=CITE,
+    note="Not in the list the ledger started from. The directions are drawn uniformly on the sphere of the "
+    "gradient's norm.",
+)
+def _random_directions(table: StudyTable) -> Margins:
+    return {
+        f"log10 of {name}, none over batch": table.paired_log10(name, "none", "batch", model="vgg")
+        for name in ("loss_range", "random_loss_range")
+    }
+
+
+@finding(
+    "smoothness",
+    printed="loss and gradient change less along the gradient with BN, on VGG too, and the effective beta is smaller",
+    criterion="medians over training: the gradient distance on VGG, and the effective beta on both networks, are "
+    "larger without BN",
+)
+def _everywhere(table: StudyTable) -> Margins:
+    cells = (("vgg", "gradient_distance"), ("vgg", "effective_beta"), ("dln", "effective_beta"))
+    return {
+        f"{model}: log10 of {name.replace('_', ' ')}, none over batch": table.paired_log10(
+            name, "none", "batch", model=model
         )
-        for model in MODELS
-        for name in ("loss_range", "gradient_distance", "effective_beta")
+        for model, name in cells
     }
 
 
@@ -158,7 +213,7 @@ def remarks(table: StudyTable) -> list[str]:
     lines = []
     for model in MODELS:
         ratios = {
-            name: 10 ** fmean(paired_log10(table.rows, name, "none", "batch", model=model))
+            name: 10 ** fmean(table.paired_log10(name, "none", "batch", model=model))
             for name in (*SUMMARIES, "early_gradient_distance")
         }
         lines.append(
@@ -199,12 +254,11 @@ register(
         "in S1; on one fixed batch of training data.",
         sizes={"smoke": _sizes("smoke", 1), "small": _sizes("small", 6), "paper": _sizes("paper", 5)},
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("loss_range", "gradient_distance", "effective_beta", "early_gradient_distance", "random_loss_range"),
         data=("cifar10",),
         minutes={"small": 2.4},
-        cite=("santurkar2018",),
+        cite=CITE,
     )
 )

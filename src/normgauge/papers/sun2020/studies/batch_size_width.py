@@ -15,9 +15,10 @@ from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 HIDDEN = 3

@@ -20,11 +20,12 @@ from normgauge.lab.models.normalized import (
     scaled_together,
 )
 from normgauge.lab.runs.train import Batches, evaluate
-from normgauge.lab.statistics import interval
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import Row, StudyTable
+from normgauge.records import Row, Spec
+from normgauge.stats import interval
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 

@@ -15,9 +15,10 @@ from normgauge.lab.models.normalized import direction_weight, joint_norm, normal
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.measure import robustness
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
+from normgauge.records import Spec
 
 NORMS = ("batch", "group", "layer", "weight")
 READINGS = {"clean_accuracy": "clean", "noise_accuracy": "Gaussian noise", "bim_accuracy": "BIM"}

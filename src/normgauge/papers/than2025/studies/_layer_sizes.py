@@ -14,7 +14,8 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.measure import operator_norm
-from normgauge.papers.experiment import Record, Spec
+from normgauge.papers.experiment import Record
+from normgauge.records import Spec
 
 FACTOR = 10.0  # by which the weights before normalizers are multiplied in the test of rescaling
 

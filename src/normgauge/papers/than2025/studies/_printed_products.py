@@ -15,8 +15,9 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.measure import operator_norm
-from normgauge.papers.experiment import Record, Spec
+from normgauge.papers.experiment import Record
 from normgauge.papers.than2025.studies._layer_sizes import in_unit_ball
+from normgauge.records import Spec
 
 NORMS = ("none", "batch", "layer")
 WORDS = {"none": "plain", "batch": "BN", "layer": "LN"}

@@ -13,10 +13,11 @@ from normgauge.lab import models
 from normgauge.lab.study import Study
 from normgauge.measure import lipschitz
 from normgauge.nn import cascade
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
 from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.records import Spec
 from normgauge.rng import generator
 
 RADIUS = 0.1  # of the balls around the data, as a share of the radius of the ball that holds the data

@@ -9,10 +9,11 @@ from typing import Any
 from normgauge.charts import against, bars
 from normgauge.lab.study import Study
 from normgauge.measure import Generalization, generalization
-from normgauge.papers.experiment import Experiment, Figure, Record, Spec
+from normgauge.papers.court import StudyTable
+from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
 from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.records import Spec
 
 DELTA = 0.05
 HOLDOUT = 0.2  # share of the data the partitions are found on

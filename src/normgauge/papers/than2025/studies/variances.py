@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normgauge.charts import curves
+from normgauge.papers.court import StudyTable
 from normgauge.papers.experiment import Experiment, Figure
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
 from normgauge.papers.than2025.studies._layer_sizes import FACTOR, train_and_watch
 from normgauge.papers.than2025.studies.weight_norms import ARCHITECTURES, published, studies
 

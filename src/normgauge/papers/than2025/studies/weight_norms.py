@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from normgauge.charts import curves
 from normgauge.lab.study import Study
+from normgauge.papers.court import StudyTable
 from normgauge.papers.experiment import Experiment, Figure
 from normgauge.papers.studies import register
-from normgauge.papers.table import StudyTable
 from normgauge.papers.than2025.studies._layer_sizes import FACTOR, train_and_watch
 
 # model of the claim -> (architecture at small size, at paper size, normalizer)
