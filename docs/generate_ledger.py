@@ -7,6 +7,7 @@ from pathlib import Path
 
 from normgauge.papers.court import Claim, Ledger, ledger
 from normgauge.papers.court.typeset import latex
+from normgauge.papers.shelf import PAPERS
 from normgauge.references import title
 
 PAGE = Path(__file__).parent / "papers" / "ledger.md"
@@ -40,33 +41,33 @@ def page(book: Ledger) -> str:
     lines = [head, rule]
     for paper, words in counts.items():
         numbers = [words.get(word, 0) for word in WORDS]
-        lines.append(f"| {paper} | " + " | ".join(map(str, numbers)) + f" | {sum(numbers)} |")
+        lines.append(f"| {PAPERS[paper].name} ({paper}) | " + " | ".join(map(str, numbers)) + f" | {sum(numbers)} |")
     meanings = "\n".join(
         ["| word | means |", "|---|---|", *(f"| {word} | {text} |" for word, text in MEANINGS.items())]
     )
     parts = [INTRODUCTION.rstrip(), meanings, "\n".join(lines)]
     for paper in counts:
         claims = [claim for claim in book if claim.paper == paper]
-        parts.append(f"## {paper}: {title(claims[0].cite[0])}")
+        parts.append(f"## {PAPERS[paper].name} ({paper}): {title(claims[0].cite[0])}")
         parts.extend(_section(claim) for claim in claims)
     return "\n\n".join(parts) + "\n"
 
 
 def _section(claim: Claim) -> str:
     verdict = claim.result
-    word = verdict.verdict if verdict.status == "judged" else verdict.status
-    outcome = f", {verdict.outcome}" if verdict.outcome else ""
     rows = [
         ("printed", _sentence(claim, "printed")),
         ("corrected", _sentence(claim, "corrected")),
         ("finding", _plain(verdict.sentence)),
+        ("criterion", _plain(claim.criterion)),
+        ("rests on", _plain(verdict.rests_on)),
         ("hypotheses", _sentence(claim, "hypotheses")),
         ("note", _sentence(claim, "note")),
         *(("quoted", _plain(quote)) for quote in claim.quotes),
     ]
     body = [f"* **{name}**: {text}" for name, text in rows if text]
     body += [f"* {_plain(str(item))}" for item in verdict.evidence if item.role == "fact"]
-    return f"### {claim.id}: {word.replace('_', ' ')}{outcome}\n\n{claim.place}\n\n" + "\n".join(body)
+    return f"### {claim.id}: {verdict.word.replace('_', ' ')}\n\n{claim.place}\n\n" + "\n".join(body)
 
 
 def _sentence(claim: Claim, part: str) -> str:

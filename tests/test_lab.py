@@ -19,8 +19,8 @@ from normgauge.lab.models.small import SMALL
 from normgauge.lab.runs.executors import run_in_processes
 from normgauge.lab.runs.run import Outcome, execute
 from normgauge.lab.runs.sweep import sweep
-from normgauge.stats import leads, interval, paired_difference
 from normgauge.nn import registry
+from normgauge.stats import interval, leads, paired_difference
 from normgauge.store import Store, spec_id
 
 SPEC = {

@@ -2,7 +2,8 @@
 
     normgauge reproduce NAME                       # leaves normgauge-studies/NAME-small/runs.sqlite
     python tools/ship_tables.py normgauge-studies [NAME ...]
-    python docs/generate_studies.py normgauge-studies [NAME ...]   # the pages of the same stores
+    python tools/ship_tables.py --rejudge          # a criterion changed: the same rows, judged anew
+    python docs/generate_studies.py [normgauge-studies]   # the pages
 
 Nothing is run here, and nobody writes these tables by hand.
 """
@@ -10,40 +11,56 @@ Nothing is run here, and nobody writes these tables by hand.
 from __future__ import annotations
 
 import json
-import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from normgauge.papers.reproduce import STORE_NAME, conclude
-from normgauge.papers.studies import find, index
-from normgauge.store import Store
+from normgauge.documents import StudyDocument
+from normgauge.papers.court import criteria, shipped
+from normgauge.papers.court.sources import Source
+from normgauge.papers.reproduce import conclude, criterion_document
+from normgauge.papers.shelf import studies
+from normgauge.papers.studies import find
+from normgauge.records import plain
+from normgauge.store import STORE_NAME, Store
 
 ROOT = Path(__file__).parents[1] / "src" / "normgauge" / "papers"
 
 
-def write(name: str, folder: Path) -> None:
+def judged(document: StudyDocument) -> StudyDocument:
+    """Return a document with the verdicts of its criteria on its own rows."""
+    find(document.study)
+    table = Source(document).table
+    verdicts = (criterion_document(claim, claim.judge_table(table)) for claim in criteria(document.study))
+    return replace(document, criteria=tuple(verdicts))
+
+
+def write(document: StudyDocument) -> None:
     """Write the table of one study into its paper's folder."""
+    rows = tuple({name: _short(value) for name, value in row.items() if name != "sentence"} for row in document.rows)
+    body = plain(judged(replace(document, rows=rows)))
+    text = json.dumps({"version": document.VERSION, **body}, sort_keys=True, separators=(",", ":"))
+    paper = studies()[document.study].split(".")[2]
+    target = ROOT / paper / "tables" / f"{document.study}.json"
+    target.write_text(text.replace('{"', '\n{"').lstrip() + "\n", encoding="utf-8")
+
+
+def concluded(name: str, folder: Path) -> StudyDocument:
+    """Return what a store of the small size says."""
     with Store(folder / STORE_NAME) as store:
-        document = conclude(find(name), "small", store).document()
-    origin = document["provenance"]
-    kept = {"study", "size", "outcome", "sentence", "runs", "seconds", "finished"}
-    table = {key: document[key] for key in kept} | {"revision": origin["revision"], "machine": origin["machine"]}
-    table["rows"] = [
-        {key: _short(value) for key, value in row.items() if key != "sentence"} for row in document["rows"]
-    ]
-    body = json.dumps(table, sort_keys=True, indent=None, separators=(",", ":")).replace('{"', '\n{"')
-    paper = index()[name].split(".")[2]
-    (ROOT / paper / "tables" / f"{name}.json").write_text(body + "\n", encoding="utf-8")
+        return conclude(find(name), "small", store).document()
 
 
 def _short(value: object) -> object:
     """Return numbers with seven digits: what a verdict needs, without the noise of the last bits."""
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":
-    stores = Path(sys.argv[1])
-    for name in sys.argv[2:] or [name for name in index() if (stores / f"{name}-small" / STORE_NAME).exists()]:
-        write(name, stores / f"{name}-small")
+    if sys.argv[1:] == ["--rejudge"]:
+        for source in shipped().values():
+            write(source.document)
+    else:
+        stores = Path(sys.argv[1])
+        for name in sys.argv[2:] or [name for name in studies() if (stores / f"{name}-small" / STORE_NAME).exists()]:
+            write(concluded(name, stores / f"{name}-small"))

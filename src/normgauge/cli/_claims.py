@@ -14,17 +14,35 @@ def claims(
     paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3 or S4.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the claims as one browsable page to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list on stdout and nothing else.")] = False,
+    runs: Annotated[
+        Path | None, typer.Option("--from", help="Your own runs [default: normgauge-studies, if it is here].")
+    ] = None,
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="Judge from the runs that ship with normgauge only.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="From which the judges draw their instances.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes; 0 takes one per core.")] = 0,
 ) -> None:
-    """Judge what the papers say: printed, corrected, and the numbers that decide (exit code 1 if a judge fails)."""
+    """Judge what the papers say: printed, corrected, and the numbers that decide (exit code 1 if a judge fails).
+
+    Experiments are judged from the runs that ship with normgauge, and from your own: those supersede the shipped ones
+    at equal or larger size, otherwise both are shown.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
-    from normgauge.papers.court import ledger
+    from normgauge.errors import InputError, explain
+    from normgauge.papers.court import DEFAULT_FOLDER, ledger
 
-    book = ledger(paper=paper, ids=id or None, seed=seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    if shipped and runs is not None:
+        raise InputError(explain("claims", "either --from or --shipped", "both", "Leave one out"))
+    if runs is None and not shipped and Path(DEFAULT_FOLDER).is_dir():
+        runs = Path(DEFAULT_FOLDER)
+    book = ledger(paper=paper, ids=id or None, seed=seed, runs=runs)
+    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    for sentence in book.trouble:
+        notes.print(sentence)
+    with Progress(console=notes, transient=True) as bar:
         task = bar.add_task("judging", total=len(book))
         book = book.judge(
             workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1,

@@ -43,12 +43,12 @@ def reproduce(
 
     Finished runs are kept in OUT/NAME-SIZE/runs.sqlite: interrupt at any time and run the same command again.
     """
-    from normgauge.lab.runs.executors import Workers, connected
-    from normgauge.lab.runs.sweep import parse_shard
-
     if name is None and not every:
         _list(as_json)
         return
+    from normgauge.lab.runs.executors import Workers, connected
+    from normgauge.lab.runs.sweep import parse_shard
+
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
@@ -98,6 +98,7 @@ def _one(
     from normgauge.errors import DataError
     from normgauge.papers.reproduce import reproduce as run
     from normgauge.papers.reproduce import reproduce_shard
+    from normgauge.records import plain
 
     note = bar.note if bar else Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
     progress = bar or True
@@ -118,30 +119,31 @@ def _one(
     page = _write(result)
     if not quiet:
         Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
-        note(f"Open {page} for figures and numbers.")
-    return {**result.document(), "page": str(page), "store": str(result.store)}
+        note(f"Open {page} for figures and numbers; `normgauge claims` knows these runs now.")
+    return {**plain(result.about), **plain(result.document()), "page": str(page), "store": str(result.store)}
 
 
 def _write(result: Reproduced) -> Path:
     from normgauge.report import Picture, write_study
 
-    return write_study(result.document(), [Picture(*entry) for entry in result.pictures()], result.store.parent)
+    pictures = [Picture(*entry) for entry in result.pictures()]
+    return write_study(result.about, result.document(), pictures, result.store.parent)
 
 
 def _list(as_json: bool) -> None:
-    from normgauge.papers.studies import experiments
+    from normgauge.papers.shelf import PAPERS, listed
     from normgauge.records import format_table
 
     rows = [
         {
-            "study": experiment.name,
-            "paper": ", ".join(experiment.papers),
-            "place": experiment.place,
-            "question": experiment.question,
-            "small": f"{experiment.minutes['small']:g} min" if "small" in experiment.minutes else "-",
-            "data": ", ".join(experiment.data) or "-",
+            "study": study.name,
+            "paper": ", ".join(PAPERS[paper].name for paper in study.papers),
+            "place": study.place,
+            "question": study.question,
+            "small": f"{study.minutes['small']:g} min" if "small" in study.minutes else "-",
+            "data": ", ".join(study.data) or "-",
         }
-        for experiment in experiments().values()
+        for study in listed()
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.abc import Traversable
 from importlib.resources import files
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,51 @@ PAPERS = {
         Paper("S4", "sun2020", "Sun et al. 2020"),
     )
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A study as the list of `normgauge reproduce` shows it.
+
+    Attributes:
+        name: what the command is told.
+        module: where it is written.
+        papers: the letters of the papers it is about.
+        place: section or figure.
+        question: what it answers.
+        data: data sets it needs.
+        minutes: size -> minutes on two cores.
+    """
+
+    name: str
+    module: str
+    papers: tuple[str, ...]
+    place: str
+    question: str
+    data: tuple[str, ...] = ()
+    minutes: dict[str, float] = field(default_factory=dict)
+
+
+@cache
+def studies() -> dict[str, str]:
+    """Return study -> its module, by file names alone."""
+    modules = (module for paper in PAPERS.values() for module in paper.modules("studies"))
+    return {module.rpartition(".")[2].replace("_", "-"): module for module in modules}
+
+
+def listed() -> list[Listed]:
+    """Return every study as it is listed, from the words of its declaration: no study is imported to be read about."""
+    entries = []
+    for name, module in studies().items():
+        *_, key, room, stem = module.split(".")
+        text = (files("normgauge.papers") / key / room / f"{stem}.py").read_text(encoding="utf-8")
+        entries.append(Listed(name=name, module=module, **_declared(text)))
+    return sorted(entries, key=lambda study: (study.papers, study.name))
+
+
+def _declared(text: str) -> dict[str, Any]:
+    """Return the plain values a file gives to `Experiment(...)`, of those a list shows."""
+    wanted = {"papers", "place", "question", "data", "minutes"}
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
+    made = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
+    return {word.arg: ast.literal_eval(word.value) for word in made.keywords if word.arg in wanted}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from functools import cache
 
 from normgauge.errors import NormgaugeError, explain, unknown_name
 from normgauge.lab.runs.run import guarded
 from normgauge.papers.experiment import Experiment
-from normgauge.papers.shelf import PAPERS
+from normgauge.papers.shelf import studies
 from normgauge.records import Run, Spec
 
 _EXPERIMENTS: dict[str, Experiment] = {}
@@ -28,16 +27,9 @@ def register(experiment: Experiment) -> Experiment:
     return experiment
 
 
-@cache
-def index() -> dict[str, str]:
-    """Return study -> its module, by file names alone: nothing is imported."""
-    modules = (module for paper in PAPERS.values() for module in paper.modules("studies"))
-    return {module.rpartition(".")[2].replace("_", "-"): module for module in modules}
-
-
 def experiments() -> dict[str, Experiment]:
     """Return every experiment by name, in the order of papers and files."""
-    for name in index():
+    for name in studies():
         find(name)
     return dict(sorted(_EXPERIMENTS.items(), key=lambda item: (item[1].papers, item[0])))
 
@@ -48,10 +40,10 @@ def find(name: str) -> Experiment:
     Raises:
         UnknownNameError: for a name that is not known, with the nearest one.
     """
-    if name in index():
-        importlib.import_module(index()[name])
+    if name in studies():
+        importlib.import_module(studies()[name])
     if name not in _EXPERIMENTS:
-        raise unknown_name("study", name, {*index(), *_EXPERIMENTS})
+        raise unknown_name("study", name, {*studies(), *_EXPERIMENTS})
     return _EXPERIMENTS[name]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING
 
 from normgauge.records import format_number
 from normgauge.references import bibliography, title
@@ -31,6 +31,11 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> str:
             ("printed", typeset(claim, "printed")),
             ("corrected", typeset(claim, "corrected")),
             ("finding", text(verdict.sentence)),
+            ("rests on", text(verdict.rests_on)),
+            *(
+                ("beside it", f"{spoken(other.word)}: {text(other.sentence)} ({text(other.rests_on)})")
+                for other in verdict.beside
+            ),
             ("note", _linked(typeset(claim, "note"), claim, neighbours)),
         ]
     )
@@ -44,24 +49,6 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> str:
         "<details open><summary>Evidence, hypotheses, how to reproduce</summary>"
         f"{_behind(claim, neighbours)}</details></article>"
     )
-
-
-def stored(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the claims a study decided, from its stored verdicts, which are the records of `Ledger.json`."""
-    from normgauge.papers.court import Verdict, ledger
-
-    if not records:
-        return ""
-    known = {claim.id: claim for claim in ledger()}
-    here = {str(record.get("id")) for record in records}
-    cards = [
-        card(known[record["id"]].settled(Verdict.of_dict(record)), here)
-        for record in records
-        if record.get("id") in known
-    ]
-    lost = [record.get("id") for record in records if record.get("id") not in known]
-    said = f'<p class="hint">Not in the ledger of this version: {text(lost)}</p>' if lost else ""
-    return "".join(cards) + said
 
 
 def spoken(word: str) -> str:

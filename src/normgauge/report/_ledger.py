@@ -9,6 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from normgauge import charts
+from normgauge.papers.shelf import PAPERS
 from normgauge.references import bibliography, title
 from normgauge.report._claim import card, spoken
 from normgauge.report._markup import text
@@ -31,8 +32,8 @@ MEANINGS = {
     "index, a norm or a missing hypothesis is mended; the corrected sentence is tested too",
     "false_as_stated": "the conclusion itself must change: there is a counterexample, and what holds instead is tested "
     "where there is something",
-    "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance: confirmed, not "
-    "confirmed or inconclusive at the scale run; not run until its study was run",
+    "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance: reproduced, "
+    "contradicted, too small to tell, or premise absent at the scale run; not run until its study was run",
 }
 FILTERS = ("paper", "verdict", "status", "outcome")
 
@@ -94,7 +95,11 @@ def _counts(claims: Sequence[Claim], papers: Sequence[str]) -> str:
     body = []
     for paper in [*papers, *([""] if len(papers) > 1 else [])]:
         own = [claim for claim in claims if claim.paper == (paper or claim.paper)]
-        name = f'<a href="#{text(paper)}">{text(paper)}</a> <span>{text(_title(own))}</span>' if paper else "all papers"
+        name = (
+            f'<a href="#{text(paper)}">{text(_name(paper))}</a> <span>{text(_title(own))}</span>'
+            if paper
+            else "all papers"
+        )
         cells = [_number(own, asks, {"paper": paper} if paper else {}) for asks in (*columns.values(), {})]
         body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
     return (
@@ -128,7 +133,12 @@ def _filter(name: str, claims: Sequence[Claim]) -> str:
 def _paper(paper: str, claims: Sequence[Claim]) -> str:
     own = [claim for claim in claims if claim.paper == paper]
     cards = "".join(card(claim, {other.id for other in claims}) for claim in own)
-    return f'<section id="{text(paper)}"><h2>{text(paper)}: {text(_title(own))}</h2>{cards}</section>'
+    return f'<section id="{text(paper)}"><h2>{text(_name(paper))}: {text(_title(own))}</h2>{cards}</section>'
+
+
+def _name(paper: str) -> str:
+    """Return author and year, with the letter its ids begin with."""
+    return f"{PAPERS[paper].name} ({paper})" if paper in PAPERS else paper
 
 
 def _title(claims: Sequence[Claim]) -> str:

@@ -6,20 +6,28 @@ Both are written from the same blocks, made of the document a study left in its 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean, stdev
 from string import Template
-from typing import Any
 
 from normgauge import charts
-from normgauge.records import format_number
+from normgauge.documents import About, CriterionDocument, StudyDocument
+from normgauge.records import Row, format_number
 from normgauge.report._markup import seconds as duration
+from normgauge.stats import interval
 
-Document = Mapping[str, Any]
+#: What an outcome means, for the reader of a page.
+OUTCOMES = {
+    "reproduced": "Reproduced at this scale: every interval lies above 0.",
+    "contradicted": "Contradicted at this scale: an interval lies below 0.",
+    "too_small_to_tell": "Too small to tell.",
+    "premise_absent": "Premise absent: what the sentence presupposes did not come about.",
+    "not_run": "Not run.",
+    "error": "Not judged: the table cannot be read.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +50,10 @@ class Block:
     pictures: tuple[Picture, ...] = ()
 
 
-def study_markdown(document: Document, pictures: Sequence[Picture], folder: str) -> str:
+def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str) -> str:
     """Return the page for the documentation; `folder` is where the pictures lie, relative to it."""
-    parts = [f"# {document['study']}", f"*{_origin(document)}*", f"**{document['question']}**"]
-    for block in blocks(document, pictures):
+    parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}**"]
+    for block in blocks(about, document, pictures):
         parts.append(f"## {block.title}")
         parts += block.paragraphs
         parts += [f"![{p.caption}]({folder}/{p.name}.svg)\n\n*{p.caption}*" for p in block.pictures]
@@ -55,10 +63,10 @@ def study_markdown(document: Document, pictures: Sequence[Picture], folder: str)
     return "\n\n".join(parts) + "\n"
 
 
-def study_html(document: Document, pictures: Sequence[Picture]) -> str:
+def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> str:
     """Return the page as one self-contained HTML file."""
     body = []
-    for block in blocks(document, pictures):
+    for block in blocks(about, document, pictures):
         body.append(f"<section><h2>{escape(block.title)}</h2>")
         body += [f"<p>{escape(text)}</p>" for text in block.paragraphs]
         body += [
@@ -76,127 +84,117 @@ def study_html(document: Document, pictures: Sequence[Picture]) -> str:
         body.append("</section>")
     assets = files("normgauge.report") / "assets"
     return Template((assets / "study.html").read_text(encoding="utf-8")).substitute(
-        title=escape(str(document["study"])),
+        title=escape(document.study),
         policy=charts.POLICY,
-        origin=escape(_origin(document)),
-        question=escape(str(document["question"])),
+        origin=escape(_origin(about)),
+        question=escape(about.question),
         css=(assets / "page.css").read_text(encoding="utf-8"),
         body="".join(body),
     )
 
 
-def write_study(document: Document, pictures: Sequence[Picture], folder: str | Path) -> Path:
+def write_study(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str | Path) -> Path:
     """Write `index.html` and the pictures into a folder and return the page's path."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (target / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
     page = target / "index.html"
-    page.write_text(study_html(document, pictures), encoding="utf-8")
+    page.write_text(study_html(about, document, pictures), encoding="utf-8")
     return page
 
 
-def blocks(document: Document, pictures: Sequence[Picture]) -> list[Block]:
+def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> list[Block]:
     """Return the parts of the page in reading order."""
-    claims = [
-        (item["id"], item["outcome"], item["printed"], item["criterion"], item["sentence"])
-        for item in document["claims"]
+    margins = [
+        (item.id, m.name, format_number(m.mean), format_number(m.half_width), str(m.seeds))
+        for item in document.criteria
+        for m in item.margins
     ]
-    contrasts = [
-        (item["contrast"], format_number(item["mean"]), format_number(item["half width"]), str(item["seeds"]))
-        for item in document["contrasts"]
-    ]
-    found = [
-        Block("Verdict", (verdict_sentence(document), *document["remarks"])),
-        Block("What the paper found", (document["finding"],)),
+    parts = [
+        Block("Verdict", (*map(verdict_sentence, document.criteria), *document.remarks)),
+        Block("What the paper found", (about.finding,)),
         Block("Figures", pictures=tuple(pictures)),
         Block(
-            "Contrasts",
-            ("Positive speaks for the paper; the 95 % interval over seeds is mean -+ half width.",),
-            ("contrast", "mean", "half width", "seeds"),
-            tuple(contrasts),
+            "Criteria",
+            ("Fixed before the runs. `normgauge claims --id ID` judges the same runs by the same rule.",),
+            ("criterion", "printed", "rule"),
+            tuple((item.id, item.printed, item.criterion) for item in document.criteria),
         ),
-        Block("Claims", (), ("claim", "outcome", "printed", "criterion fixed in advance", "evidence"), tuple(claims)),
-        Block("Numbers", ("Mean -+ half width of the 95 % interval over seeds.",), *summary(document)),
-        Block("Proxy against paper", (document["proxy"],)),
+        Block(
+            "Margins",
+            ("Positive speaks for the sentence; the 95 % interval over seeds is mean -+ half width.",),
+            ("criterion", "margin", "mean", "half width", "seeds"),
+            tuple(margins),
+        ),
+        Block("Numbers", ("Mean -+ half width of the 95 % interval over seeds.",), *summary(about, document)),
+        Block("Proxy against paper", (about.proxy,)),
         _failures(document),
-        Block("How it was run", (made_with(document), f"Again: `{document['command']}`")),
+        Block("How it was run", (made_with(document), f"Again: `{about.command}`")),
     ]
-    return [block for block in found if block.paragraphs or block.rows or block.pictures]
+    return [block for block in parts if block.paragraphs or block.rows or block.pictures]
 
 
-def verdict_sentence(document: Document) -> str:
-    """Say what came of the study and which contrasts decide it: one whose interval contains 0 decides nothing."""
-    words = {
-        "confirmed": "Confirmed at this scale: every interval lies above 0.",
-        "not_confirmed": "Not confirmed at this scale.",
-        "inconclusive": "Inconclusive: the arms cannot be told apart.",
-    }
-    sorts: dict[str, list[str]] = {"Against the paper": [], "Undecided": [], "For the paper": []}
-    for item in document["contrasts"]:
-        mean, half = item["mean"], item["half width"]
-        decided = mean is not None and half is not None and abs(mean) > half
-        sorts["Undecided" if not decided else "For the paper" if mean > 0 else "Against the paper"].append(
-            f"{item['contrast']} ({format_number(mean)} -+ {format_number(half, 2)})"
+def verdict_sentence(criterion: CriterionDocument) -> str:
+    """Say what came of a criterion and which margins decide it: one whose interval contains 0 decides nothing."""
+    sorts: dict[str, list[str]] = {"Against it": [], "Undecided": [], "For it": []}
+    for item in criterion.margins:
+        decided = math.isfinite(item.half_width) and abs(item.mean) > item.half_width
+        sorts["Undecided" if not decided else "For it" if item.mean > 0 else "Against it"].append(
+            f"{item.name} ({format_number(item.mean)} -+ {format_number(item.half_width, 2)})"
         )
-    parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names]
-    return " ".join([words.get(str(document["outcome"]), "Not judged."), *parts])
+    parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names] or [criterion.sentence]
+    return " ".join([f"{criterion.id}: {OUTCOMES[criterion.outcome]}", *parts])
 
 
-def made_with(document: Document) -> str:
+def made_with(document: StudyDocument) -> str:
     """Say size, runs, machine, versions and revision."""
-    origin = document["provenance"]
-    machine, versions = origin["machine"], origin["versions"]
-    failed = len(document["failed"])
+    origin, machine = document.provenance, document.provenance.machine
     return (
-        f"Size {document['size']}, {document['runs']} runs ({failed} not ok), {document['seeds']} seeds, "
-        f"{duration(document['seconds'])} of runs in all; {machine['system']} {machine['processor']}, "
-        f"{machine['device']}; torch {versions['torch']}, Python {origin['python']}; revision {origin['revision']}; "
-        f"{document['finished'][:10]}."
+        f"Size {document.size}, {document.runs} runs ({len(document.failed)} not ok), {document.seeds} seeds, "
+        f"{duration(document.seconds)} of runs in all; "
+        f"{machine['system']} {machine['processor']}, {machine['device']}; torch {origin.versions['torch']}, Python "
+        f"{origin.python}; revision {origin.code}; {document.finished[:10]}."
     )
 
 
-def summary(document: Document) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def summary(about: About, document: StudyDocument) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return header and rows: one row per arm, each reading as mean -+ half width over its seeds."""
-    knobs = [k for k in document["knobs"] if len({str(row.get(k)) for row in document["rows"]}) > 1]
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in document["rows"]:
+    knobs = [k for k in about.knobs if len({str(row.get(k)) for row in document.rows}) > 1]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in document.rows:
         groups.setdefault(tuple(_show(row.get(knob)) for knob in knobs), []).append(row)
-    readings = document["readings"]
     rows = [
-        (*arm, str(len(members)), *(_mean([row.get(name) for row in members]) for name in readings))
+        (*arm, str(len(members)), *(_mean([row.get(name) for row in members]) for name in about.columns))
         for arm, members in groups.items()
     ]
-    return (*knobs, "runs", *(name.replace("_", " ") for name in readings)), tuple(rows)
+    return (*knobs, "runs", *(name.replace("_", " ") for name in about.columns)), tuple(rows)
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if not numbers:
         return "-"
-    if len(known) < 2:
-        return format_number(known[0], 4)
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(known) - 1)) * stdev(known) / math.sqrt(len(known))
-    holes = f" ({len(known)} of {len(values)})" if len(known) < len(values) else ""
-    return f"{format_number(fmean(known), 4)} -+ {format_number(half, 2)}{holes}"
+    span = interval(numbers)
+    half = "" if span.n < 2 else f" -+ {format_number((span.high - span.low) / 2, 2)}"
+    holes = f" ({span.n} of {len(values)})" if span.n < len(values) else ""
+    return f"{format_number(span.mean, 4)}{half}{holes}"
 
 
-def _failures(document: Document) -> Block:
+def _failures(document: StudyDocument) -> Block:
     tally: dict[tuple[str, str], int] = {}
-    for item in document["failed"]:
-        key = (item["run"].rsplit(", seed", 1)[0], item["status"])
+    for item in document.failed:
+        key = (item.run.rsplit(", seed", 1)[0], item.status)
         tally[key] = tally.get(key, 0) + 1
     rows = tuple((run, status, str(count)) for (run, status), count in tally.items())
     return Block("Runs that are not ok", (), ("runs", "status", "how many"), rows)
 
 
-def _origin(document: Document) -> str:
-    return f"{', '.join(document['papers'])}: {document['place']}"
+def _origin(about: About) -> str:
+    return f"{', '.join(about.papers)}: {about.place}"
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     return format_number(value) if isinstance(value, float) else str(value)
 
 

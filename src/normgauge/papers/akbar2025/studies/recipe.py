@@ -162,9 +162,7 @@ def _recipe(table: StudyTable, **knobs: Any) -> Row:
 
 def _ahead(table: StudyTable, arms: Mapping[str, Row], best: str) -> dict[str, Interval]:
     """Return how far the best arm's test accuracy is ahead of each other's, seed by seed, in intervals for all."""
-    return leads(
-        {name: table.by_seed(TEST, **arm) for name, arm in arms.items()}, best, higher=True
-    )
+    return leads({name: table.by_seed(TEST, **arm) for name, arm in arms.items()}, best, higher=True)
 
 
 def remarks(table: StudyTable) -> list[str]:
