@@ -39,7 +39,7 @@ FLOORS = {
 MAY_IMPORT["lab"] = FLOORS | {"claims"}
 MAY_IMPORT["cli"] = {"lab", "doctor", "claims", "report", "nn", "symmetry", "objective", "measure"}
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
-LONGEST = 400
+LONGEST = 600
 
 
 def imports(path):

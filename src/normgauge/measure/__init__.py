@@ -37,14 +37,14 @@ from normgauge.measure._margins import margins as margins
 from normgauge.measure._operator_norm import Bracket as Bracket
 from normgauge.measure._operator_norm import operator_norm as operator_norm
 from normgauge.measure._quotient import QuotientOperator as QuotientOperator
-from normgauge.measure._quotient import QuotientSpectrum as QuotientSpectrum
-from normgauge.measure._quotient import quotient_spectrum as quotient_spectrum
 from normgauge.measure._robustness import Robustness as Robustness
 from normgauge.measure._robustness import robustness as robustness
 from normgauge.measure._signal_propagation import LayerSignal as LayerSignal
 from normgauge.measure._signal_propagation import SignalPropagation as SignalPropagation
 from normgauge.measure._signal_propagation import signal_propagation as signal_propagation
+from normgauge.measure._spectrum import QuotientSpectrum as QuotientSpectrum
 from normgauge.measure._spectrum import Spectrum as Spectrum
+from normgauge.measure._spectrum import quotient_spectrum as quotient_spectrum
 from normgauge.measure._spectrum import spectrum as spectrum
 from normgauge.measure._stability import Stability as Stability
 from normgauge.measure._stability import stability as stability

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError, explain
 from normgauge.measure._classes import decisions, raw_margins
@@ -110,6 +110,11 @@ def bounded_loss(
         return 1 - raw_margins(logits, labels) / margin
 
     return BoundedLoss(f"ramp loss of margin {margin:g}", 1.0, steep, classes, size, ramp, signed=True)
+
+
+def cross_entropy(output: Any, target: Any) -> Tensor:
+    """Return the mean cross-entropy of every decision that counts."""
+    return nn.functional.cross_entropy(*decisions(output, target))
 
 
 def _outputs(output: Any) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.measure._evaluation import loss_and_accuracy
+from normgauge.measure._spectrum import spectrum
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading, Result, Status
 from normgauge.rng import generator
@@ -160,7 +161,7 @@ def flatness(
         found = symmetries if noise != "quotient" or symmetries is not None else _discovered(objective)
         entries += _under(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, found)
     readings = tuple(
-        _adaptive(objective, loss, radius) if name == "adaptive" else _spherical(objective, loss, seed)
+        _adaptive(objective, loss, radius) if name == "adaptive" else spherical_sharpness(objective, loss, seed)
         for name in sharpness
     )
     return Flatness(tuple(entries), readings, loss, accuracy, samples, objective.mode, seed)
@@ -225,9 +226,8 @@ def _adaptive(objective: Objective, loss: float, radius: float) -> Reading:
     return Reading(name, there - loss, "lower")
 
 
-def _spherical(objective: Objective, loss: float, seed: int) -> Reading:
-    from normgauge.measure._spectrum import spectrum
-
+def spherical_sharpness(objective: Objective, loss: float, seed: int) -> Reading:
+    """Return the squared norm of the parameters times the largest eigenvalue of the Hessian."""
     name = "spherical sharpness |theta|^2 lambda_max"
     origin = objective.parameters
     doubled = loss_and_accuracy(objective.at({n: 2 * value for n, value in origin.items()}))[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,7 @@ from torch import Tensor, nn
 from normgauge.linalg import Convolution
 from normgauge.measure._linear_layer import LinearMap, fold
 from normgauge.measure._operator_norm import BracketKind, bracket_of
-
-if TYPE_CHECKING:
-    from normgauge.measure._reach import Reach
+from normgauge.measure._reach import Reach, constant_gain
 
 _SLACK = 1e-11
 Norms = dict[tuple[str, ...], tuple[float, float]]
@@ -106,6 +105,40 @@ class Folded:
             return None
         weight = fold(layer, weight, self.weight, after=False)
         return Folded(self.base, (*self.key, name), self.norms, weight, None, layer, size)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The output of a linear map whose norm is taken only when something not linear follows.
+
+    Attributes:
+        value: at the data.
+        folded: the map.
+    """
+
+    value: Tensor
+    folded: Folded
+
+    @cached_property
+    def certified(self) -> Reach:
+        """The reach of the output, by a certified norm."""
+        return self._reach(self.folded.norm())
+
+    def likely(self) -> Reach:
+        """Return the reach by the certified norm if it was taken, else by an estimate; for display only."""
+        return self._reach(self.folded.likely_norm())
+
+    def _reach(self, norm: float) -> Reach:
+        folded, base = self.folded, self.folded.base
+        rows = peak = math.inf
+        if folded.offset is not None and math.isfinite(base.rows):
+            rows = norm * base.rows + float(folded.offset.norm())
+            peak = float(folded.weight.norm(dim=1).max()) * base.rows + float(folded.offset.abs().max())
+        return base.through(constant_gain(norm, peak, rows), self.value)
+
+    def light(self) -> Pending:
+        """Return the numbers without the tensor."""
+        return Pending(self.value.new_empty(0), self.folded)
 
 
 def _moved(offset: Tensor | None, factors: Tensor, shift: Tensor | None) -> Tensor | None:

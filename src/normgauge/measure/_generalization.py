@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from normgauge.errors import unknown_name
-from normgauge.measure._bound_records import Bound, Cell
-from normgauge.measure._bounded_loss import PerSample
-from normgauge.measure._complexity import Complexity
-from normgauge.measure._network_copy import Forward
+from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.measure._bound_records import Bound, Cell, Ingredients, cell
+from normgauge.measure._bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
+from normgauge.measure._bounds import bounds, held_out
+from normgauge.measure._classes import decisions, raw_margins
+from normgauge.measure._complexity import Complexity, measures, network_of
+from normgauge.measure._flatness import spherical_sharpness
+from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
+from normgauge.measure._local_slopes import ball_slopes, climbed, values_and_slopes
+from normgauge.measure._network_copy import Forward, Seen, difference, evaluation_copy, folded, look, rescaled, stirred
+from normgauge.measure._partition import Partition, Piece, partition_of, points_of
+from normgauge.objective import Objective
+from normgauge.objective._data import to_device
+from normgauge.objective._recipe import LossRecipe, call_model
 from normgauge.records import Result, format_table
+from normgauge.rng import preserved_rng
 
 if TYPE_CHECKING:
     import altair
     import pandas
 
 PARTS = ("bounds", "measures", "cells")
+_CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled
+_SAME = 1e-4  # the same for folding, where there is only rounding
+_COMPARED = 64  # samples on which that is checked
+_NOISED = 256  # samples for PAC-Bayes
+_CURVED = 128  # samples for the Hessian
+Act = Callable[[nn.Module, Seen], tuple[nn.Module, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -219,11 +237,285 @@ def generalization(
 
     References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
     """
-    from normgauge.measure._generalization_data import Settings
-    from normgauge.measure._generalization_parts import assemble
+    settings = _Settings(
+        loss=loss,
+        loss_bound=loss_bound,
+        loss_slope=loss_slope,
+        margin=margin,
+        partition=partition,
+        radius=radius,
+        holdout=holdout,
+        delta=delta,
+        seed=seed,
+        forward=forward or _call,
+    )
+    _check(settings)
+    with preserved_rng():
+        return _assembled(model, data, test, settings)
 
-    settings = Settings(loss, loss_bound, loss_slope, margin, partition, radius, holdout, delta, seed, forward or _call)
-    return assemble(model, data, test, settings)
+
+@dataclass(frozen=True)
+class _Settings:
+    """The options of `generalization`, as given."""
+
+    loss: PerSample | None
+    loss_bound: float
+    loss_slope: float | None
+    margin: float
+    partition: int | Tensor | Sequence[int] | None
+    radius: float | None
+    holdout: float
+    delta: float
+    seed: int
+    forward: Forward
+
+
+def _check(settings: _Settings) -> None:
+    """Refuse options out of range.
+
+    Raises:
+        InputError: for delta, holdout or radius that make no sense.
+    """
+    if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
+        raise InputError(
+            explain(
+                "generalization",
+                "delta and holdout lie between 0 and 1",
+                f"delta={settings.delta!r}, holdout={settings.holdout!r}",
+                "Pass delta=0.05 and holdout=0.2",
+            )
+        )
+    if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
+        raise InputError(
+            explain(
+                "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
+            )
+        )
+
+
+def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
+    inputs, targets = _joined(model, data)
+    twin = evaluation_copy(model)
+    with torch.no_grad():
+        first = settings.forward(twin, inputs[:2])
+    loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
+    partition, rows, assignment = partition_of(
+        points_of(inputs, targets),
+        max(loss.classes, 1),
+        settings.partition,
+        radius=settings.radius,
+        holdout=settings.holdout,
+        seed=settings.seed,
+    )
+    used, wanted = inputs[rows], targets[rows]
+    values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
+    seen = look(twin, settings.forward, inputs[:2])
+    foldable = _harmless(stirred(twin), seen, folded, inputs[:_COMPARED], settings, _SAME)
+    free = _harmless(stirred(twin), seen, rescaled, inputs[:_COMPARED], settings, _CLOSE)
+    plain, flat_names = folded(twin, foldable)
+    other, moved_names = rescaled(twin, free)
+    flat_other = folded(other, foldable)[0]
+    error = _change(twin, other, inputs[:_COMPARED], settings)
+    chain = _chain(plain, settings, inputs[:2])
+    stored_chain = _chain(twin, settings, inputs[:2])
+    pieces = list(
+        partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
+    )
+    on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
+    if not partition.given:
+        slopes = _climbed(pieces, partition, twin, loss, used, wanted, settings)
+    cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
+    test_bound, test_loss = _tested(twin, test, loss, settings)
+    of = Ingredients(
+        float(values.mean()),
+        loss.largest,
+        len(rows),
+        settings.delta,
+        cells,
+        partition.cells,
+        partition.given,
+        loss.slope,
+        loss.classes,
+        loss.outputs,
+        float(used.double().norm()),
+        chain,
+        top,
+        stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
+        _sharpness(model, inputs, targets, loss, moved_names, settings),
+        _unit_norms(seen.affine),
+    )
+    found = [*([test_bound] if test_bound else []), *bounds(of)]
+    tested = bool(moved_names)
+    return Generalization(
+        tuple(found),
+        _measures(twin, other if tested else None, plain, flat_other if tested else None, flat_names, loss, settings,
+                  inputs[:_NOISED], targets[:_NOISED]),
+        cells, loss.name, loss.largest, of.empirical, test_loss, of.samples, of.partition_cells, of.slack(of.samples),
+        settings.delta, float(slopes.max()), top, flat_names, moved_names, error if moved_names else math.nan,
+        settings.seed,
+    )  # fmt: skip
+
+
+def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: _Settings, most: float) -> Seen:
+    """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
+    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= most:
+        return seen
+    alone = [replace(seen, pairs=(pair,)) for pair in seen.pairs]
+    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= most]
+    return replace(seen, pairs=tuple(good))
+
+
+def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: _Settings) -> float:
+    with torch.no_grad():
+        return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
+
+
+def _on_balls(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    chain: Chain | str,
+    used: Tensor,
+    settings: _Settings,
+) -> tuple[dict[int, float], float]:
+    """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
+    top = chain.slope if isinstance(chain, Chain) else math.inf
+    wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
+    if not wanted or settings.forward is not _call:
+        return dict.fromkeys(wanted, top), top
+    middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
+    found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
+    top = min(top, everywhere)
+    return {center: min(slope, top) for center, slope in zip(wanted, found, strict=True)}, top
+
+
+def _climbed(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    loss: BoundedLoss,
+    used: Tensor,
+    wanted: Tensor,
+    settings: _Settings,
+) -> Tensor:
+    """Return the steepest slope met from each sample on, inside its cell."""
+    cells = torch.full((len(used),), -1)
+    for piece in pieces:
+        cells[piece.members] = piece.center
+
+    def stay(points: Tensor, before: Tensor) -> Tensor:
+        moved = partition.stay(points_of(points, wanted), cells, points_of(before, wanted))
+        return moved[:, : points[0].numel()].reshape(points.shape).to(points)
+
+    return climbed(model, settings.forward, loss, used, wanted, stay)
+
+
+def _cells(
+    pieces: Sequence[Piece], on_balls: dict[int, float], loss: BoundedLoss, slopes: Tensor, samples: int
+) -> list[Cell]:
+    """Return the cells with bracketed slopes of the loss."""
+    found = []
+    for piece in pieces:
+        slope = on_balls.get(piece.center, math.inf)
+        upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
+        upper = math.inf if math.isnan(upper) else upper
+        numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
+        found.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
+    return found
+
+
+def _measures(
+    twin: nn.Module,
+    other: nn.Module | None,
+    plain: nn.Module,
+    flat_other: nn.Module | None,
+    flat_names: tuple[str, ...],
+    loss: BoundedLoss,
+    settings: _Settings,
+    inputs: Tensor,
+    targets: Tensor,
+) -> tuple[Complexity, ...]:
+    def score(called: Callable[[Tensor], Any]) -> float:
+        output = called(inputs)
+        if loss.classes:
+            logits, labels = decisions(output, targets)
+            return float((logits.argmax(1) == labels).double().mean())
+        return -float(loss(output, targets).mean()) / loss.largest
+
+    with torch.no_grad():
+        output = settings.forward(twin, inputs)
+    margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
+    looked = [
+        None if model is None else network_of(model, settings.forward, inputs, score, margin, settings.seed)
+        for model in (twin, other, plain if flat_names else None, flat_other if flat_names else None)
+    ]
+    assert looked[0] is not None
+    return measures(looked[0], looked[1], looked[2], looked[3])
+
+
+def _sharpness(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: BoundedLoss, layers: Sequence[str], settings: _Settings
+) -> tuple[float, str]:
+    """Return the spherical sharpness of the cross-entropy in the weights before normalizers, and why there is none."""
+    if not loss.classes or not layers:
+        return math.nan, "for classifiers with weights before a normalizer, whose scale does not matter"
+    twin = evaluation_copy(model)
+    names = [f"{layer}.weight" for layer in layers]
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name in names)
+    batch = (inputs[:_CURVED], targets[:_CURVED])
+    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
+    reading = spherical_sharpness(objective, float(objective.loss()), settings.seed)
+    return reading.value, reading.sentence
+
+
+def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
+    if test is None:
+        return None, math.nan
+    values = values_and_slopes(twin, settings.forward, loss, *_joined(twin, test))[0]
+    return held_out(values.tolist(), loss.largest, settings.delta), float(values.mean())
+
+
+def _chain(model: nn.Module, settings: _Settings, inputs: Tensor) -> Chain | str:
+    if settings.forward is not _call:
+        return "the model is called in its own way (forward=)"
+    try:
+        return chain_of(model, inputs)
+    except NotAChain as reason:
+        return f"for chains of layers only: {reason}"
+
+
+def _unit_norms(affine: Sequence[Any]) -> float:
+    norms = [float(call.module.weight.detach().double().norm()) for call in affine]
+    return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
+
+
+def _tensor(output: Any) -> Tensor:
+    value = getattr(output, "logits", output)
+    assert isinstance(value, Tensor)  # bounded_loss has seen to it
+    return value
+
+
+def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
+    """Return all inputs and all targets, on the model's device.
+
+    Raises:
+        DataError: when inputs are not one real tensor or targets not one tensor.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    pairs = [to_device(batch, device) for _, batch in LossRecipe(cross_entropy, call_model).batches(data)]
+    for inputs, targets in pairs:
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
+            kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise DataError(
+                explain(
+                    "generalization",
+                    "inputs must be one real tensor, samples first, and targets one tensor",
+                    kind,
+                    "Measure from the embeddings on, where inputs are words",
+                )
+            )
+    return torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normgauge.measure._folded import Pending
 from normgauge.measure._lipschitz_rules import Call, on_function, on_module
-from normgauge.measure._reach import Gain, Pending, Reach, added, constant_gain, three_gains, width
+from normgauge.measure._reach import Gain, Reach, added, constant_gain, three_gains, width
 from normgauge.theory import lipschitz_constants as constants
 
 _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest size, size at zero

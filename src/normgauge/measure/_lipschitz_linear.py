@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import nn as normalizers
-from normgauge.measure._folded import Folded
+from normgauge.measure._folded import Folded, Pending
 from normgauge.measure._linear_layer import batch_norm_factors
 from normgauge.measure._lipschitz_rules import Call, on_function, on_module
-from normgauge.measure._reach import Pending, Reach, added, constant_gain, three_gains
+from normgauge.measure._reach import Reach, added, constant_gain, three_gains
 
 _CONVOLUTIONS = (
     nn.Conv1d,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import InputError, ModelError, explain
-from normgauge.measure._folded import Norms
-from normgauge.measure._reach import Pending, Reach, three_gains
+from normgauge.measure._folded import Norms, Pending
+from normgauge.measure._reach import Reach, three_gains
 
 Known = Reach | Pending
 Outcome = Any  # a Reach, a Pending, or a tuple of them

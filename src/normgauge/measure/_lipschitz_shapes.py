@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normgauge.measure._folded import Pending
 from normgauge.measure._lipschitz_rules import Call, on_function, on_module
-from normgauge.measure._reach import Gain, Pending, Reach, constant_gain, joined
+from normgauge.measure._reach import Gain, Reach, constant_gain, joined
 from normgauge.theory import lipschitz_constants as constants
 
 _ONE_TO_THREE = (1, 2, 3)

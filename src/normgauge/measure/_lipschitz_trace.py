@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import DataError, ModelError, NormgaugeError, explain
-from normgauge.measure._folded import Norms
+from normgauge.measure._folded import Norms, Pending
 from normgauge.measure._lipschitz_blocks import unrolled
 from normgauge.measure._lipschitz_rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
-from normgauge.measure._reach import Pending, Reach
+from normgauge.measure._reach import Reach
 
 _AGREEMENT = 1e-6  # between the traced and the called model, relative to the largest output
 _CHECKED = 2  # samples on which they are compared; fewer than all, so that a coupling of samples shows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain
+from normgauge.rng import generator
 
 _ROUNDS = 50
 _MANY = 1000  # all pairs of more would not fit
@@ -114,6 +115,69 @@ def assigned(points: Tensor, assignment: Tensor, classes: int) -> Partition:
         centers[number] = mine.mean(0)
         radii[number] = (mine - centers[number]).norm(dim=1).max()
     return Partition(centers, radii, count * classes, given=True)
+
+
+def points_of(inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return inputs, with real targets beside them, as rows in float64: the space the cells lie in."""
+    flat = inputs.detach().double().reshape(len(inputs), -1).cpu()
+    if not targets.is_floating_point():
+        return flat
+    return torch.cat([flat, targets.detach().double().reshape(len(targets), -1).cpu()], dim=1)
+
+
+def partition_of(
+    points: Tensor,
+    classes: int,
+    given: int | Tensor | Sequence[int] | None,
+    *,
+    radius: float | None,
+    holdout: float,
+    seed: int,
+) -> tuple[Partition, Tensor, Tensor | None]:
+    """Return the partition, which samples the bound uses, and their cells where the user gave them.
+
+    Args:
+        points: `[m, d]`, see `points_of`.
+        classes: into how many a ball is split.
+        given: number of centres, centres, a cell number per sample, or `None`; see `ng.generalization`.
+        radius: of the balls.
+        holdout: share of the points for k-means.
+        seed: of split and k-means.
+
+    Raises:
+        InputError: for a partition that does not fit the points.
+    """
+    every = torch.arange(len(points))
+    if given is None or isinstance(given, int):
+        source = generator(seed)
+        order = torch.randperm(len(points), generator=source)
+        held = max(1, round(holdout * len(points)))
+        count = max(1, (len(points) - held) // (100 * classes)) if given is None else given
+        part = fitted(points[order[:held]], count, classes, radius, source)
+        return part, order[held:].sort().values, None
+    table = torch.as_tensor(given)
+    if table.is_floating_point():
+        centers = table.double().reshape(len(table), -1)
+        if centers.shape[1] != points.shape[1] or radius is None:
+            raise InputError(
+                explain(
+                    "generalization",
+                    f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
+                    f"centres of {centers.shape[1]} entries, radius={radius}",
+                    "Pass partition=centres with radius=, or a number of cells",
+                )
+            )
+        return around(centers, classes, radius), every, None
+    if table.shape != (len(points),) or int(table.min()) < 0:
+        raise InputError(
+            explain(
+                "generalization",
+                f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
+                f"shape {tuple(table.shape)}",
+                "Pass a number of cells instead",
+            )
+        )
+    return assigned(points, table.long(), classes), every, table.long()
 
 
 def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:

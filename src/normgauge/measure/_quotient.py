@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.linalg import Operator, eigenpairs, spectral_nodes
-from normgauge.measure._progress import Progress, residuals_shown
-from normgauge.measure._spectrum import Spectrum, start_vectors
+from normgauge.linalg import Operator
 from normgauge.objective import HessianOperator, Objective
 
 # A block family: slices number i, along the given axes, of the named parameters are together one block; axis None
 # takes a whole tensor. `(("0.weight", 0),)` are the rows of a weight, `(("0.weight", 0), ("0.bias", 0))` the rows
 # with their biases.
 Family = Sequence[tuple[str, int | None]]
-
-DENSE_LIMIT = 1500
 
 
 class QuotientOperator(Operator):
@@ -163,147 +158,3 @@ def _slices(owners: dict[str, Tensor], name: str, axis: int | None) -> int:
             explain("quotient", f"{name!r} has {owners[name].ndim} axes", f"axis {axis}", "Count axes from zero")
         )
     return owners[name].shape[axis]
-
-
-@dataclass(frozen=True)
-class QuotientSpectrum(Spectrum):
-    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape.
-
-    Args:
-        gauge: how coupled rescalings were fixed: "given point" where blocks were passed as they are.
-        blocks: the number of spheres.
-        condition: largest over smallest |eigenvalue| of the non-zero part; `None` above 1500 variables.
-        negatives: the number of negative eigenvalues; an estimate above 1500 variables.
-        negatives_kind: exact or estimate.
-    """
-
-    gauge: str = "given point"
-    blocks: int = 0
-    condition: float | None = None
-    negatives: float = 0.0
-    negatives_kind: str = "exact"
-
-    @property
-    def sharpness(self) -> float:
-        """The spherical sharpness: the largest eigenvalue."""
-        return self.top[0]
-
-    def _footer(self) -> str:
-        condition = "not computed" if self.condition is None else f"{self.condition:.4g}"
-        extra = (
-            f"gauge: {self.gauge}, {self.blocks} spheres; condition number of the non-zero part: {condition}; "
-            f"negative eigenvalues: {self.negatives:.4g} ({self.negatives_kind})"
-        )
-        return f"{extra}\n{super()._footer()}"
-
-
-def quotient_spectrum(
-    objective: Objective,
-    blocks: Sequence[Family] | Tensor | None = None,
-    *,
-    symmetries: Any = None,
-    gauge: str = "given point",
-    top: int = 5,
-    bottom: int = 0,
-    tol: float = 1e-3,
-    seed: int = 0,
-    start: Spectrum | None = None,
-    memory: int | None = None,
-    products: int | None = None,
-    progress: Progress | None = None,
-) -> QuotientSpectrum:
-    """Return the extreme eigenvalues of the curvature of `objective` on the product of spheres of `blocks`.
-
-    See `QuotientOperator` for the matrix. Multiplying scale-invariant blocks by any factors changes the plain
-    spectrum by orders of magnitude and this one not at all.
-
-    Kind: estimate with true residuals. Cost: that of `spectrum`, up to 1500 variables one product for each to count
-    negative eigenvalues exactly, beyond that 30 more to estimate their number.
-
-    Args:
-        objective: model, loss, data and mode, at a canonical point where blocks are coupled.
-        blocks: families of blocks: `[(("0.weight", 0),)]` for the rows of one weight. By default those of the
-            symmetries, at the canonical point of `objective`.
-        symmetries: what `ng.symmetries(objective)` gave; discovered here when neither they nor blocks are given.
-        gauge: the name of the canonical form the point is in, for the record.
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tol: relative residual to reach.
-        seed: of the random start.
-        start: an earlier spectrum of the same variables.
-        memory: bytes the Lanczos basis may take.
-        products: most products before giving up.
-        progress: called as `progress(products, residuals)`.
-
-    Raises:
-        InputError: for blocks that overlap, are zero, or whose parts do not fit.
-
-    Examples:
-        On the circle |w| = 1 the loss w_1 has second derivative -cos(angle): at w = (1, 0) it is -1.
-
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> with torch.no_grad():
-        ...     _ = model.weight.copy_(torch.tensor([[1.0, 0.0]]))
-        >>> objective = Objective.from_step(model, lambda m, _: m.weight[0, 0], torch.ones(1), mode="eval")
-        >>> round(quotient_spectrum(objective, [(("weight", 0),)], top=1, bottom=1).bottom[0], 5)
-        -1.0
-    """
-    if blocks is None:
-        found_symmetries = _discovered(objective) if symmetries is None else symmetries
-        objective = objective.at(found_symmetries.canonical(objective.parameters))
-        blocks, gauge = writer_owners(objective, found_symmetries), "unit-writer"
-    operator = QuotientOperator(objective, blocks)
-    try:
-        with residuals_shown("spectrum of quotient", progress) as shown:
-            found = eigenpairs(
-                operator,
-                top=top,
-                bottom=bottom,
-                tol=tol,
-                seed=seed,
-                start=None if start is None else start_vectors(objective, start),
-                memory=memory,
-                products=products,
-                progress=shown,
-            )
-        extra, more = _counts(operator, max(map(abs, found.top + found.bottom), default=0.0), seed)
-    finally:
-        operator.close()
-    return QuotientSpectrum(
-        top=found.top,
-        bottom=found.bottom,
-        residuals=found.residuals,
-        matvecs=found.matvecs + more,
-        of="quotient",
-        mode=objective.mode,
-        dimension=objective.dimension,
-        tol=tol,
-        seed=seed,
-        status=found.status,
-        sentence=found.sentence,
-        vectors=found.vectors,
-        gauge=gauge,
-        blocks=operator.count,
-        **extra,
-    )
-
-
-def _discovered(objective: Objective) -> Any:
-    from normgauge.symmetry import symmetries
-
-    return symmetries(objective)
-
-
-def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[str, Any], int]:
-    """Return condition number and number of negative eigenvalues, and the products they took."""
-    size = operator.shape[0]
-    if size <= DENSE_LIMIT:
-        dense = operator.matmat(torch.eye(size, dtype=operator.dtype, device=operator.device)).double()
-        values = torch.linalg.eigvalsh((dense + dense.T) / 2)
-        zero = 100 * size * torch.finfo(operator.dtype).eps * float(values.abs().max())
-        rest = values[values.abs() > zero].abs()
-        condition = float(rest.max() / rest.min()) if rest.numel() else None
-        return {"condition": condition, "negatives": float((values < -zero).sum())}, size
-    nodes = spectral_nodes(operator, probes=1, steps=30, seed=seed)
-    below = [w for v, w in zip(nodes[0].values, nodes[0].weights, strict=True) if v < -1e-5 * scale]
-    return {"negatives": size * sum(below), "negatives_kind": "estimate"}, len(nodes[0].values)

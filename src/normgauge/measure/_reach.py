@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
-
-from normgauge.measure._folded import Folded
 
 _ROUNDING = math.log1p(1e-12)  # per step, for the float64 arithmetic of norms and statistics
 
@@ -110,40 +107,6 @@ class Reach:
     def light(self) -> Reach:
         """Return the numbers without the tensor."""
         return replace(self, value=self.value.new_empty(0))
-
-
-@dataclass(frozen=True)
-class Pending:
-    """The output of a linear map whose norm is taken only when something not linear follows.
-
-    Attributes:
-        value: at the data.
-        folded: the map.
-    """
-
-    value: Tensor
-    folded: Folded
-
-    @cached_property
-    def certified(self) -> Reach:
-        """The reach of the output, by a certified norm."""
-        return self._reach(self.folded.norm())
-
-    def likely(self) -> Reach:
-        """Return the reach by the certified norm if it was taken, else by an estimate; for display only."""
-        return self._reach(self.folded.likely_norm())
-
-    def _reach(self, norm: float) -> Reach:
-        folded, base = self.folded, self.folded.base
-        rows = peak = math.inf
-        if folded.offset is not None and math.isfinite(base.rows):
-            rows = norm * base.rows + float(folded.offset.norm())
-            peak = float(folded.weight.norm(dim=1).max()) * base.rows + float(folded.offset.abs().max())
-        return base.through(constant_gain(norm, peak, rows), self.value)
-
-    def light(self) -> Pending:
-        """Return the numbers without the tensor."""
-        return Pending(self.value.new_empty(0), self.folded)
 
 
 def width(value: Tensor) -> int:
