@@ -97,3 +97,105 @@ def test_the_law_notices_trespassers(tmp_path, monkeypatch):
         "import normgauge\nfrom normgauge.measure import spectrum\ndef f():\n    import normgauge.lab.data\n"
     )
     assert [line.rsplit(" ", 1)[-1] for line in trespasses(bad)] == ["facade", "measure", "lab"]
+
+
+# -- cycles -----------------------------------------------------------------------------------------------------------
+
+CYCLES_TO_GO = [  # the laboratory's, until they are dissolved
+    {"normgauge.lab.models", "normgauge.lab.published_models"},
+    {"normgauge.lab.replicas", "normgauge.lab.training"},
+]
+
+
+def import_graph(root):
+    """Return the modules each module imports, lazily and for typing included; `from package import module` counts."""
+    files = {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {}
+    for module, path in files.items():
+        seen = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                seen |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inside = (f"{node.module}.{alias.name}" for alias in node.names)
+                seen |= {name if name in files else node.module for name in inside}
+        graph[module] = seen & set(files) - {module}
+    return graph
+
+
+def cycles(graph):
+    """Return the sets of modules that import each other, directly or by way of others."""
+
+    def reached(start):
+        seen, open_ = set(), [start]
+        while open_:
+            for module in graph[open_.pop()] - seen:
+                seen.add(module)
+                open_.append(module)
+        return seen
+
+    behind = {module: reached(module) for module in graph}
+    circles = {frozenset(other for other in behind[m] if m in behind[other]) for m in graph if m in behind[m]}
+    return [set(circle) for circle in circles]
+
+
+def test_no_import_goes_in_a_circle():
+    assert [circle for circle in cycles(import_graph(ROOT)) if circle not in CYCLES_TO_GO] == []
+
+
+def test_cycles_are_noticed(tmp_path):
+    package = tmp_path / "house"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from house import b\n")
+    (package / "b.py").write_text("def f():\n    import house.c\n")
+    (package / "c.py").write_text("if TYPE_CHECKING:\n    from house.a import A\n")
+    (package / "d.py").write_text("from house.a import A\n")
+    assert cycles(import_graph(package)) == [{"house.a", "house.b", "house.c"}]
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+MOST_POSITIONS = 6
+CALLS_TO_GO = {"lab", "claims"}  # rooms whose calls have still to learn keywords
+FOREIGN = {"apply"}  # torch.autograd.Function.apply takes no keywords
+
+
+def definitions(root):
+    """Return the names of our functions and classes; one that collects `*names` has no positions to mix up."""
+    names = set()
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) or (isinstance(node, ast.FunctionDef) and node.args.vararg is None):
+                names.add(node.name)
+    return names - FOREIGN
+
+
+def crowded_calls(path, names):
+    """Return the calls of our own functions and classes with more positional arguments than one can keep apart."""
+    crowded = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or len(node.args) <= MOST_POSITIONS:
+            continue
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if name in names:
+            crowded.append(f"{path.name}:{node.lineno} {name}")
+    return crowded
+
+
+def test_calls_name_their_arguments():
+    names = definitions(ROOT)
+    paths = [path for path in ROOT.rglob("*.py") if room_of(path) not in CALLS_TO_GO]
+    assert [call for path in paths for call in crowded_calls(path, names)] == []
+
+
+def test_crowded_calls_are_noticed(tmp_path):
+    path = tmp_path / "crowd.py"
+    path.write_text(
+        "def f(a, b, c, d, e, f, g): ...\ndef g(*names): ...\n"
+        "f(1, 2, 3, 4, 5, 6, 7)\nf(1, 2, 3, 4, 5, 6, g=7)\ng(1, 2, 3, 4, 5, 6, 7)\nprint(1, 2, 3, 4, 5, 6, 7)\n"
+    )
+    assert crowded_calls(path, definitions(tmp_path)) == ["crowd.py:3 f"]

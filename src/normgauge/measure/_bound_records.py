@@ -127,27 +127,30 @@ def counted(name: str, of: Ingredients, penalty: Callable[[float], float], sente
     value = of.empirical + penalty(of.samples)
     wanted = samples_needed(penalty, of.room)
     needed = f"about {wanted:.2g} samples (now {of.samples})" if math.isfinite(wanted) else "smaller norms"
-    return judged(name, value, value, "upper", of.largest, needed, sentence)
+    return judged(name, (value, value), "upper", of.largest, needed, sentence)
 
 
 def order(name: str, of: Ingredients, term: float, sentence: str) -> Bound:
     """Return a bound of which only the order is given: its constant is taken as 1."""
     value = of.empirical + term
     needed = f"a constant in O() below {of.room / term:.2g}" if 0 < term < math.inf else ""
-    return judged(name, value, value, "main terms", of.largest, needed, sentence)
+    return judged(name, (value, value), "main terms", of.largest, needed, sentence)
 
 
-def judged(name: str, lower: float, upper: float, kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
-    """Return a bound with its verdict: non-vacuous only if it holds and is below C."""
+def judged(name: str, ends: tuple[float, float], kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
+    """Return a bound between two ends with its verdict: non-vacuous only if it holds and is below C."""
+    lower, upper = ends
     verdict: BoundVerdict = "vacuous" if lower >= largest else "undecided"
     if upper < largest and kind == "upper":
         verdict, needed = "non-vacuous", ""
-    return Bound(name, lower, upper, kind, verdict, needed, sentence)
+    return Bound(name=name, lower=lower, upper=upper, kind=kind, verdict=verdict, needed=needed, sentence=sentence)
 
 
 def lost(name: str, why: str) -> Bound:
     """Return a bound that does not apply, and why."""
-    return Bound(name, math.nan, math.nan, "main terms", "does not apply", "", why)
+    return Bound(
+        name=name, lower=math.nan, upper=math.nan, kind="main terms", verdict="does not apply", needed="", sentence=why
+    )
 
 
 def cell(
@@ -156,8 +159,20 @@ def cell(
     """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen) and its slopes."""
     center, label, count, radius, distance, seen = piece
     share = count / samples
-    if center < 0:
-        return Cell(center, label, count, share, radius, distance, seen, lower, upper, 0.0, share * largest)
-    low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [lower], largest)[0]
-    high = cell_terms([share], [distance], [upper], largest)[0]
-    return Cell(center, label, count, share, radius, distance, seen, lower, upper, low, high)
+    low, high = 0.0, share * largest
+    if center >= 0:
+        low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [lower], largest)[0]
+        high = cell_terms([share], [distance], [upper], largest)[0]
+    return Cell(
+        center=center,
+        label=label,
+        samples=count,
+        share=share,
+        radius=radius,
+        distance=distance,
+        distance_seen=seen,
+        slope_lower=lower,
+        slope_upper=upper,
+        term_lower=low,
+        term_upper=high,
+    )

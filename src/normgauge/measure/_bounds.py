@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from normgauge.measure._bound_records import NO_SLOPE, Bound, BoundKind, Ingredients, counted, judged, lost, order
 from normgauge.theory.generalization_bounds import (
@@ -21,7 +22,7 @@ def bounds(of: Ingredients) -> list[Bound]:
     """Return every bound, those of S2 first."""
     local = _local(of)
     jumps = "the same number: this loss is continuous, X_0 is empty; where it jumps no cell may reach across the jump"
-    same = Bound("S2 Corollary 21", local.lower, local.upper, local.kind, local.verdict, local.needed, jumps)
+    same = replace(local, name="S2 Corollary 21", sentence=jumps)
     return [local, same, *_products(of), _transport(of), _sharp(of), _normalized(of), *_margins(of)]
 
 
@@ -31,8 +32,7 @@ def held_out(losses: Sequence[float], largest: float, delta: float) -> Bound:
     value = mean + largest * math.sqrt(math.log(1 / delta) / (2 * n))
     return judged(
         "held-out test set",
-        value,
-        value,
+        (value, value),
         "upper",
         largest,
         "a larger test set",
@@ -61,7 +61,9 @@ def _local(of: Ingredients) -> Bound:
         needed = "cells of a known extent: pass centres and radius="
     sentence = f"sum {low:.3g} (slopes seen) to {high:.3g}, g {g:.3g}, |T| {len(of.cells)}, N {of.partition_cells}"
     kind: BoundKind = "estimate" if of.estimated else "upper"
-    return judged("S2 Theorem 20", of.empirical + low + g, of.empirical + high + g, kind, of.largest, needed, sentence)
+    return judged(
+        "S2 Theorem 20", (of.empirical + low + g, of.empirical + high + g), kind, of.largest, needed, sentence
+    )
 
 
 def _products(of: Ingredients) -> list[Bound]:
@@ -89,7 +91,7 @@ def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
     )
     kind: BoundKind = "estimate" if of.estimated else "upper"
     sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
-    return judged(name, value, value, kind, of.largest, needed, sentence)
+    return judged(name, (value, value), kind, of.largest, needed, sentence)
 
 
 def _transport(of: Ingredients) -> Bound:
@@ -104,7 +106,7 @@ def _transport(of: Ingredients) -> Bound:
         ends.append(transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest)
     low, high = (of.empirical + end for end in ends)
     need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
-    return judged("HKK", low, high, "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
+    return judged("HKK", (low, high), "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
 
 
 def _sharp(of: Ingredients) -> Bound:

@@ -245,7 +245,15 @@ def network_of(
     model: nn.Module, forward: Forward, inputs: Tensor, score: Callable[[Any], float], margin: float, seed: int
 ) -> Network:
     """Look at a copy once and return it with what the measures need."""
-    return Network(model, look(model, forward, inputs[:2]), forward, inputs, score, margin, seed)
+    return Network(
+        model=model,
+        seen=look(model, forward, inputs[:2]),
+        forward=forward,
+        inputs=inputs,
+        score=score,
+        margin=margin,
+        seed=seed,
+    )
 
 
 MEASURES: dict[str, Callable[[Network, _Norms], float]] = {

@@ -184,7 +184,17 @@ def _shift(
     norm = float(before.norm())
 
     def entry(l2: float, cosine: float, status: Status = "ok", sentence: str = "") -> LayerShift:
-        return LayerShift(layer.name, l2, cosine, norm, *moments, layer.uses, status, sentence)
+        return LayerShift(
+            layer=layer.name,
+            l2=l2,
+            cosine=cosine,
+            gradient_norm=norm,
+            mean_change=moments[0],
+            variance_change=moments[1],
+            uses=layer.uses,
+            status=status,
+            sentence=sentence,
+        )
 
     if layer.uses == 0:
         return entry(math.nan, math.nan, "skipped", "its parameters are not used in the forward pass")

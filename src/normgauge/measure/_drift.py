@@ -167,7 +167,15 @@ def drift(
     accuracy, again, changed = _judged([batch for _, batch in objective.batches()], outputs, renewed)
     if sentence:
         again = changed = math.nan
-    return Drift(entries, _relative(outputs, renewed), changed, accuracy, again, samples, sentence)
+    return Drift(
+        layers=entries,
+        output_change=_relative(outputs, renewed),
+        decisions_changed=changed,
+        accuracy=accuracy,
+        recalibrated_accuracy=again,
+        samples=samples,
+        sentence=sentence,
+    )
 
 
 def _pass(

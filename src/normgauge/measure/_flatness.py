@@ -164,7 +164,15 @@ def flatness(
         _adaptive(objective, loss, radius) if name == "adaptive" else spherical_sharpness(objective, loss, seed)
         for name in sharpness
     )
-    return Flatness(tuple(entries), readings, loss, accuracy, samples, objective.mode, seed)
+    return Flatness(
+        entries=tuple(entries),
+        sharpness=readings,
+        loss=loss,
+        accuracy=accuracy,
+        samples=samples,
+        mode=objective.mode,
+        seed=seed,
+    )
 
 
 def _under(
@@ -191,7 +199,15 @@ def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) ->
     finite = [pair for pair in values if math.isfinite(pair[0])]
     lost = len(values) - len(finite)
     if not finite:
-        return Perturbed(noise, sigma, math.nan, math.nan, math.nan, lost, "diverged")
+        return Perturbed(
+            noise=noise,
+            sigma=sigma,
+            loss=math.nan,
+            loss_error=math.nan,
+            accuracy=math.nan,
+            diverged=lost,
+            status="diverged",
+        )
     losses = torch.tensor([loss for loss, _ in finite], dtype=torch.float64)
     error = float(losses.std() / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
     return Perturbed(noise, sigma, float(losses.mean()), error, sum(a for _, a in finite) / len(finite), lost)

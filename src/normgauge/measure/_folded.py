@@ -87,7 +87,7 @@ class Folded:
         if axis != 1:
             return None
         weight = fold(self.layer, self.weight, factors, after=True)
-        return Folded(self.base, key, self.norms, weight, None, self.layer, self.size)
+        return Folded(base=self.base, key=key, norms=self.norms, weight=weight, layer=self.layer, size=self.size)
 
     def then_matrix(self, name: str, matrix: Tensor, offset: Tensor | None) -> Folded | None:
         """Return the map followed by a matrix on the last axis."""
@@ -104,7 +104,7 @@ class Folded:
         if self.weight.ndim != 1 or self.axis != 1:
             return None
         weight = fold(layer, weight, self.weight, after=False)
-        return Folded(self.base, (*self.key, name), self.norms, weight, None, layer, size)
+        return Folded(base=self.base, key=(*self.key, name), norms=self.norms, weight=weight, layer=layer, size=size)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from normgauge.measure._bound_records import Bound, Cell, Ingredients, cell
 from normgauge.measure._bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
 from normgauge.measure._bounds import bounds, held_out
 from normgauge.measure._classes import decisions, raw_margins
-from normgauge.measure._complexity import Complexity, measures, network_of
+from normgauge.measure._complexity import Complexity, Network, measures, network_of
 from normgauge.measure._flatness import spherical_sharpness
 from normgauge.measure._layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure._local_slopes import ball_slopes, climbed, values_and_slopes
@@ -323,37 +323,49 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
     )
     on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
     if not partition.given:
-        slopes = _climbed(pieces, partition, twin, loss, used, wanted, settings)
+        slopes = _climbed(pieces, partition, twin, loss, (used, wanted), settings)
     cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
     test_bound, test_loss = _tested(twin, test, loss, settings)
     of = Ingredients(
-        float(values.mean()),
-        loss.largest,
-        len(rows),
-        settings.delta,
-        cells,
-        partition.cells,
-        partition.given,
-        loss.slope,
-        loss.classes,
-        loss.outputs,
-        float(used.double().norm()),
-        chain,
-        top,
-        stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
-        _sharpness(model, inputs, targets, loss, moved_names, settings),
-        _unit_norms(seen.affine),
+        empirical=float(values.mean()),
+        largest=loss.largest,
+        samples=len(rows),
+        delta=settings.delta,
+        cells=cells,
+        partition_cells=partition.cells,
+        estimated=partition.given,
+        loss_slope=loss.slope,
+        classes=loss.classes,
+        outputs=loss.outputs,
+        inputs=float(used.double().norm()),
+        chain=chain,
+        network_slope=top,
+        printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
+        sharpness=_sharpness(model, inputs, targets, loss, moved_names, settings),
+        last=_unit_norms(seen.affine),
     )
     found = [*([test_bound] if test_bound else []), *bounds(of)]
-    tested = bool(moved_names)
+    others = [other if moved_names else None]
+    others += [plain, flat_other if moved_names else None] if flat_names else [None, None]
     return Generalization(
-        tuple(found),
-        _measures(twin, other if tested else None, plain, flat_other if tested else None, flat_names, loss, settings,
-                  inputs[:_NOISED], targets[:_NOISED]),
-        cells, loss.name, loss.largest, of.empirical, test_loss, of.samples, of.partition_cells, of.slack(of.samples),
-        settings.delta, float(slopes.max()), top, flat_names, moved_names, error if moved_names else math.nan,
-        settings.seed,
-    )  # fmt: skip
+        bounds=tuple(found),
+        measures=_measures(twin, others, loss, settings, inputs[:_NOISED], targets[:_NOISED]),
+        cells=cells,
+        loss=loss.name,
+        loss_bound=loss.largest,
+        empirical=of.empirical,
+        test_loss=test_loss,
+        samples=of.samples,
+        partition_cells=of.partition_cells,
+        slack=of.slack(of.samples),
+        delta=settings.delta,
+        slope_lower=float(slopes.max()),
+        network_slope=top,
+        folded=flat_names,
+        rescaled=moved_names,
+        rescaling_error=error if moved_names else math.nan,
+        seed=settings.seed,
+    )
 
 
 def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: _Settings, most: float) -> Seen:
@@ -394,11 +406,11 @@ def _climbed(
     partition: Partition,
     model: nn.Module,
     loss: BoundedLoss,
-    used: Tensor,
-    wanted: Tensor,
+    samples: tuple[Tensor, Tensor],
     settings: _Settings,
 ) -> Tensor:
-    """Return the steepest slope met from each sample on, inside its cell."""
+    """Return the steepest slope met from each sample, of inputs and targets, on, inside its cell."""
+    used, wanted = samples
     cells = torch.full((len(used),), -1)
     for piece in pieces:
         cells[piece.members] = piece.center
@@ -425,16 +437,15 @@ def _cells(
 
 
 def _measures(
-    twin: nn.Module,
-    other: nn.Module | None,
-    plain: nn.Module,
-    flat_other: nn.Module | None,
-    flat_names: tuple[str, ...],
+    stored: nn.Module,
+    others: Sequence[nn.Module | None],
     loss: BoundedLoss,
     settings: _Settings,
     inputs: Tensor,
     targets: Tensor,
 ) -> tuple[Complexity, ...]:
+    """Return the measures of the stored network and of the others: rescaled, folded, folded and rescaled."""
+
     def score(called: Callable[[Tensor], Any]) -> float:
         output = called(inputs)
         if loss.classes:
@@ -442,15 +453,13 @@ def _measures(
             return float((logits.argmax(1) == labels).double().mean())
         return -float(loss(output, targets).mean()) / loss.largest
 
+    def network(model: nn.Module) -> Network:
+        return network_of(model, settings.forward, inputs, score, margin, settings.seed)
+
     with torch.no_grad():
-        output = settings.forward(twin, inputs)
+        output = settings.forward(stored, inputs)
     margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
-    looked = [
-        None if model is None else network_of(model, settings.forward, inputs, score, margin, settings.seed)
-        for model in (twin, other, plain if flat_names else None, flat_other if flat_names else None)
-    ]
-    assert looked[0] is not None
-    return measures(looked[0], looked[1], looked[2], looked[3])
+    return measures(network(stored), *(None if model is None else network(model) for model in others))
 
 
 def _sharpness(

@@ -149,7 +149,8 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     chosen = _checked_steps(steps)
     if random < 0:
         raise InputError(explain("landscape", "random counts directions", str(random), "Pass random=0 or more"))
-    base_loss, base = objective.loss_and_gradient()
+    at_start = objective.loss_and_gradient()
+    base = at_start[1]
     scale = joint_norm(base)
     if not (math.isfinite(scale) and scale > 0):
         raise NonFiniteError(
@@ -165,20 +166,20 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
         draw = random_direction(base, seed * 1000 + number)
         size = scale / joint_norm(draw)
         direction = {name: size * value for name, value in draw.items()}
-        others.append(_along(objective, base_loss, base, direction, chosen, f"random {number}", ()))
-    return _along(objective, base_loss, base, base, chosen, "gradient", tuple(others))
+        others.append(_along(objective, at_start, direction, chosen, f"random {number}", ()))
+    return _along(objective, at_start, base, chosen, "gradient", tuple(others))
 
 
 def _along(
     objective: Objective,
-    base_loss: Tensor,
-    base: Mapping[str, Tensor],
+    at_start: tuple[Tensor, dict[str, Tensor]],
     direction: Mapping[str, Tensor],
     steps: tuple[float, ...],
     name: str,
     others: tuple[Landscape, ...],
 ) -> Landscape:
-    """Return the landscape at theta - s direction; `base` is the gradient at theta."""
+    """Return the landscape at theta - s direction; `at_start` are loss and gradient at theta."""
+    base_loss, base = at_start
     origin = objective.parameters
     losses, distances = [], []
     statuses: list[Status] = []

@@ -220,7 +220,15 @@ def _link(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...])
     shape = None if isinstance(module, nn.Linear) else given[1:]
     units = math.prod(made[1:])
     bound = operator_norm(module, shape).upper
-    return Link(name, bound, weight.norm(dim=1), bias, units // len(weight), math.prod(given[1:]), units)
+    return Link(
+        name=name,
+        spectral=bound,
+        rows=weight.norm(dim=1),
+        bias=bias,
+        positions=units // len(weight),
+        inputs=math.prod(given[1:]),
+        outputs=units,
+    )
 
 
 def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
@@ -230,7 +238,15 @@ def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
     shift = torch.zeros_like(factors) if module.bias is None else module.bias.detach().double()
     bias = shift - module.running_mean.double() * factors
     units = math.prod(made[1:])
-    found = Link(name, float(factors.abs().max()), factors.abs(), bias, units // len(factors), units, units)
+    found = Link(
+        name=name,
+        spectral=float(factors.abs().max()),
+        rows=factors.abs(),
+        bias=bias,
+        positions=units // len(factors),
+        inputs=units,
+        outputs=units,
+    )
     found.euclidean = printed
     return found
 
@@ -247,7 +263,17 @@ def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> N
     if isinstance(gain, Tensor):
         rows = gain.detach().double().abs().flatten()
         bias = shift.detach().double().flatten() if isinstance(shift, Tensor) else None
-        chain.links.append(Link(name, float(rows.max()), rows, bias, max(units // len(rows), 1), units, units))
+        chain.links.append(
+            Link(
+                name=name,
+                spectral=float(rows.max()),
+                rows=rows,
+                bias=bias,
+                positions=max(units // len(rows), 1),
+                inputs=units,
+                outputs=units,
+            )
+        )
 
 
 def _pool_slope(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> float:

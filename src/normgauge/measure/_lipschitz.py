@@ -15,7 +15,7 @@ from normgauge.measure import _lipschitz_elementwise as _lipschitz_elementwise
 from normgauge.measure import _lipschitz_linear as _lipschitz_linear
 from normgauge.measure import _lipschitz_norms as _lipschitz_norms
 from normgauge.measure import _lipschitz_shapes as _lipschitz_shapes
-from normgauge.measure._lipschitz_lower import steepest
+from normgauge.measure._lipschitz_lower import Steepest, steepest
 from normgauge.measure._lipschitz_trace import Step, Walk, check_agreement, checked_inputs, graph_of, private_copy
 from normgauge.measure._reach import Reach
 from normgauge.records import Result
@@ -232,11 +232,11 @@ def lipschitz(
     kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)
     kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     low = steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
-    return _assembled(model, walk.steps, output, low.value, low.gradients, radius, seed)
+    return _assembled(model, walk.steps, output, low, radius, seed)
 
 
 def _assembled(
-    model: nn.Module, steps: list[Step], output: Reach, lower: float, gradients: int, radius: float | None, seed: int
+    model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None, seed: int
 ) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
     ball = None if radius is None else float(output.ball.max()) / _LN10 + slack
@@ -247,18 +247,18 @@ def _assembled(
     at_data = min(float(output.at.max()) / _LN10 + slack, everywhere if ball is None else ball)
     per_datum = torch.minimum(output.at if radius is None else output.ball, output.everywhere) / _LN10 + slack
     return LipschitzBracket(
-        math.log10(lower) if lower > 0 else -math.inf,
-        everywhere if ball is None else ball,
-        at_data,
-        ball,
-        everywhere,
-        per_datum,
-        _layers(steps, output, radius),
-        radius,
-        len(output.at),
-        seed,
-        gradients,
-        type(model).__name__,
+        log10_lower=math.log10(low.value) if low.value > 0 else -math.inf,
+        log10_upper=everywhere if ball is None else ball,
+        log10_at_data=at_data,
+        log10_on_ball=ball,
+        log10_global=everywhere,
+        per_datum=per_datum,
+        layers=_layers(steps, output, radius),
+        radius=radius,
+        samples=len(output.at),
+        seed=seed,
+        gradients=low.gradients,
+        model=type(model).__name__,
     )
 
 
@@ -281,13 +281,13 @@ def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[Lay
 
     return tuple(
         LayerGain(
-            step.name,
-            step.kind,
-            step.normalizer,
-            factor(main, i),
-            factor("at", i),
-            factor("everywhere", i),
-            senses[main][i],
+            name=step.name,
+            kind=step.kind,
+            normalizer=step.normalizer,
+            log10=factor(main, i),
+            log10_at_data=factor("at", i),
+            log10_global=factor("everywhere", i),
+            total=senses[main][i],
         )
         for i, step in enumerate(steps)
     )

@@ -92,7 +92,7 @@ def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pend
     name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
     folded = known.folded.then_convolution(name, layer, kernel, size) if isinstance(known, Pending) else None
     if folded is None:
-        folded = Folded(_base(known), (name,), call.norms, kernel, None, layer, size)
+        folded = Folded(base=_base(known), key=(name,), norms=call.norms, weight=kernel, layer=layer, size=size)
     return Pending(call.value, folded)
 
 

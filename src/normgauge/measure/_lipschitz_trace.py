@@ -225,7 +225,9 @@ class Walk:
             return _taken(known[parent], rule) if parent in known else values[parent]
 
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), seen)
-        call = Call(name, kind, module, tuple(args), kwargs, values[node], self.norms)
+        call = Call(
+            name=name, kind=kind, module=module, args=tuple(args), kwargs=kwargs, value=values[node], norms=self.norms
+        )
         _check_first(call, rule)
         if not rule.several and (len(call.dependent()) != 1 or call.dependent()[0] is not call.input):
             raise call.refuse("one argument, the first, may depend on the input", f"{len(call.dependent())} that do")

@@ -198,21 +198,29 @@ def bracket_of(
     assert operator is not None  # one of the two, by construction
     reshaped = _reshaped_norm(map_.weight.to(map_.dtype))
     if float(operator.weight.abs().max()) == 0.0:
-        return Bracket(0.0, 0.0, "certified", "exact: zero weight", map_.name, map_.input_shape, reshaped)
+        return Bracket(
+            lower=0.0,
+            upper=0.0,
+            kind="certified",
+            method="exact: zero weight",
+            layer=map_.name,
+            input_shape=map_.input_shape,
+            reshaped=reshaped,
+        )
     exact = _exact(operator)
     if exact is not None:
         value, method, frequencies = exact
         return Bracket(
-            value * (1 - 2 * _SLACK),
-            value,
-            "certified",
-            method,
-            map_.name,
-            map_.input_shape,
-            reshaped,
+            lower=value * (1 - 2 * _SLACK),
+            upper=value,
+            kind="certified",
+            method=method,
+            layer=map_.name,
+            input_shape=map_.input_shape,
+            reshaped=reshaped,
             frequencies=frequencies,
         )
-    return _bracket(map_, operator, reshaped, kind, steps, delta, start, seed)
+    return _bracket(map_, operator, reshaped, kind, steps=steps, delta=delta, start=start, seed=seed)
 
 
 def _exact(operator: Convolution) -> tuple[float, str, int] | None:
@@ -234,6 +242,7 @@ def _bracket(
     operator: Convolution,
     reshaped: float,
     kind: BracketKind,
+    *,
     steps: int | None,
     delta: float,
     start: Bracket | Tensor | None,
@@ -265,19 +274,19 @@ def _bracket(
         if chance < upper:
             upper, method, factor = chance, "Lanczos from a random start", 1.0
     return Bracket(
-        pair.rayleigh * (1 - _SLACK),
-        upper,
-        kind,
-        method,
-        map_.name,
-        map_.input_shape,
-        reshaped,
-        delta if kind == "probabilistic" else None,
-        factor,
-        pair.steps,
-        frequencies,
-        seed,
-        pair.vector,
+        lower=pair.rayleigh * (1 - _SLACK),
+        upper=upper,
+        kind=kind,
+        method=method,
+        layer=map_.name,
+        input_shape=map_.input_shape,
+        reshaped=reshaped,
+        delta=delta if kind == "probabilistic" else None,
+        factor=factor,
+        steps=pair.steps,
+        frequencies=frequencies,
+        seed=seed,
+        vector=pair.vector,
     )
 
 

@@ -90,13 +90,13 @@ class Reach:
         spread = torch.where(torch.isneginf(gain.ball), torch.zeros_like(spread), spread)
         rows = min(gain.rows, gain.peak * math.sqrt(width(value)))
         return Reach(
-            value,
-            chained(self.at, gain.at),
-            chained(self.ball, gain.ball),
-            chained(self.everywhere, gain.everywhere),
-            spread.clamp_max(gain.reach) * (1 + 1e-12),
-            min(gain.peak, rows),
-            rows,
+            value=value,
+            at=chained(self.at, gain.at),
+            ball=chained(self.ball, gain.ball),
+            everywhere=chained(self.everywhere, gain.everywhere),
+            spread=spread.clamp_max(gain.reach) * (1 + 1e-12),
+            peak=min(gain.peak, rows),
+            rows=rows,
         )
 
     def moved(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
@@ -130,7 +130,7 @@ def added(parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf
         at, ball = torch.logaddexp(at, other.at), torch.logaddexp(ball, other.ball)
         everywhere, spread = torch.logaddexp(everywhere, other.everywhere), spread + other.spread
     rows = min(rows, peak * math.sqrt(width(value)))
-    return Reach(value, at, ball, everywhere, spread, min(peak, rows), rows)
+    return Reach(value=value, at=at, ball=ball, everywhere=everywhere, spread=spread, peak=min(peak, rows), rows=rows)
 
 
 def joined(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach:
@@ -140,4 +140,12 @@ def joined(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach
         for name in ("at", "ball", "everywhere")
     )
     spread = torch.stack([part.spread for part in parts]).square().sum(0).sqrt() * (1 + 1e-12)
-    return Reach(value, at, ball, everywhere, spread, peak, min(rows, peak * math.sqrt(width(value))))
+    return Reach(
+        value=value,
+        at=at,
+        ball=ball,
+        everywhere=everywhere,
+        spread=spread,
+        peak=peak,
+        rows=min(rows, peak * math.sqrt(width(value))),
+    )

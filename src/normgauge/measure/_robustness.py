@@ -190,7 +190,15 @@ def robustness(
         )
         for size in radii
     )
-    return Robustness(chosen, right[0.0] / total, entries, statistics, total, bounds, seed)
+    return Robustness(
+        attack=chosen,
+        clean=right[0.0] / total,
+        entries=entries,
+        statistics=statistics,
+        samples=total,
+        bounds=bounds,
+        seed=seed,
+    )
 
 
 def _attacked(

@@ -178,7 +178,13 @@ def signal_propagation(
         size = batch_size if batch_size is not None else objective.weight(next(iter(objective.batches()))[1])
         prediction = mean_field.batchnorm_layer(theory, size)
     return SignalPropagation(
-        tuple(entries), growth, low, high, tuple(entry.layer for entry in fitted), objective.mode, prediction
+        layers=tuple(entries),
+        growth=growth,
+        growth_low=low,
+        growth_high=high,
+        fitted=tuple(entry.layer for entry in fitted),
+        mode=objective.mode,
+        theory=prediction,
     )
 
 

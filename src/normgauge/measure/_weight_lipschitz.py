@@ -175,9 +175,8 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     totals = {name: _Sums() for name in layers}
     why, weights = "", 0.0
     for number, batch in objective.batches():
-        share = objective.weight(batch)
-        weights += share
-        why = _one_batch(objective, recipe, graph, layers, batch, number, share, totals) or why
+        weights += objective.weight(batch)
+        why = _one_batch(objective, recipe, graph, layers, (number, batch), totals) or why
     return WeightLipschitz(
         tuple(totals[name].row(name, weights) for name in layers), objective.mode, type(objective.model).__name__, why
     )
@@ -193,13 +192,13 @@ class _Sums:
 
     def row(self, name: str, weights: float) -> WeightGain:
         return WeightGain(
-            name,
-            self.input,
-            _log(self.output) if self.known else None,
-            _log(self.chain / weights) if self.known else None,
-            _log(self.local / weights),
-            _log(self.plain / weights) if self.normalized else None,
-            _log(float(torch.as_tensor(self.gradient).norm()) / weights, slack=False),
+            name=name,
+            input=self.input,
+            log10_output=_log(self.output) if self.known else None,
+            log10_chain=_log(self.chain / weights) if self.known else None,
+            log10_local=_log(self.local / weights),
+            log10_plain=_log(self.plain / weights) if self.normalized else None,
+            log10_gradient=_log(float(torch.as_tensor(self.gradient).norm()) / weights, slack=False),
         )
 
 
@@ -208,11 +207,12 @@ def _one_batch(
     recipe: LossRecipe,
     graph: fx.GraphModule,
     layers: dict[str, list[fx.Node]],
-    batch: Any,
-    number: int,
-    share: float,
+    numbered: tuple[int, Any],
     totals: dict[str, _Sums],
 ) -> str:
+    """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
+    number, batch = numbered
+    share = objective.weight(batch)
     inputs = checked_inputs(batch[0]).double()
     seen: dict[str, list[_Seen]] = {name: [] for name in layers}
     slopes, why = _slopes(graph, layers, inputs)
@@ -229,7 +229,7 @@ def _one_batch(
             (slope,) = torch.autograd.grad(loss, weight, retain_graph=True, materialize_grads=True)
             sums.gradient = sums.gradient + share * slope.detach()
             for use, node in zip(uses, layers[name], strict=True):
-                _add(sums, layer, use, node, loss, found, slopes.get(node.name), share)
+                _add(sums, layer, use, node, loss=loss, arriving=found, slopes=slopes.get(node.name), share=share)
     return why
 
 
@@ -238,6 +238,7 @@ def _add(
     layer: nn.Module,
     use: _Seen,
     node: fx.Node,
+    *,
     loss: Tensor,
     arriving: Tensor,
     slopes: Tensor | None,
