@@ -12,7 +12,7 @@ from normgauge.lab.progress import StudiesBar, note_session
 from normgauge.lab.studies import experiments
 from normgauge.lab.sweep import sweep
 from normgauge.lab.training import Outcome
-from normgauge.measure._progress import residuals_shown
+from normgauge.measure.curvature.products import residuals_shown
 from normgauge.store import Store
 
 
