@@ -199,3 +199,44 @@ def test_crowded_calls_are_noticed(tmp_path):
         "f(1, 2, 3, 4, 5, 6, 7)\nf(1, 2, 3, 4, 5, 6, g=7)\ng(1, 2, 3, 4, 5, 6, 7)\nprint(1, 2, 3, 4, 5, 6, 7)\n"
     )
     assert crowded_calls(path, definitions(tmp_path)) == ["crowd.py:3 f"]
+
+
+# -- doors ------------------------------------------------------------------------------------------------------------
+
+INSIDES_TO_GO = {"normgauge.optim._gdnp_problems"}  # entered by a study; the facade of optim has what it needs
+
+
+def break_ins(path):
+    """Return where a file enters another room by its private modules, names, or an objective's private parts."""
+    room, entered = room_of(path), []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("normgauge."):
+            steps = [*node.module.split("."), *(alias.name for alias in node.names)]
+            private = any(step.startswith("_") and not step.startswith("__") for step in steps)
+            if private and steps[1] != room and node.module not in INSIDES_TO_GO:
+                entered.append(f"{path.name}:{node.lineno} {node.module}")
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_"):
+            owner = getattr(node.value, "id", getattr(node.value, "attr", ""))
+            if owner == "objective" != room:
+                entered.append(f"{path.name}:{node.lineno} objective.{node.attr}")
+    return entered
+
+
+def test_rooms_are_entered_by_their_doors():
+    assert [place for path in ROOT.rglob("*.py") for place in break_ins(path)] == []
+
+
+def test_break_ins_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr("test_architecture.ROOT", tmp_path)
+    (tmp_path / "measure").mkdir()
+    path = tmp_path / "measure" / "thief.py"
+    path.write_text(
+        "from normgauge.objective._data import take\nfrom normgauge.measure._own import f\n"
+        "from normgauge.objective import Objective\ndef g(self, objective):\n"
+        "    return objective._recipe, self.objective._terms, objective.loss()\n"
+    )
+    assert [place.split(" ")[1] for place in break_ins(path)] == [
+        "normgauge.objective._data",
+        "objective._recipe",
+        "objective._terms",
+    ]

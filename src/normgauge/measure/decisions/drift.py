@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from normgauge.errors import DataError, ModelError, explain
 from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
 from normgauge.measure.signal.execution import first_tensor, per_unit, watched
-from normgauge.objective import Objective
-from normgauge.objective._recipe import call_model
+from normgauge.objective import Objective, call_model
 from normgauge.records import Result, Status
 
 if TYPE_CHECKING:
@@ -193,23 +192,19 @@ def _pass(
             count, total, squares = seen.get(name, (0, torch.zeros(()), torch.zeros(())))
             seen[name] = (count + values.shape[0], total + values.sum(0), squares + values.square().sum(0))
 
-    outputs = []
+    def body(model: nn.Module, number: int, batch: Any) -> Any:
+        for name, module in model.named_modules():
+            if prepare is not None and _stores(module):
+                prepare(module)
+                if new is not None and (name or "(model)") in new:
+                    mean, variance = _moments(new[name or "(model)"])
+                    module.running_mean.copy_(mean)
+                    module.running_var.copy_(variance)
+        with watched(model, called):
+            return objective.outputs_of(model, batch)
+
     with torch.no_grad():
-        for number, batch in objective.batches():
-
-            def body(model: nn.Module, batch: Any = batch) -> Any:
-                for name, module in model.named_modules():
-                    if prepare is not None and _stores(module):
-                        prepare(module)
-                        if new is not None and (name or "(model)") in new:
-                            mean, variance = _moments(new[name or "(model)"])
-                            module.running_mean.copy_(mean)
-                            module.running_var.copy_(variance)
-                with watched(model, called):
-                    return objective._recipe.outputs(model, batch)
-
-            outputs.append(objective._evaluate({}, number, body))
-    return outputs
+        return list(objective.each_batch(body))
 
 
 def _entry(name: str, module: Any, before: Moments, after: Moments) -> LayerDrift:

@@ -121,28 +121,16 @@ def margins(objective: Objective) -> Margins:
 
     References: bartlett2017, elsayed2018, than2025.
     """
-    parts: list[tuple[Tensor, Tensor | None]] = []
-    norms: dict[str, float] = {}
-    why = ""
-    trouble = ""
     coupled = objective.mode == "train" and any(_couples(module) for module in objective.model.modules())
-    for number, batch in objective.batches():
-
-        def body(model: nn.Module, batch: Any = batch) -> tuple[tuple[Tensor, Tensor | None], dict[str, float], str]:
-            return _one_batch(objective, model, batch, coupled)
-
-        try:
-            found, norms, why = objective._evaluate({}, number, body)
-        except NotClasses as error:
-            trouble = str(error)
-            break
-        parts.append(found)
-    if trouble:
+    try:
+        looks = list(objective.each_batch(lambda model, _, batch: _one_batch(objective, model, batch, coupled)))
+    except NotClasses as error:
         nothing = torch.empty(0, dtype=torch.float64)
         return Margins(
-            dict.fromkeys(BY, nothing), {}, dict.fromkeys(BY, "skipped"), dict.fromkeys(BY, trouble), objective.mode
+            dict.fromkeys(BY, nothing), {}, dict.fromkeys(BY, "skipped"), dict.fromkeys(BY, str(error)), objective.mode
         )
-    return _assemble(parts, norms, why, objective.mode)
+    _, norms, why = looks[-1]
+    return _assemble([found for found, _, _ in looks], norms, why, objective.mode)
 
 
 def _one_batch(
@@ -161,7 +149,7 @@ def _one_batch(
     free = list(_inputs(batch))
     grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
     with torch.enable_grad(), watched(model, called):
-        output = objective._recipe.outputs(model, _exchanged(batch, grown) if grown else batch)
+        output = objective.outputs_of(model, _exchanged(batch, grown) if grown else batch)
     logits, labels = decisions(output, targets)
     found = raw_margins(logits, labels)
     if coupled:

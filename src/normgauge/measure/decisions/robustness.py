@@ -239,9 +239,9 @@ class _Look:
             for module in model.modules():
                 if isinstance(getattr(module, "running_mean", None), Tensor):
                     self._set(module)
-            return self.objective._recipe.outputs(model, (inputs, self.labels))
+            return self.objective.outputs_of(model, (inputs, self.labels))
 
-        return decisions(self.objective._evaluate({}, self.number, body), self.labels)
+        return decisions(self.objective.evaluate(self.number, body), self.labels)
 
     def _set(self, module: Any) -> None:
         """Give one normalizer its statistics; its buffers are copies here and its flag is restored afterwards."""

@@ -29,9 +29,7 @@ from normgauge.measure.generalization.network_copy import (
 )
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
-from normgauge.objective import Objective
-from normgauge.objective._data import to_device
-from normgauge.objective._recipe import LossRecipe, call_model
+from normgauge.objective import Objective, pairs, to_device
 from normgauge.records import Result, format_table
 from normgauge.rng import preserved_rng
 
@@ -520,8 +518,8 @@ def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
         DataError: when inputs are not one real tensor or targets not one tensor.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    pairs = [to_device(batch, device) for _, batch in LossRecipe(cross_entropy, call_model).batches(data)]
-    for inputs, targets in pairs:
+    batches = [to_device(batch, device) for _, batch in pairs(data)]
+    for inputs, targets in batches:
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
             kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
             raise DataError(
@@ -532,7 +530,7 @@ def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
                     "Measure from the embeddings on, where inputs are words",
                 )
             )
-    return torch.cat([inputs for inputs, _ in pairs]), torch.cat([targets for _, targets in pairs])
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -285,27 +285,25 @@ def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpne
 
 def loss_and_accuracy(objective: Objective) -> tuple[float, float]:
     """Return loss and share of right decisions; nan for a loss that is not finite, and where there are no classes."""
+
+    def body(model: nn.Module, number: int, batch: Any) -> tuple[float, float, float, float]:
+        weight = objective.weight(batch)
+        try:
+            output, loss = objective.outputs_and_loss_of(model, number, batch)
+        except InputError:  # a step without outputs has a loss only
+            return weight, float(objective.loss_of(model, number, batch)), 0.0, 0.0
+        try:
+            logits, labels = decisions(output, targets_of(batch))
+        except NotClasses:
+            return weight, float(loss), 0.0, 0.0
+        return weight, float(loss), float((logits.argmax(1) == labels).sum()), float(labels.numel())
+
     total = right = decided = weights = 0.0
-    with torch.no_grad():
-        for number, batch in objective.batches():
-
-            def body(model: nn.Module, number: int = number, batch: Any = batch) -> tuple[float, float, float]:
-                try:
-                    output, terms = objective._recipe.outputs_and_terms(model, batch)
-                except InputError:  # a step without outputs has a loss only
-                    return float(objective._total(objective._recipe.terms(model, batch), number)), 0.0, 0.0
-                loss = float(objective._total(terms, number))
-                try:
-                    logits, labels = decisions(output, targets_of(batch))
-                except NotClasses:
-                    return loss, 0.0, 0.0
-                return loss, float((logits.argmax(1) == labels).sum()), float(labels.numel())
-
-            try:
-                loss, good, asked = objective._evaluate({}, number, body)
-            except NonFiniteError:
-                return math.nan, math.nan
-            weight = objective.weight(batch)
-            total, weights = total + weight * loss, weights + weight
-            right, decided = right + good, decided + asked
+    try:
+        with torch.no_grad():
+            for weight, loss, good, asked in objective.each_batch(body):
+                total, weights = total + weight * loss, weights + weight
+                right, decided = right + good, decided + asked
+    except NonFiniteError:
+        return math.nan, math.nan
     return total / weights, right / decided if decided else math.nan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NotDifferentiableError, explain
-from normgauge.objective._purity import twice_differentiable
+from normgauge.objective import twice_differentiable
 from normgauge.rng import generator
 
 FEW_OUTPUTS = 50  # up to here all rows of the Jacobian are taken, and its norm is exact

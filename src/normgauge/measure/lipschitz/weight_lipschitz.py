@@ -19,7 +19,6 @@ from normgauge.errors import InputError, ModelError, explain
 from normgauge.measure.lipschitz.lipschitz import without_inplace
 from normgauge.measure.lipschitz.trace import Walk, checked_inputs, graph_of, private_copy
 from normgauge.objective import Objective
-from normgauge.objective._recipe import LossRecipe
 from normgauge.records import Result
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.theory.batchnorm_calculus import pullback_gradient
@@ -158,8 +157,7 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     References:
         than2025, santurkar2018.
     """
-    recipe = objective._recipe
-    if not isinstance(recipe, LossRecipe):
+    if objective.loss_function is None:
         raise InputError(
             explain("weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
         )
@@ -176,7 +174,7 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     why, weights = "", 0.0
     for number, batch in objective.batches():
         weights += objective.weight(batch)
-        why = _one_batch(objective, recipe, graph, layers, (number, batch), totals) or why
+        why = _one_batch(objective, graph, layers, number, batch, totals) or why
     return WeightLipschitz(
         tuple(totals[name].row(name, weights) for name in layers), objective.mode, type(objective.model).__name__, why
     )
@@ -204,23 +202,23 @@ class _Sums:
 
 def _one_batch(
     objective: Objective,
-    recipe: LossRecipe,
     graph: fx.GraphModule,
     layers: dict[str, list[fx.Node]],
-    numbered: tuple[int, Any],
+    number: int,
+    batch: Any,
     totals: dict[str, _Sums],
 ) -> str:
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
-    number, batch = numbered
     share = objective.weight(batch)
     inputs = checked_inputs(batch[0]).double()
     seen: dict[str, list[_Seen]] = {name: [] for name in layers}
     slopes, why = _slopes(graph, layers, inputs)
     with preserved_rng(), _watched(graph, layers, seen), torch.enable_grad():
-        seed_everything(objective._seed + number)
+        seed_everything(number)
         output = graph(inputs.clone().requires_grad_())
         targets = batch[1].double() if torch.is_tensor(batch[1]) and batch[1].is_floating_point() else batch[1]
-        loss = recipe.loss(output, targets)
+        assert objective.loss_function is not None  # by the caller
+        loss = objective.loss_function(output, targets)
         found = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
         modules = dict(graph.named_modules())
         for name, uses in seen.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.measure.signal.execution import first_tensor, per_unit, unit_axis, watched
+from normgauge.measure.signal.execution import first_tensor, per_unit, run_watched, unit_axis
 from normgauge.objective import Objective
 from normgauge.records import Result
 from normgauge.rng import generator
@@ -157,14 +157,7 @@ def activations(
             if unit < table.shape[1]:
                 parts.setdefault((name, unit), []).append(table[:, unit].clone())
 
-    with torch.no_grad():
-        for number, batch in objective.batches():
-
-            def body(model: nn.Module, batch: Any = batch) -> None:
-                with watched(model, called):
-                    objective._recipe.terms(model, batch)
-
-            objective._evaluate({}, number, body)
+    run_watched(objective, called)
     if not parts:
         raise InputError(
             explain(

@@ -17,8 +17,8 @@ from normgauge.measure.signal.execution import (
     execution_order,
     first_tensor,
     per_unit,
+    run_watched,
     unit_axis,
-    watched,
 )
 from normgauge.measure.signal.updates import Update, updated
 from normgauge.objective import Objective
@@ -255,14 +255,7 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
             old = sums[name]
             sums[name] = (old[0] + part[0], old[1] + part[1], old[2] + part[2])
 
-    with torch.no_grad():
-        for number, batch in objective.batches():
-
-            def body(model: nn.Module, batch: Any = batch) -> None:
-                with watched(model, called):
-                    objective._recipe.terms(model, batch)
-
-            objective._evaluate({}, number, body)
+    run_watched(objective, called)
     return {
         name: (total / count, squares / count - (total / count).square())
         for name, (count, total, squares) in sums.items()

@@ -84,9 +84,9 @@ def execution_order(objective: Objective, groups: Groups | None = None) -> list[
 
     def body(model: nn.Module) -> None:
         with uses:
-            objective._recipe.terms(model, batch)
+            objective.terms_of(model, number, batch)
 
-    objective._evaluate(leaves, number, body)
+    objective.evaluate(number, body, leaves)
     members = _by_module(objective.names) if groups is None else _by_group(objective.names, groups)
     never = uses.clock + 1
     layers = [
@@ -195,3 +195,15 @@ def watched(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def run_watched(objective: Objective, called: Called) -> None:
+    """Run all batches without graph, reporting every call of a submodule as `watched` does."""
+
+    def body(model: nn.Module, number: int, batch: Any) -> None:
+        with watched(model, called):
+            objective.terms_of(model, number, batch)
+
+    with torch.no_grad():
+        for _ in objective.each_batch(body):
+            pass

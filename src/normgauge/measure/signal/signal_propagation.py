@@ -14,7 +14,6 @@ from normgauge.linalg.norms import norm
 from normgauge.measure.signal.calls import Call, Recorder, role_of
 from normgauge.measure.signal.execution import watched
 from normgauge.objective import Objective
-from normgauge.objective._diagnose import check_scalar
 from normgauge.records import Result, Status
 from normgauge.theory import mean_field
 
@@ -201,17 +200,13 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
 
         def body(model: nn.Module, number: int = number, batch: Any = batch, leaves: Any = leaves) -> Any:
             with watched(model, recorder.leave, recorder.enter), recorder:
-                terms = objective._recipe.terms(model, batch)
-            # a loss that is not finite is no reason to stop: the table shows at which layer it began
-            chosen = [terms[name] for name in (objective._terms or terms)]
-            for value in chosen:
-                check_scalar(value, "loss", number)
-            total = torch.stack(chosen).sum()
+                # a loss that is not finite is no reason to stop: the table shows at which layer it began
+                total = torch.stack(list(objective.terms_of(model, number, batch).values())).sum()
             if not total.requires_grad:
                 return [None] * len(leaves)
             return torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
 
-        for name, slope in zip(leaves, objective._evaluate(leaves, number, body), strict=True):
+        for name, slope in zip(leaves, objective.evaluate(number, body, leaves), strict=True):
             if slope is not None:
                 gradients[name] = gradients[name] + share * slope if name in gradients else share * slope
     return recorder, gradients
