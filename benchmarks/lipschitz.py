@@ -17,8 +17,8 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.linalg import Convolution
-from normgauge.measure._lipschitz_lower import jacobian_norms
-from normgauge.measure._lipschitz_trace import private_copy
+from normgauge.measure.lipschitz.lower_bound import jacobian_norms
+from normgauge.measure.lipschitz.trace import private_copy
 
 RESULTS = Path(__file__).parent / "results" / "lipschitz.json"
 

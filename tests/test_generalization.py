@@ -10,9 +10,9 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError, UnknownNameError
-from normgauge.measure._layer_chain import NotAChain, chain_of
-from normgauge.measure._network_copy import evaluation_copy, folded, look, rescaled
-from normgauge.measure._partition import around
+from normgauge.measure.generalization.layer_chain import NotAChain, chain_of
+from normgauge.measure.generalization.network_copy import evaluation_copy, folded, look, rescaled
+from normgauge.measure.generalization.partition import around
 from reference.generalization import (
     dense_of,
     noisy_accuracy,

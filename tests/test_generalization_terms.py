@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgauge.errors import InputError
-from normgauge.measure._partition import around, assigned, fitted, kmeans
+from normgauge.measure.generalization.partition import around, assigned, fitted, kmeans
 from normgauge.theory import generalization_bounds as theory
 from normgauge.theory.partition_bound import partition_slack
 from reference.generalization import (

@@ -11,7 +11,7 @@ from normgauge.lab import Study
 from normgauge.lab.runs.progress import StudiesBar, note_session
 from normgauge.lab.runs.run import Outcome
 from normgauge.lab.runs.sweep import sweep
-from normgauge.measure._progress import residuals_shown
+from normgauge.measure.curvature.products import residuals_shown
 from normgauge.papers.studies import experiments
 from normgauge.store import Store
 

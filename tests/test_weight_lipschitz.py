@@ -8,7 +8,7 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.errors import InputError, ModelError
-from normgauge.measure._weight_inputs import input_norms
+from normgauge.measure.lipschitz.weight_lipschitz import input_norms
 from reference.lipschitz import KINDS, random_net
 
 WITH_LAYERS = [kind for kind in KINDS if kind not in ("transposed and upsampled",)]

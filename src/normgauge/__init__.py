@@ -49,12 +49,9 @@ if TYPE_CHECKING:
     from normgauge.measure import density as density
     from normgauge.measure import drift as drift
     from normgauge.measure import flatness as flatness
-    from normgauge.measure import generalization as generalization
     from normgauge.measure import gradient_flow as gradient_flow
-    from normgauge.measure import landscape as landscape
     from normgauge.measure import landscape_bands as landscape_bands
     from normgauge.measure import layer_spectra as layer_spectra
-    from normgauge.measure import lipschitz as lipschitz
     from normgauge.measure import loss_surface as loss_surface
     from normgauge.measure import margins as margins
     from normgauge.measure import operator_norm as operator_norm
@@ -68,6 +65,9 @@ if TYPE_CHECKING:
     from normgauge.measure import trace as trace
     from normgauge.measure import weight_dynamics as weight_dynamics
     from normgauge.measure import weight_lipschitz as weight_lipschitz
+    from normgauge.measure.generalization.generalization import generalization as generalization
+    from normgauge.measure.landscape.landscape import landscape as landscape
+    from normgauge.measure.lipschitz.lipschitz import lipschitz as lipschitz
     from normgauge.objective import Objective as Objective
     from normgauge.objective import take as take
     from normgauge.papers import court as claims  # noqa: F401 (`ng.claims`)

@@ -227,11 +227,13 @@ class Convolution(Operator):
         convolve = _FORWARD[weight.ndim - 3]
         if self._plain:
             before = tuple(a for a, _ in self.padding)
-            return convolve(inputs, weight, None, self.stride, before, self.dilation, self.groups)
+            return convolve(
+                inputs, weight, stride=self.stride, padding=before, dilation=self.dilation, groups=self.groups
+            )
         widths = [width for pair in reversed(self.padding) for width in pair]
         mode = "constant" if self.mode == "zeros" else self.mode
         padded = functional.pad(inputs, widths, mode=mode) if any(widths) else inputs
-        images = convolve(padded, weight, None, self.stride, 0, self.dilation, self.groups)
+        images = convolve(padded, weight, stride=self.stride, dilation=self.dilation, groups=self.groups)
         for axis, length in enumerate(self.outputs):
             images = images.narrow(axis + 2, 0, length)
         return images
@@ -243,8 +245,16 @@ class Convolution(Operator):
         unread = tuple(whole - last for whole, last in zip(padded, reached, strict=True))
         if self._plain:
             before = tuple(a for a, _ in self.padding)
-            return deconvolve(outputs, weight, None, self.stride, before, unread, self.groups, self.dilation)
-        spread = deconvolve(outputs, weight, None, self.stride, 0, 0, self.groups, self.dilation)
+            return deconvolve(
+                outputs,
+                weight,
+                stride=self.stride,
+                padding=before,
+                output_padding=unread,
+                groups=self.groups,
+                dilation=self.dilation,
+            )
+        spread = deconvolve(outputs, weight, stride=self.stride, groups=self.groups, dilation=self.dilation)
         spread = functional.pad(spread, [width for extra in reversed(unread) for width in (0, extra)])
         for axis in range(len(self.size)):
             spread = self._fold_padding(spread, axis)

@@ -84,7 +84,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
         return self._normalize(x.reshape(shape), weight, bias, mean, moment).reshape(x.shape)
 
     def _normalize(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, moment: Tensor) -> Tensor:
-        return torch.nn.functional.batch_norm(x, mean, moment, weight, bias, True, 1.0, self.eps)
+        return torch.nn.functional.batch_norm(x, mean, moment, weight, bias, training=True, momentum=1.0, eps=self.eps)
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""

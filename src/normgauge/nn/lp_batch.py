@@ -110,13 +110,14 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():  # second derivatives wanted: the closed form in differentiable operators
             dx, dweight, dbias = lp_norm_backward(grad, x, ctx.p, weight, ctx.eps)
         else:
-            dx, dweight, dbias = _fast_backward(grad, x, weight, mean, scale, ctx.p, extremes)
+            dx, dweight, dbias = _fast_backward(grad, x, weight, (mean, scale), ctx.p, extremes)
         return dx, None if weight is None else dweight, None if bias is None else dbias, None, None
 
 
 def _fast_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, p: float, extremes: list[Tensor]
+    grad: Tensor, x: Tensor, weight: Tensor | None, statistics: tuple[Tensor, Tensor], p: float, extremes: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
+    mean, scale = statistics
     # The kernel's two sums: sum(grad * (x - mean)) / scale and sum(grad), in one pass.
     _, along, total = torch.ops.aten.native_batch_norm_backward(
         grad, x, torch.ones_like(mean), None, None, mean, 1 / scale, True, 0.0, [False, True, True]

@@ -91,7 +91,9 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         if fused and plain_autograd():
             y = _Fused.apply(x, self.weight, self.bias, mean, moment, self.eps, drawn)
         else:
-            y = torch.nn.functional.batch_norm(x, mean, moment, self.weight, self.bias, True, 1.0, self.eps)
+            y = torch.nn.functional.batch_norm(
+                x, mean, moment, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
+            )
             factor, offset = (value.to(x.device) for value in drawn.noise(x.shape, dtype))
             y = (factor * y + offset).to(x.dtype)
         self._remember(mean, moment)

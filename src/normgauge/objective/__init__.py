@@ -1,12 +1,19 @@
 """Model, loss and data as one pure function of the parameters; its curvature and Jacobian as operators."""
 
+from normgauge.objective._data import sample_count as sample_count
 from normgauge.objective._data import take as take
+from normgauge.objective._data import tensors as tensors
+from normgauge.objective._data import to_device as to_device
 from normgauge.objective._objective import Objective as Objective
 from normgauge.objective._operators import HessianOperator as HessianOperator
 from normgauge.objective._operators import ObjectiveOperator as ObjectiveOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator as EmpiricalFisherOperator
 from normgauge.objective._outputs import GaussNewtonOperator as GaussNewtonOperator
 from normgauge.objective._outputs import JacobianOperator as JacobianOperator
+from normgauge.objective._purity import Mode as Mode
+from normgauge.objective._purity import twice_differentiable as twice_differentiable
+from normgauge.objective._recipe import call_model as call_model
+from normgauge.objective._recipe import pairs as pairs
 from normgauge.objective._sharded import ShardedOperator as ShardedOperator
 
 __all__ = [
@@ -14,8 +21,15 @@ __all__ = [
     "GaussNewtonOperator",
     "HessianOperator",
     "JacobianOperator",
+    "Mode",
     "Objective",
     "ObjectiveOperator",
     "ShardedOperator",
+    "call_model",
+    "pairs",
+    "sample_count",
     "take",
+    "tensors",
+    "to_device",
+    "twice_differentiable",
 ]

@@ -135,7 +135,6 @@ class Objective:
         self._batches = recipe.batches(data)
         self._fixed: dict[str, Tensor] = {}
         self._terms: tuple[str, ...] | None = None
-        self._seed = 0
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class Objective:
         other._set_up(self.model, self._recipe, (), mode or self.mode, parameters)
         other._batches = self._batches if data is None else self._recipe.batches(data)
         other.names = self.names if parameters is None else other.names
-        other._fixed, other._seed = self._fixed, self._seed
+        other._fixed = self._fixed
         other._terms = self._terms if terms is None else ((terms,) if isinstance(terms, str) else tuple(terms))
         return other
 
@@ -246,8 +245,7 @@ class Objective:
 
     def loss(self) -> Tensor:
         """Return the weighted mean loss over the data, a detached 0-d tensor (one forward pass)."""
-        total = self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
-        return torch.stack(list(total.values())).sum()
+        return torch.stack(list(self.terms().values())).sum()
 
     def function(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the loss as a plain differentiable function of a dict of values, made for `torch.func`.
@@ -260,14 +258,21 @@ class Objective:
         """
 
         def one(number: int, batch: Any) -> dict[str, Tensor]:
-            terms = self._evaluate(dict(parameters), number, lambda model: self._recipe.terms(model, batch))
-            return {"": torch.stack([terms[name] for name in (self._terms or terms)]).sum()}
+            terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch), parameters)
+            return {"": torch.stack(list(terms.values())).sum()}
 
         return self._sum_over_batches(one)[""]
 
     def terms(self) -> Terms:
         """Return the named losses that `loss` sums (one forward pass)."""
-        return self._sum_over_batches(lambda number, batch: self._terms_without_graph(number, batch))
+
+        def one(number: int, batch: Any) -> Terms:
+            with torch.no_grad():
+                terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch))
+            _finite_sum(terms, number)
+            return {name: value.detach() for name, value in terms.items()}
+
+        return self._sum_over_batches(one)
 
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of `loss` by name; zeros where the loss does not depend on a variable (one pass)."""
@@ -280,12 +285,12 @@ class Objective:
             variables = self._leaves()
 
             def body(model: nn.Module) -> dict[str, Tensor]:
-                value = self._total(self._recipe.terms(model, batch), number)
+                value = self.loss_of(model, number, batch)
                 check_depends(value)
                 slopes = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
                 return {"": value.detach(), **dict(zip(variables, slopes, strict=True))}
 
-            return self._evaluate(variables, number, body)
+            return self.evaluate(number, body, variables)
 
         total = self._sum_over_batches(one)
         value = total.pop("")
@@ -297,7 +302,8 @@ class Objective:
         One batch gives its output as it is. Tensor outputs of several batches are joined along the first axis
         where their other axes agree; anything else comes as a list with one entry per batch.
         """
-        collected = [self._outputs_without_graph(number, batch) for number, batch in self.batches()]
+        with torch.no_grad():
+            collected = list(self.each_batch(lambda model, _, batch: self.outputs_of(model, batch)))
         if len(collected) == 1:
             return collected[0]
         if all(isinstance(out, Tensor) and out.shape[1:] == collected[0].shape[1:] and out.ndim for out in collected):
@@ -336,49 +342,83 @@ class Objective:
 
         def body(model: nn.Module) -> tuple[Any, Tensor]:
             if outputs:
-                out, terms = self._recipe.outputs_and_terms(model, batch)
-            else:
-                out, terms = None, self._recipe.terms(model, batch)
-            return out, self._total(terms, number)
+                return self.outputs_and_loss_of(model, number, batch)
+            return None, self.loss_of(model, number, batch)
 
         with twice_differentiable():
-            out, value = self._evaluate(leaves, number, body)
+            out, value = self.evaluate(number, body, leaves)
         check_depends(value)
         check_twice_differentiable(value)
         return leaves, out, value
 
+    # -- the model itself, for instruments that look inside -----------------------------------------------------
+
+    def evaluate(
+        self,
+        number: int,
+        body: Callable[[nn.Module], T],
+        variables: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> T:
+        """Return `body(model)`, run in the objective's mode at its values, leaving no trace on the model.
+
+        Parameters are functional and buffers cloned, so `body` may train, hook or overwrite what it likes.
+
+        Args:
+            number: of the batch `body` looks at; it fixes the random stream and is named in errors.
+            body: any function of the model.
+            variables: other values by name; gradients flow to them.
+            dtype: floating parameters and buffers are converted to it.
+
+        Examples:
+            >>> objective = Objective(nn.Linear(1, 1), nn.functional.mse_loss, (torch.ones(1, 1),) * 2, mode="eval")
+            >>> objective.evaluate(0, lambda model: model(torch.ones(1, 1)).shape, {"weight": torch.zeros(1, 1)})
+            torch.Size([1, 1])
+        """
+        with explained(self.model, self.mode, number), untouched(self.model, self.mode, number):
+            return call_purely(self.model, {**self._fixed, **(variables or {})}, body, dtype)
+
+    def each_batch(self, body: Callable[[nn.Module, int, Any], T]) -> Iterator[T]:
+        """Yield `body(model, number, batch)` for every batch, each run by `evaluate`."""
+        for number, batch in self.batches():
+
+            def one(model: nn.Module, number: int = number, batch: Any = batch) -> T:
+                return body(model, number, batch)
+
+            yield self.evaluate(number, one)
+
+    def outputs_of(self, model: nn.Module, batch: Any) -> Any:
+        """Return the outputs for one batch, for use inside `evaluate`."""
+        return self._recipe.outputs(model, batch)
+
+    def terms_of(self, model: nn.Module, number: int, batch: Any) -> Terms:
+        """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite."""
+        return self._chosen(self._recipe.terms(model, batch), number)
+
+    def loss_of(self, model: nn.Module, number: int, batch: Any) -> Tensor:
+        """Return the loss of one batch, which must be finite, for use inside `evaluate`."""
+        return _finite_sum(self.terms_of(model, number, batch), number)
+
+    def outputs_and_loss_of(self, model: nn.Module, number: int, batch: Any) -> tuple[Any, Tensor]:
+        """Return outputs and loss of one batch on one graph, for use inside `evaluate`."""
+        out, terms = self._recipe.outputs_and_terms(model, batch)
+        return out, _finite_sum(self._chosen(terms, number), number)
+
+    @property
+    def loss_function(self) -> Callable[[Any, Any], Tensor] | None:
+        """The `loss(output, target)` it was made with; `None` for an objective from a step."""
+        return self._recipe.loss if isinstance(self._recipe, LossRecipe) else None
+
     def _leaves(self) -> dict[str, Tensor]:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
-    def _evaluate(
-        self,
-        variables: dict[str, Tensor],
-        number: int,
-        body: Callable[[nn.Module], T],
-        dtype: torch.dtype | None = None,
-    ) -> T:
-        """Run `body(model)` with functional parameters and cloned buffers, in mode (and `dtype`), leaving no trace."""
-        with explained(self.model, self.mode, number), untouched(self.model, self.mode, self._seed + number):
-            return call_purely(self.model, {**self._fixed, **variables}, body, dtype)
-
-    def _outputs_without_graph(self, number: int, batch: Any) -> Any:
-        with torch.no_grad():
-            return self._evaluate({}, number, lambda model: self._recipe.outputs(model, batch))
-
-    def _terms_without_graph(self, number: int, batch: Any) -> Terms:
-        with torch.no_grad():
-            terms = self._evaluate({}, number, lambda model: self._recipe.terms(model, batch))
-        self._total(terms, number)
-        return {name: terms[name].detach() for name in (self._terms or terms)}
-
-    def _total(self, terms: Terms, number: int) -> Tensor:
-        chosen = self._terms or tuple(terms)
-        for name in chosen:
+    def _chosen(self, terms: Terms, number: int) -> Terms:
+        names = self._terms or tuple(terms)
+        for name in names:
             if name not in terms:
                 raise unknown_name("loss term", name, terms)
             check_scalar(terms[name], name, number)
-            check_finite(terms[name], name, number)
-        return torch.stack([terms[name] for name in chosen]).sum() if len(chosen) > 1 else terms[chosen[0]]
+        return {name: terms[name] for name in names}
 
     def _sum_over_batches(self, one: Callable[[int, Any], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return the weighted mean over batches of the dicts `one` gives."""
@@ -395,3 +435,9 @@ class Objective:
     def __repr__(self) -> str:
         """Name the model, the mode and the number of variables."""
         return f"Objective({type(self.model).__name__}, mode={self.mode!r}, dimension={self.dimension})"
+
+
+def _finite_sum(terms: Terms, number: int) -> Tensor:
+    for name, value in terms.items():
+        check_finite(value, name, number)
+    return torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,11 +15,46 @@ from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableEr
 from normgauge.linalg import Operator
 from normgauge.objective._graph import check_differentiable, graph_bytes
 
-if TYPE_CHECKING:
-    from normgauge.objective._objective import Objective
-
 DEFAULT_MEMORY = 2 << 30
 Products = list[Tensor | None]
+
+
+class Differentiable(Protocol):
+    """What an operator asks of an objective, which is built upon operators and cannot be named here."""
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The variables by name."""
+
+    @property
+    def dimension(self) -> int:
+        """The number of variables."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the variables."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of flat vectors."""
+
+    def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Join a dict of tensors into a flat vector."""
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Split a flat vector into a dict of tensors."""
+
+    def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Self:
+        """Return the same objective at other values."""
+
+    def batches(self) -> Iterator[tuple[int, Any]]:
+        """Yield `(number, batch)`."""
+
+    def weight(self, batch: Any) -> float:
+        """Return the share of a batch in the mean."""
+
+    def graph(self, number: int, batch: Any, *, outputs: bool = False) -> tuple[dict[str, Tensor], Any, Tensor]:
+        """Return leaves, outputs (if asked) and loss of one batch with a graph."""
 
 
 class ObjectiveOperator(Operator):
@@ -37,7 +72,7 @@ class ObjectiveOperator(Operator):
 
     self_adjoint = True
 
-    def __init__(self, objective: Objective, *, memory: int = DEFAULT_MEMORY) -> None:
+    def __init__(self, objective: Differentiable, *, memory: int = DEFAULT_MEMORY) -> None:
         self.objective = objective.at({name: value.clone() for name, value in objective.parameters.items()})
         self.shape = (objective.dimension, objective.dimension)
         self.dtype, self.device = objective.dtype, objective.device

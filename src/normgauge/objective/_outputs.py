@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from normgauge.errors import DataError, NotDifferentiableError, explain
 from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
 from normgauge.objective._graph import check_differentiable
-from normgauge.objective._operators import ObjectiveOperator, Products, explained_product
-
-if TYPE_CHECKING:
-    from normgauge.objective._objective import Objective
+from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explained_product
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:
@@ -157,7 +154,7 @@ class JacobianOperator(Operator):
     kept until `close()`.
     """
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Differentiable) -> None:
         self._inner = _JacobianGraphs(objective)
         self.dtype, self.device = objective.dtype, objective.device
         self._lines = [line for _, line, _ in self._inner._graphs()]

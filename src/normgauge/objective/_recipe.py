@@ -39,6 +39,11 @@ class Recipe(Protocol):
         ...
 
 
+def pairs(data: Any) -> Batches:
+    """Wrap one batch `(inputs, targets)` or a re-iterable of such batches; iterating gives `(number, batch)`."""
+    return Batches(data, single=_one_pair, check=check_pair)
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """Call a model on a tensor, on a tuple or list (positional) or on a mapping (keywords)."""
     if isinstance(inputs, Mapping):
@@ -57,7 +62,7 @@ class LossRecipe:
 
     def batches(self, data: Any) -> Batches:
         """Wrap one pair (a tuple) or a re-iterable of pairs."""
-        return Batches(data, single=_one_pair, check=check_pair)
+        return pairs(data)
 
     def weight(self, batch: Any) -> float:
         """Return the number of samples."""

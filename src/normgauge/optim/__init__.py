@@ -5,6 +5,8 @@ from normgauge.optim._gdnp import GDNPRun as GDNPRun
 from normgauge.optim._gdnp import gdnp as gdnp
 from normgauge.optim._gdnp_network import GDNPNetworkRun as GDNPNetworkRun
 from normgauge.optim._gdnp_network import gdnp_network as gdnp_network
+from normgauge.optim._gdnp_problems import GaussianHalfspace as GaussianHalfspace
+from normgauge.optim._gdnp_problems import SampleHalfspace as SampleHalfspace
 from normgauge.optim._gdnp_problems import gaussian_halfspace as gaussian_halfspace
 from normgauge.optim._gdnp_problems import halfspace as halfspace
 from normgauge.optim._gdnp_problems import least_squares as least_squares
@@ -33,6 +35,8 @@ __all__ = [
     "least_squares",
     "halfspace",
     "gaussian_halfspace",
+    "GaussianHalfspace",
+    "SampleHalfspace",
     "GDNPRun",
     "GDNPRecord",
     "GDNPNetworkRun",

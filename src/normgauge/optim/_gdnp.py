@@ -192,7 +192,20 @@ def gdnp(
         step = math.nan if last else -(norm**3) / (L * gamma * h)
         total = math.sqrt(peak**2 * bound + (0.0 if math.isnan(error) else error**2))
         records.append(
-            GDNPRecord(number, means.loss, rho, rho - best, bound, gamma, slope, error, h, step, full, total)
+            GDNPRecord(
+                iteration=number,
+                loss=means.loss,
+                rho=rho,
+                rho_gap=rho - best,
+                rho_bound=bound,
+                length=gamma,
+                length_slope=slope,
+                length_bound=error,
+                stopping=h,
+                step=step,
+                gradient_norm=full,
+                gradient_bound=total,
+            )
         )
         if last:
             break
@@ -207,7 +220,17 @@ def gdnp(
             step, halvings = step / 2, halvings + 1
         w = moved
     at = gamma / math.sqrt(float(w @ S @ w)) * w
-    return GDNPRun(at, w, gamma, tuple(records), L / mu, status, sentence, problem.gaussian, halvings)
+    return GDNPRun(
+        weights=at,
+        direction=w,
+        length=gamma,
+        records=tuple(records),
+        condition=L / mu,
+        status=status,
+        sentence=sentence,
+        bounds_apply=problem.gaussian,
+        halvings=halvings,
+    )
 
 
 def _rayleigh(w: Tensor, u: Tensor, S: Tensor) -> float:

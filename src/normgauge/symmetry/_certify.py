@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.objective._purity import Mode
+from normgauge.objective import Mode
 from normgauge.rng import generator
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._matrix import MatrixFamily

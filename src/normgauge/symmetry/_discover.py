@@ -77,8 +77,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     References: sun2020, akbar2025.
     """
     function = Function(objective, of)
-    recipe = objective._recipe
-    hints: Hints = function.run(lambda model, batch: trace(lambda: recipe.outputs(model, batch)))
+    hints: Hints = function.run(lambda model, batch: trace(lambda: objective.outputs_of(model, batch)))
     check_enough_samples(hints, objective.mode)
     point = jittered_point(function, seed)
     certifier = Certifier(function, point, seed, narrow=hints.narrow)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError, ModelError, NonFiniteError, NotDifferentiableError, explain
-from normgauge.objective import Objective
-from normgauge.objective._data import sample_count, tensors
-from normgauge.objective._purity import Mode, twice_differentiable
+from normgauge.objective import Mode, Objective, sample_count, tensors, twice_differentiable
 
 Of = Literal["outputs", "loss"]
 Point = dict[str, Tensor]
@@ -145,16 +143,15 @@ class Function:
         return _cast(batch, self.dtype)
 
     def _flat(self, point: Point, index: int, part: Tensor | None, mode: Mode | None) -> Tensor:
-        recipe = self.objective._recipe
         if self.of == "outputs":
             batch = self._batch(index, part)
-            tree = self._evaluate(point, index, mode, lambda model: recipe.outputs(model, batch))
+            tree = self._evaluate(point, index, mode, lambda model: self.objective.outputs_of(model, batch))
             found = [t.reshape(-1) for t in _floats(tree)]
         else:
             found = []
             for piece in self._pieces(index, part):
-                terms = self._evaluate(point, index, mode, partial(recipe.terms, batch=piece))
-                found.append(self.objective._total(terms, index).reshape(1))
+                loss = partial(self.objective.loss_of, number=index, batch=piece)
+                found.append(self._evaluate(point, index, mode, loss).reshape(1))
         if not found:
             raise NotDifferentiableError(
                 explain(
@@ -177,7 +174,7 @@ class Function:
     def _evaluate(self, point: Point, index: int, mode: Mode | None, body: Callable[[nn.Module], Any]) -> Any:
         objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
         values = {name: value.to(self.dtype) for name, value in point.items()}
-        return objective._evaluate(values, index, body, dtype=self.dtype)
+        return objective.evaluate(index, body, values, self.dtype)
 
 
 def _count(batch: Any) -> int:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from normgauge.lab.study import Study
-from normgauge.optim import gaussian_halfspace, gdnp, halfspace
-from normgauge.optim._gdnp_problems import GaussianHalfspace, SampleHalfspace
+from normgauge.optim import GaussianHalfspace, SampleHalfspace, gaussian_halfspace, gdnp, halfspace
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
 from normgauge.papers.batchnorm_article.studies._gdnp_pages import (

@@ -1,0 +1,191 @@
+"""`ng.density`: how the eigenvalues of a loss's curvature are distributed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from normgauge.errors import InputError, explain
+from normgauge.linalg import Nodes, spectral_nodes
+from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
+from normgauge.objective import Objective
+from normgauge.records import Result
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True)
+class Density(Result):
+    """Spectral density of a curvature matrix: the share of eigenvalues per unit of eigenvalue.
+
+    Args:
+        grid: eigenvalues at which the density is given, evenly spaced.
+        values: the density there; its integral over the grid is one.
+        moments: mean of lambda^p over all eigenvalues, p = 1..4 (times `dimension`: the trace of A^p).
+        moment_errors: their standard errors over the probes; nan for one probe.
+        width: standard deviation of the Gaussian each node is drawn with.
+        nodes: the quadratures behind it, one per probe.
+        of: which matrix.
+        mode: the objective's mode.
+        dimension: the number of variables.
+        matvecs: products with the matrix.
+        seed: of the random probes.
+    """
+
+    grid: tuple[float, ...] = field(repr=False)
+    values: tuple[float, ...] = field(repr=False)
+    moments: tuple[float, ...]
+    moment_errors: tuple[float, ...]
+    width: float
+    nodes: tuple[Nodes, ...] = field(repr=False)
+    of: str
+    mode: str
+    dimension: int
+    matvecs: int
+    seed: int
+
+    def extremes(self, tol: float = 1e-3) -> tuple[float, ...]:
+        """Return the outermost eigenvalues the first probe's run has already found to `tol`, descending.
+
+        From both ends inwards, up to the first Ritz value whose residual is above tol |lambda|: the same run that
+        gave the density gives these for nothing.
+        """
+        first = self.nodes[0]
+        sharp = [r <= tol * abs(v) for v, r in zip(first.values, first.residuals, strict=True)]
+        low = next((i for i, good in enumerate(sharp) if not good), len(sharp))
+        high = next((i for i, good in enumerate(reversed(sharp)) if not good), len(sharp))
+        chosen = sorted({*range(low), *range(len(sharp) - high, len(sharp))}, reverse=True)
+        return tuple(first.values[i] for i in chosen)
+
+    def share(self, lower: float = -math.inf, upper: float = math.inf) -> float:
+        """Return the share of eigenvalues in (lower, upper], by the weights of the nodes."""
+        inside = [
+            w for each in self.nodes for v, w in zip(each.values, each.weights, strict=True) if lower < v <= upper
+        ]
+        return sum(inside) / len(self.nodes)
+
+    def frame(self) -> Any:
+        """Return grid and density as a pandas DataFrame (needs the `lab` extra)."""
+        from normgauge.errors import require
+
+        pandas = require("pandas", "lab", "Density.frame")
+        return pandas.DataFrame({"eigenvalue": self.grid, "density": self.values})
+
+    def _title(self) -> str:
+        return f"Spectral density of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {"quantity": f"mean of lambda^{p + 1}", "value": value, "standard_error": error}
+            for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True))
+        ]
+        values = [value for each in self.nodes for value in each.values]
+        rows.append({"quantity": "smallest node", "value": min(values)})
+        rows.append({"quantity": "largest node", "value": max(values)})
+        rows.append({"quantity": "share below zero", "value": self.share(upper=-1e-6 * max(map(abs, values)))})
+        return rows
+
+    def _footer(self) -> str:
+        return (
+            f"kind: unbiased moments, density smoothed by {self.width:.3g}; mode: {self.mode}; seed: {self.seed}; "
+            f"cost: {self.matvecs} products in {len(self.nodes)} probes"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the density on a logarithmic axis."""
+        from normgauge.charts.spectrum import density_curve
+
+        return density_curve(self.grid, self.values, self._title())
+
+
+def density(
+    objective: Objective,
+    *,
+    of: Of = "hessian",
+    probes: int = 1,
+    steps: int = 50,
+    seed: int = 0,
+    width: float | None = None,
+    points: int = 1000,
+    group: Group = None,
+    progress: Progress | None = None,
+) -> Density:
+    """Return the spectral density of the curvature of `objective` by stochastic Lanczos quadrature.
+
+    phi(x) = mean over probes of sum_i weights_i N(x; values_i, width^2), where values and weights are the Gauss
+    quadrature of a random vector's spectral measure after `steps` Lanczos steps with reorthogonalization.
+
+    Kind: unbiased moments; the density itself is smoothed. Cost: probes * steps products and a basis of `steps`
+    vectors.
+
+    Args:
+        objective: model, loss, data and mode.
+        of: "hessian", "gauss_newton" or "empirical_fisher".
+        probes: random vectors; the standard error falls with their square root.
+        steps: Lanczos steps per probe.
+        seed: of the probes.
+        width: standard deviation of the smoothing; by default a hundredth of the range.
+        points: of the grid.
+        group: process group over which the data are sharded.
+        progress: called with the number of products; by default shown on a terminal's stderr.
+
+    Raises:
+        InputError: for counts below one or a width that is not positive.
+
+    Examples:
+        The Hessian of |w|^2 is twice the identity:
+
+        >>> step = lambda model, _: model.weight.square().sum()
+        >>> objective = Objective.from_step(torch.nn.Linear(4, 1, bias=False), step, torch.ones(1), mode="eval")
+        >>> [round(moment, 4) for moment in density(objective, width=0.1).moments]
+        [2.0, 4.0, 8.0, 16.0]
+
+    References: ubaru2017.
+    """
+    if points < 2 or (width is not None and not width > 0.0):
+        raise InputError(
+            explain(
+                "density", "width is positive and points at least 2", f"width={width}, points={points}", "Change it"
+            )
+        )
+    with (
+        curvature_of(objective, of, group) as operator,
+        residuals_shown(f"density of {of}", progress) as shown,
+    ):
+        nodes = spectral_nodes(operator, probes=probes, steps=steps, seed=seed, progress=shown)
+    values = torch.tensor([value for each in nodes for value in each.values], dtype=torch.float64)
+    weights = torch.tensor([weight for each in nodes for weight in each.weights], dtype=torch.float64) / len(nodes)
+    spread = float(values.max() - values.min())
+    width = width or 0.01 * spread or 0.01 * float(values.abs().max()) or 1.0
+    grid = torch.linspace(float(values.min()) - 5 * width, float(values.max()) + 5 * width, points, dtype=torch.float64)
+    bells = torch.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+    moments, errors = _moments(nodes)
+    return Density(
+        grid=tuple(grid.tolist()),
+        values=tuple((bells @ weights).tolist()),
+        moments=moments,
+        moment_errors=errors,
+        width=width,
+        nodes=tuple(nodes),
+        of=of,
+        mode=objective.mode,
+        dimension=objective.dimension,
+        matvecs=sum(len(each.values) for each in nodes),
+        seed=seed,
+    )
+
+
+def _moments(nodes: list[Nodes], count: int = 4) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    table = torch.tensor(
+        [
+            [sum(w * v**p for v, w in zip(each.values, each.weights, strict=True)) for p in range(1, count + 1)]
+            for each in nodes
+        ],
+        dtype=torch.float64,
+    )
+    errors = table.std(0) / math.sqrt(len(nodes)) if len(nodes) > 1 else torch.full((count,), math.nan)
+    return tuple(table.mean(0).tolist()), tuple(errors.tolist())

@@ -1,0 +1,131 @@
+"""`ng.layer_spectra`: the spectrum of each layer's, block's or tensor's own curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from normgauge.errors import unknown_name
+from normgauge.measure.curvature.products import Of
+from normgauge.measure.curvature.spectrum import Spectrum, spectrum
+from normgauge.objective import Objective
+from normgauge.records import Result
+
+if TYPE_CHECKING:
+    import altair
+
+Per = Literal["layer", "block", "tensor"]
+
+
+@dataclass(frozen=True)
+class LayerSpectra(Result):
+    """The spectra of the diagonal blocks of a curvature matrix, by name.
+
+    Args:
+        spectra: one spectrum per block of variables.
+        per: what a block is.
+    """
+
+    spectra: dict[str, Spectrum] = field(repr=False)
+    per: str
+
+    def __getitem__(self, name: str) -> Spectrum:
+        """Return the spectrum of one block."""
+        if name not in self.spectra:
+            raise unknown_name("block of variables", name, self.spectra)
+        return self.spectra[name]
+
+    @property
+    def matvecs(self) -> int:
+        """Products with the blocks, over all of them."""
+        return sum(each.matvecs for each in self.spectra.values())
+
+    def _title(self) -> str:
+        return f"Spectra per {self.per}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"variables": name, "dimension": each.dimension, **row, "status": each.status}
+            for name, each in self.spectra.items()
+            for row in each._rows()
+        ]
+
+    def _footer(self) -> str:
+        one = next(iter(self.spectra.values()))
+        return (
+            f"kind: estimate, true relative residuals (asked {one.tol:g}), {one.of} of each block alone; "
+            f"mode: {one.mode}; seed: {one.seed}; cost: {self.matvecs} products"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the eigenvalues of every block side by side."""
+        from normgauge.charts.spectrum import blocks
+
+        return blocks(self._rows(), self._title())
+
+
+def layer_spectra(
+    objective: Objective,
+    *,
+    per: Per | Mapping[str, Any] = "layer",
+    top: int = 1,
+    bottom: int = 0,
+    of: Of = "hessian",
+    tol: float = 1e-3,
+    seed: int = 0,
+) -> LayerSpectra:
+    """Return the extreme eigenvalues of each diagonal block of the curvature of `objective`.
+
+    A block holds the second derivatives with respect to the variables of one layer, the others held fixed; its
+    largest eigenvalue never exceeds that of the whole matrix.
+
+    Kind: estimate with true residuals, as `spectrum`. Cost: that of `spectrum` for each block.
+
+    Args:
+        objective: model, loss, data and mode.
+        per: "layer" (the module that owns the parameters), "block" (the model's direct children), "tensor" (each
+            parameter alone), or a mapping from names to selections (a glob, names or a predicate).
+        top: how many of the largest eigenvalues of each block, at most its dimension.
+        bottom: how many of the smallest.
+        of: "hessian", "gauss_newton" or "empirical_fisher".
+        tol: relative residual to reach.
+        seed: of the random starts.
+
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        >>> data = (torch.eye(2), torch.zeros(2, 1))
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval")
+        >>> list(layer_spectra(objective).spectra)
+        ['0', '2']
+    """
+    parts = dict(per) if isinstance(per, Mapping) else _partition(objective.names, per)
+    spectra = {}
+    for name, selection in parts.items():
+        part = objective.replace(parameters=selection)
+        spectra[name] = spectrum(
+            part,
+            top=min(top, part.dimension),
+            bottom=min(bottom, part.dimension),
+            of=of,
+            tol=tol,
+            seed=seed,
+        )
+    return LayerSpectra(spectra, per if isinstance(per, str) else "selection")
+
+
+def _partition(names: tuple[str, ...], per: str) -> dict[str, list[str]]:
+    if per not in get_args(Per):
+        raise unknown_name("partition", per, get_args(Per), "Or pass a mapping from names to selections")
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        if per == "tensor":
+            key = name
+        elif per == "block":
+            key = name.split(".", 1)[0]
+        else:  # a parametrized tensor belongs to the layer that carries the parametrization
+            owner = name.split(".parametrizations.", 1)[0] if ".parametrizations." in name else name
+            key = owner if owner != name else name.rpartition(".")[0] or "(model)"
+        parts.setdefault(key, []).append(name)
+    return parts

@@ -1,0 +1,67 @@
+"""Products with a curvature matrix: which matrix `of=` names, and what a terminal shows while they are made."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from normgauge.errors import unknown_name
+from normgauge.linalg import Operator
+from normgauge.objective import (
+    EmpiricalFisherOperator,
+    GaussNewtonOperator,
+    HessianOperator,
+    Objective,
+    ObjectiveOperator,
+    ShardedOperator,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Of = Literal["hessian", "gauss_newton", "empirical_fisher"]
+Progress = Callable[[int, Sequence[float]], None]
+Group = Any  # a torch.distributed.ProcessGroup or None; torch can be built without it
+
+_OPERATORS: dict[str, type[ObjectiveOperator]] = {
+    "hessian": HessianOperator,
+    "gauss_newton": GaussNewtonOperator,
+    "empirical_fisher": EmpiricalFisherOperator,
+}
+
+
+@contextmanager
+def curvature_of(objective: Objective, of: Of, group: ProcessGroup | None = None) -> Iterator[Operator]:
+    """Give the operator and free its graphs afterwards, also after an error."""
+    if of not in _OPERATORS:
+        raise unknown_name("curvature", of, (*get_args(Of), "quotient"))
+    with _OPERATORS[of](objective) as operator:
+        yield operator if group is None else ShardedOperator(operator, group)
+
+
+@contextmanager
+def residuals_shown(what: str, progress: Progress | None) -> Iterator[Progress | None]:
+    """Give the caller's own callback, or one that shows products and residuals on a terminal, or none."""
+    if progress is not None or not sys.stderr.isatty() or _another_display():
+        yield progress
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    with Status(f"{what}: first product", console=Console(stderr=True)) as status:
+
+        def show(products: int, residuals: Sequence[float]) -> None:
+            numbers = " ".join(f"{value:.0e}" for value in residuals)
+            status.update(f"{what}: {products} products, relative residuals {numbers}")
+
+        yield show
+
+
+def _another_display() -> bool:
+    """Say whether somebody else draws on this terminal: the parent of a worker, or a live bar of this process."""
+    from rich.file_proxy import FileProxy
+
+    return multiprocessing.parent_process() is not None or isinstance(sys.stderr, FileProxy)

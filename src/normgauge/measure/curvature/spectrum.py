@@ -1,0 +1,370 @@
+"""`ng.spectrum` and `ng.quotient_spectrum`: extreme eigenvalues of a loss's curvature, each with its true residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, explain
+from normgauge.linalg import eigenpairs, spectral_nodes
+from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
+from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
+from normgauge.objective import Objective
+from normgauge.records import Reading, Result, Status
+
+if TYPE_CHECKING:
+    import altair
+
+DENSE_LIMIT = 1500
+
+
+@dataclass(frozen=True)
+class Spectrum(Result):
+    """Largest and smallest eigenvalues of a curvature matrix, with true residuals.
+
+    Args:
+        top: the largest eigenvalues (algebraic), descending.
+        bottom: the smallest, ascending.
+        residuals: |A v - lambda v| / |lambda| of each pair, those of `top` first; for eigenvalues below a thousandth
+            of the largest the divisor is that thousandth.
+        matvecs: products with the matrix, those that verify included.
+        of: which matrix.
+        mode: the objective's mode.
+        dimension: the number of variables.
+        tol: the relative residual asked for.
+        seed: of the random start.
+        status: ok or nonconverged.
+        sentence: why, where not ok.
+        vectors: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later.
+    """
+
+    top: tuple[float, ...]
+    bottom: tuple[float, ...]
+    residuals: tuple[float, ...]
+    matvecs: int
+    of: str
+    mode: str
+    dimension: int
+    tol: float
+    seed: int
+    status: Status = "ok"
+    sentence: str = ""
+    vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return each eigenvalue as a reading; its uncertainty is |A v - lambda v|, which bounds the error."""
+        found = []
+        for row in self._rows():
+            inside = row["residual"] <= self.tol
+            found.append(
+                Reading(
+                    f"{row['end']} eigenvalue {row['index']}",
+                    row["eigenvalue"],
+                    kind="estimate",
+                    uncertainty=row["residual"] * abs(row["eigenvalue"]),
+                    status="ok" if inside else "nonconverged",
+                    sentence="" if inside else self.sentence,
+                )
+            )
+        return tuple(found)
+
+    def _title(self) -> str:
+        return f"Spectrum of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        ends = [("top", i + 1, value) for i, value in enumerate(self.top)]
+        ends += [("bottom", i + 1, value) for i, value in enumerate(self.bottom)]
+        return [
+            {"end": end, "index": index, "eigenvalue": value, "residual": residual}
+            for (end, index, value), residual in zip(ends, self.residuals, strict=True)
+        ]
+
+    def _footer(self) -> str:
+        line = (
+            f"kind: estimate, true relative residuals (asked {self.tol:g}); mode: {self.mode}; seed: {self.seed}; "
+            f"cost: {self.matvecs} products; status: {self.status}"
+        )
+        return f"{line} ({self.sentence})" if self.sentence else line
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return a chart with one stem per eigenvalue."""
+        from normgauge.charts.spectrum import stems
+
+        return stems(self._rows(), self._title())
+
+
+@dataclass(frozen=True)
+class QuotientSpectrum(Spectrum):
+    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape.
+
+    Args:
+        gauge: how coupled rescalings were fixed: "given point" where blocks were passed as they are.
+        blocks: the number of spheres.
+        condition: largest over smallest |eigenvalue| of the non-zero part; `None` above 1500 variables.
+        negatives: the number of negative eigenvalues; an estimate above 1500 variables.
+        negatives_kind: exact or estimate.
+    """
+
+    gauge: str = "given point"
+    blocks: int = 0
+    condition: float | None = None
+    negatives: float = 0.0
+    negatives_kind: str = "exact"
+
+    @property
+    def sharpness(self) -> float:
+        """The spherical sharpness: the largest eigenvalue."""
+        return self.top[0]
+
+    def _footer(self) -> str:
+        condition = "not computed" if self.condition is None else f"{self.condition:.4g}"
+        extra = (
+            f"gauge: {self.gauge}, {self.blocks} spheres; condition number of the non-zero part: {condition}; "
+            f"negative eigenvalues: {self.negatives:.4g} ({self.negatives_kind})"
+        )
+        return f"{extra}\n{super()._footer()}"
+
+
+def spectrum(
+    objective: Objective,
+    *,
+    top: int = 5,
+    bottom: int = 0,
+    of: Of | Literal["quotient"] = "hessian",
+    tol: float = 1e-3,
+    seed: int = 0,
+    symmetries: Any = None,
+    start: Spectrum | None = None,
+    memory: int | None = None,
+    products: int | None = None,
+    group: Group = None,
+    progress: Progress | None = None,
+) -> Spectrum:
+    """Return the `top` largest and `bottom` smallest eigenvalues of the curvature of `objective`.
+
+    Of A = d^2 L / d theta^2 (`of="hessian"`) or of a matrix that approximates it, by Lanczos with
+    reorthogonalization, until |A v - lambda v| <= tol |lambda| for every pair. Copies of multiple eigenvalues are
+    searched for. At last A is applied to every eigenvector: the residuals are measured, not estimated.
+
+    Kind: estimate; an eigenvalue of A lies within |A v - lambda v| of each value. Cost: usually 10 to 50 products,
+    each about two gradients; `matvecs` counts them. Memory: one vector of the variables per product, at most
+    `memory` bytes, then the basis is compressed.
+
+    Args:
+        objective: model, loss, data and mode.
+        top: how many of the largest, in the algebraic order.
+        bottom: how many of the smallest.
+        of: "hessian", "gauss_newton", "empirical_fisher", or "quotient": the Hessian with all certified scale and
+            rescaling symmetries divided out (a `QuotientSpectrum`; see `quotient_spectrum`).
+        tol: relative residual to reach.
+        seed: of the random start; equal seeds give equal results.
+        symmetries: for the quotient: what `ng.symmetries(objective)` gave; discovered when left out.
+        start: an earlier spectrum of the same variables, for instance from an earlier step of training.
+        memory: bytes the Lanczos basis may take; 1 GiB by default.
+        products: most products before giving up with status "nonconverged".
+        group: process group over which the data are sharded: every rank makes the objective on its share and calls
+            this function; all get the same result. Batch statistics stay those of each rank's batches.
+        progress: called as `progress(products, residuals)`; by default shown on a terminal's stderr.
+
+    Returns:
+        The eigenvalues. Ctrl-C ends the search and returns those that had converged, with status "nonconverged".
+
+    Raises:
+        InputError: more eigenvalues than variables, a tolerance below the precision.
+        OutOfMemoryError: when graph or basis do not fit.
+        NotDifferentiableError: where model or loss has no second derivative.
+        NonFiniteError: where a product is not finite, naming the batch.
+
+    Examples:
+        For a mean of squares over x with independent columns the Hessian is 2 mean(x x^T):
+
+        >>> x = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+        >>> model = torch.nn.Linear(3, 1, bias=False)
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, (x, torch.zeros(3, 1)), mode="eval")
+        >>> [round(value, 4) for value in spectrum(objective, top=2).top]
+        [6.0, 2.6667]
+
+    References: pearlmutter1994, parlett1998.
+    """
+    if of == "quotient":
+        if group is not None:
+            raise InputError(
+                explain("spectrum", "the quotient is measured in one process", "group=", "Leave group= out")
+            )
+        return quotient_spectrum(
+            objective,
+            symmetries=symmetries,
+            top=top,
+            bottom=bottom,
+            tol=tol,
+            seed=seed,
+            start=start,
+            memory=memory,
+            products=products,
+            progress=progress,
+        )
+    first = None if start is None else start_vectors(objective, start)
+    with (
+        curvature_of(objective, of, group) as operator,
+        residuals_shown(f"spectrum of {of}", progress) as shown,
+    ):
+        found = eigenpairs(
+            operator,
+            top=top,
+            bottom=bottom,
+            tol=tol,
+            seed=seed,
+            start=first,
+            memory=memory,
+            products=products,
+            progress=shown,
+        )
+    return Spectrum(
+        top=found.top,
+        bottom=found.bottom,
+        residuals=found.residuals,
+        matvecs=found.matvecs,
+        of=of,
+        mode=objective.mode,
+        dimension=objective.dimension,
+        tol=tol,
+        seed=seed,
+        status=found.status,
+        sentence=found.sentence or _remark(found.top + found.bottom),
+        vectors=found.vectors,
+    )
+
+
+def _remark(values: tuple[float, ...]) -> str:
+    zero = values and not any(values)
+    return "every product was zero: the loss is piecewise linear in these variables" if zero else ""
+
+
+def start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
+    """Return the vectors of an earlier spectrum, which must be of the same variables."""
+    if start.dimension != objective.dimension:
+        raise InputError(
+            explain(
+                "spectrum",
+                f"start must be a spectrum of the same {objective.dimension} variables",
+                f"one of {start.dimension} variables",
+                "Leave start out, or select the same parameters",
+            )
+        )
+    return start.vectors if start.vectors.numel() else None
+
+
+def quotient_spectrum(
+    objective: Objective,
+    blocks: Sequence[Family] | Tensor | None = None,
+    *,
+    symmetries: Any = None,
+    gauge: str = "given point",
+    top: int = 5,
+    bottom: int = 0,
+    tol: float = 1e-3,
+    seed: int = 0,
+    start: Spectrum | None = None,
+    memory: int | None = None,
+    products: int | None = None,
+    progress: Progress | None = None,
+) -> QuotientSpectrum:
+    """Return the extreme eigenvalues of the curvature of `objective` on the product of spheres of `blocks`.
+
+    See `QuotientOperator` for the matrix. Multiplying scale-invariant blocks by any factors changes the plain
+    spectrum by orders of magnitude and this one not at all.
+
+    Kind: estimate with true residuals. Cost: that of `spectrum`, up to 1500 variables one product for each to count
+    negative eigenvalues exactly, beyond that 30 more to estimate their number.
+
+    Args:
+        objective: model, loss, data and mode, at a canonical point where blocks are coupled.
+        blocks: families of blocks: `[(("0.weight", 0),)]` for the rows of one weight. By default those of the
+            symmetries, at the canonical point of `objective`.
+        symmetries: what `ng.symmetries(objective)` gave; discovered here when neither they nor blocks are given.
+        gauge: the name of the canonical form the point is in, for the record.
+        top: how many of the largest.
+        bottom: how many of the smallest.
+        tol: relative residual to reach.
+        seed: of the random start.
+        start: an earlier spectrum of the same variables.
+        memory: bytes the Lanczos basis may take.
+        products: most products before giving up.
+        progress: called as `progress(products, residuals)`.
+
+    Raises:
+        InputError: for blocks that overlap, are zero, or whose parts do not fit.
+
+    Examples:
+        On the circle |w| = 1 the loss w_1 has second derivative -cos(angle): at w = (1, 0) it is -1.
+
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.copy_(torch.tensor([[1.0, 0.0]]))
+        >>> objective = Objective.from_step(model, lambda m, _: m.weight[0, 0], torch.ones(1), mode="eval")
+        >>> round(quotient_spectrum(objective, [(("weight", 0),)], top=1, bottom=1).bottom[0], 5)
+        -1.0
+    """
+    if blocks is None:
+        found_symmetries = _discovered(objective) if symmetries is None else symmetries
+        objective = objective.at(found_symmetries.canonical(objective.parameters))
+        blocks, gauge = writer_owners(objective, found_symmetries), "unit-writer"
+    operator = QuotientOperator(objective, blocks)
+    try:
+        with residuals_shown("spectrum of quotient", progress) as shown:
+            found = eigenpairs(
+                operator,
+                top=top,
+                bottom=bottom,
+                tol=tol,
+                seed=seed,
+                start=None if start is None else start_vectors(objective, start),
+                memory=memory,
+                products=products,
+                progress=shown,
+            )
+        extra, more = _counts(operator, max(map(abs, found.top + found.bottom), default=0.0), seed)
+    finally:
+        operator.close()
+    return QuotientSpectrum(
+        top=found.top,
+        bottom=found.bottom,
+        residuals=found.residuals,
+        matvecs=found.matvecs + more,
+        of="quotient",
+        mode=objective.mode,
+        dimension=objective.dimension,
+        tol=tol,
+        seed=seed,
+        status=found.status,
+        sentence=found.sentence,
+        vectors=found.vectors,
+        gauge=gauge,
+        blocks=operator.count,
+        **extra,
+    )
+
+
+def _discovered(objective: Objective) -> Any:
+    from normgauge.symmetry import symmetries
+
+    return symmetries(objective)
+
+
+def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[str, Any], int]:
+    """Return condition number and number of negative eigenvalues, and the products they took."""
+    size = operator.shape[0]
+    if size <= DENSE_LIMIT:
+        dense = operator.matmat(torch.eye(size, dtype=operator.dtype, device=operator.device)).double()
+        values = torch.linalg.eigvalsh((dense + dense.T) / 2)
+        zero = 100 * size * torch.finfo(operator.dtype).eps * float(values.abs().max())
+        rest = values[values.abs() > zero].abs()
+        condition = float(rest.max() / rest.min()) if rest.numel() else None
+        return {"condition": condition, "negatives": float((values < -zero).sum())}, size
+    nodes = spectral_nodes(operator, probes=1, steps=30, seed=seed)
+    below = [w for v, w in zip(nodes[0].values, nodes[0].weights, strict=True) if v < -1e-5 * scale]
+    return {"negatives": size * sum(below), "negatives_kind": "estimate"}, len(nodes[0].values)

@@ -1,0 +1,1 @@
+"""How sure the decisions are: margins, perturbed inputs, data that have drifted."""

@@ -1,0 +1,230 @@
+"""`ng.margins`: how far each sample is on the right side, raw and in units that rescaling cannot change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.linalg.norms import norm
+from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
+from normgauge.measure.signal.calls import role_of
+from normgauge.measure.signal.execution import watched
+from normgauge.objective import Objective
+from normgauge.records import Result, Status
+
+if TYPE_CHECKING:
+    import altair
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+BY = ("raw", "last_layer", "norm_product", "input_gradient")
+
+
+@dataclass(frozen=True)
+class Margins(Result):
+    """Margins of a classifier, one per decision, in four units.
+
+    Attributes:
+        values: unit -> margins in float64: "raw" (logits), "last_layer" (divided by the Frobenius norm of the last
+            affine layer), "norm_product" (by the product of these norms over all affine layers) and
+            "input_gradient" (by the norm of the margin's gradient with respect to the input: the distance to the
+            boundary to first order).
+        log10_divisors: unit -> logarithm of the divisor, where it is one number.
+        statuses: unit -> ok or skipped.
+        sentences: unit -> why, where skipped.
+        mode: "train" or "eval".
+    """
+
+    values: dict[str, Tensor]
+    log10_divisors: dict[str, float]
+    statuses: dict[str, Status]
+    sentences: dict[str, str]
+    mode: str
+
+    @property
+    def raw(self) -> Tensor:
+        """The margins in logits."""
+        return self.values["raw"]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of positive margins; a tie counts as wrong."""
+        return float((self.raw > 0).double().mean()) if self.raw.numel() else math.nan
+
+    def quantile(self, level: float, by: str = "raw") -> float:
+        """Return the quantile of the margins in unit `by`; nan where there are none."""
+        found = self.values[by]
+        return float(torch.quantile(found, level)) if found.numel() else math.nan
+
+    def _title(self) -> str:
+        return f"Margins of {self.raw.numel()} decisions, accuracy {self.accuracy:.4g}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "by": by,
+                "log10_divisor": self.log10_divisors.get(by),
+                **{f"q{round(100 * level):02d}": self.quantile(level, by) for level in LEVELS},
+                "mean": float(self.values[by].mean()) if self.values[by].numel() else math.nan,
+                "status": self.statuses[by],
+                "sentence": self.sentences[by],
+            }
+            for by in BY
+        ]
+
+    def _footer(self) -> str:
+        return (
+            "raw margins change when the last layer is scaled, which changes no decision: compare networks by the "
+            f"other rows; kind exact, mode {self.mode}, no seed, cost 1 forward and 1 backward to the input"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the histogram of the margins by input gradient, or of the raw ones where there are none."""
+        from normgauge.charts import histogram
+
+        by = "input_gradient" if self.values["input_gradient"].numel() else "raw"
+        rows = [{"margin": value} for value in self.values[by].tolist()]
+        return histogram(rows, value="margin", title=f"margins ({by.replace('_', ' ')})")
+
+
+def margins(objective: Objective) -> Margins:
+    """Measure margins m_i = f_y(x_i) - max_{j != y} f_j(x_i), raw and divided by what scales them.
+
+    `last_layer` = m / |W_last|, `norm_product` = m / prod_l |W_l| over the affine layers that ran (Frobenius norms, an
+    upper bound of the spectral ones for matrices), `input_gradient` = m_i / |d m_i / d x_i|.
+
+    Kind: exact. Cost: one forward pass and one backward pass to the inputs.
+
+    Args:
+        objective: a classifier; labels are whole numbers (-100 does not count).
+
+    Returns:
+        Four rows; what cannot be had (targets that are no classes, inputs that are whole numbers, samples that share
+        batch statistics) has a status and a sentence.
+
+    Deviations: Bartlett et al. divide by spectral norms and correction terms; the Frobenius product is cheaper and
+        larger. It means nothing for normalized layers, whose scale does not count: use the input gradient there.
+
+    Examples:
+        The linear classifier f(x) = W x has m / |dm/dx| = the distance to the boundary:
+
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [-3.0, 0.0]]))
+        >>> data = (torch.tensor([[2.0, 5.0]]), torch.tensor([0]))
+        >>> found = margins(Objective(model, nn.functional.cross_entropy, data, mode="eval"))
+        >>> float(found.raw), float(found.values["input_gradient"])
+        (12.0, 2.0)
+
+    References: bartlett2017, elsayed2018, than2025.
+    """
+    coupled = objective.mode == "train" and any(_couples(module) for module in objective.model.modules())
+    try:
+        looks = list(objective.each_batch(lambda model, _, batch: _one_batch(objective, model, batch, coupled)))
+    except NotClasses as error:
+        nothing = torch.empty(0, dtype=torch.float64)
+        return Margins(
+            dict.fromkeys(BY, nothing), {}, dict.fromkeys(BY, "skipped"), dict.fromkeys(BY, str(error)), objective.mode
+        )
+    _, norms, why = looks[-1]
+    return _assemble([found for found, _, _ in looks], norms, why, objective.mode)
+
+
+def _one_batch(
+    objective: Objective, model: nn.Module, batch: Any, coupled: bool
+) -> tuple[tuple[Tensor, Tensor | None], dict[str, float], str]:
+    """Return margins and gradient norms of one batch, the norms of the affine layers, and why there is no gradient."""
+    norms: dict[str, float] = {}
+
+    def called(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any, leaf: bool) -> None:
+        weight = getattr(module, "weight", None)
+        if role_of(module) == "affine" and isinstance(weight, Tensor):
+            norms.pop(name, None)  # the last to be called is the last in the dict
+            norms[name] = norm(weight)
+
+    targets = targets_of(batch)
+    free = list(_inputs(batch))
+    grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
+    with torch.enable_grad(), watched(model, called):
+        output = objective.outputs_of(model, _exchanged(batch, grown) if grown else batch)
+    logits, labels = decisions(output, targets)
+    found = raw_margins(logits, labels)
+    if coupled:
+        return (found.detach().double(), None), norms, "samples share batch statistics in train mode; use mode='eval'"
+    if not grown:
+        return (found.detach().double(), None), norms, "the inputs are whole numbers, which have no gradient"
+    samples = free[0].shape[0] if free[0].ndim else 0
+    if found.shape[0] != samples:
+        return (found.detach().double(), None), norms, "there is not one decision per sample"
+    if not found.requires_grad:
+        return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
+    slopes = torch.autograd.grad(found.sum(), list(grown.values()), allow_unused=True)
+    squares = [s.double().reshape(samples, -1).square().sum(1) for s in slopes if s is not None]
+    if not squares:
+        return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
+    return (found.detach().double(), torch.stack(squares).sum(0).sqrt()), norms, ""
+
+
+def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, float], why: str, mode: str) -> Margins:
+    raw = torch.cat([margin for margin, _ in parts])
+    empty = torch.empty(0, dtype=torch.float64)
+    values = {"raw": raw, "last_layer": empty, "norm_product": empty, "input_gradient": empty}
+    statuses: dict[str, Status] = {"raw": "ok", "last_layer": "skipped", "norm_product": "skipped"}
+    statuses["input_gradient"] = "skipped" if why else "ok"
+    missing = "an affine layer has zero weights" if norms else "no affine layer was called"
+    sentences = {"raw": "", "last_layer": missing, "norm_product": missing}
+    sentences["input_gradient"] = why
+    logs = {"raw": 0.0}
+    if norms and min(norms.values()) > 0:
+        logs["last_layer"] = math.log10(list(norms.values())[-1])
+        logs["norm_product"] = sum(math.log10(norm) for norm in norms.values())
+        for by in ("last_layer", "norm_product"):
+            values[by] = raw * 10.0 ** -logs[by] if abs(logs[by]) < 300 else empty
+            statuses[by], sentences[by] = "ok", ""
+            if not values[by].numel():
+                statuses[by], sentences[by] = "skipped", f"the divisor is 10^{logs[by]:.0f}, beyond float64"
+    if not why:
+        slopes = torch.cat([slope for _, slope in parts if slope is not None])
+        values["input_gradient"] = raw / slopes
+    return Margins(values, logs, statuses, sentences, mode)
+
+
+def _couples(module: nn.Module) -> bool:
+    """Tell whether a module in train mode mixes samples: batch statistics of any kind."""
+    kind = type(module).__name__.lower()
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) or (role_of(module) == "normalizer" and "batch" in kind)
+
+
+def _inputs(batch: Any) -> Iterator[Tensor]:
+    """Yield the real input tensors of a batch (not the targets)."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        yield from _floating(batch[0])
+    elif isinstance(batch, Mapping):
+        yield from _floating({k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")})
+
+
+def _floating(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        if tree.is_floating_point():
+            yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _floating(value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from _floating(value)
+
+
+def _exchanged(tree: Any, new: Mapping[int, Tensor]) -> Any:
+    """Return the tree with some tensors, known by identity, exchanged."""
+    if isinstance(tree, Tensor):
+        return new.get(id(tree), tree)
+    if isinstance(tree, Mapping):
+        return {name: _exchanged(value, new) for name, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        parts = [_exchanged(value, new) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree

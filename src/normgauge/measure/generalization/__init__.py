@@ -1,0 +1,1 @@
+"""What training data say about new data: bounds, complexity measures, stability."""

@@ -1,0 +1,339 @@
+"""Generalization bounds of one model on one set of data, those of S2 and those it is compared with, with verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from normgauge.measure.generalization.layer_chain import Chain
+from normgauge.theory.generalization_bounds import (
+    cell_terms,
+    frobenius_margin_term,
+    row_norm_term,
+    samples_needed,
+    sharpness_terms,
+    spectral_margin_term,
+    transport_terms,
+    weight_normalized_term,
+)
+from normgauge.theory.partition_bound import partition_slack
+
+BoundVerdict = Literal["non-vacuous", "vacuous", "undecided", "does not apply"]
+BoundKind = Literal["upper", "estimate", "main terms"]
+NO_SLOPE = "the slope of the loss in the outputs is not known; pass loss_slope="
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One occupied cell of the partition and its term in S2 Theorem 20.
+
+    Args:
+        center: index of its centre; -1 for the rest, where nothing but 0 <= f <= C is used.
+        label: class of its samples; -1 where cells are not split by class.
+        samples: m_i.
+        share: m_i / m.
+        radius: of the ball it lies in.
+        distance: lambda_i, a bound: radius plus the mean distance of the samples from the centre.
+        distance_seen: the mean distance between two of its samples, an estimate of lambda_i.
+        slope_lower: the largest gradient norm of the loss met at its samples and on walks from them inside the cell:
+            L_i is at least this.
+        slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; inf if unknown.
+        term_lower: share times distance_seen times slope_lower, at most share times C.
+        term_upper: share times distance times slope_upper, at most share times C.
+    """
+
+    center: int
+    label: int
+    samples: int
+    share: float
+    radius: float
+    distance: float
+    distance_seen: float
+    slope_lower: float
+    slope_upper: float
+    term_lower: float
+    term_upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One bound of the expected loss.
+
+    Args:
+        name: of the bound.
+        lower: what its right-hand side is at least, from what was seen; nan where it does not apply.
+        upper: what it is at most.
+        kind: "upper" (holds with probability 1 - delta), "estimate" (an ingredient was estimated), or "main terms"
+            (constants the source does not give are left out or taken as 1).
+        verdict: vacuous if it says no more than f <= C.
+        needed: what would make it say more.
+        sentence: what it rests on, or why it does not apply.
+    """
+
+    name: str
+    lower: float
+    upper: float
+    kind: BoundKind
+    verdict: BoundVerdict
+    needed: str = ""
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What the bounds are made of.
+
+    Attributes:
+        empirical: F(D, h), the mean loss on the m samples that were not used for the partition.
+        largest: C.
+        samples: m.
+        delta: the probability of failure.
+        cells: the occupied cells.
+        partition_cells: N.
+        estimated: whether the cells' extent was estimated.
+        loss_slope: of the loss in the outputs.
+        classes: number of classes; 0 for real targets, which then move with the inputs.
+        outputs: of the network.
+        inputs: root of the sum of squared input norms.
+        chain: the folded network as a chain, or why it is none.
+        network_slope: bound of the network's Lipschitz constant on all inputs; inf if unknown.
+        printed: the product of the weights' norms and of the normalizers' constants as S2 prints them; nan if unknown.
+        sharpness: spherical sharpness of the cross-entropy, nan if unknown, and why.
+        last: norm of the last layer's weights, where all others have Frobenius norm 1; nan otherwise.
+    """
+
+    empirical: float
+    largest: float
+    samples: int
+    delta: float
+    cells: tuple[Cell, ...]
+    partition_cells: int
+    estimated: bool
+    loss_slope: float
+    classes: int
+    outputs: int
+    inputs: float
+    chain: Chain | str
+    network_slope: float
+    printed: float
+    sharpness: tuple[float, str]
+    last: float
+
+    @property
+    def room(self) -> float:
+        """How much a bound may add to the empirical loss and still say something."""
+        return self.largest - self.empirical
+
+    def slack(self, samples: float) -> float:
+        """Return g(D, delta) as it would be with more samples in the same cells."""
+        return partition_slack(len(self.cells), self.partition_cells, samples, self.delta, self.largest)
+
+
+def counted(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
+    """Return a bound whose constants are all known, `penalty(m)` above the empirical loss."""
+    value = of.empirical + penalty(of.samples)
+    wanted = samples_needed(penalty, of.room)
+    needed = f"about {wanted:.2g} samples (now {of.samples})" if math.isfinite(wanted) else "smaller norms"
+    return judged(name, (value, value), "upper", of.largest, needed, sentence)
+
+
+def order(name: str, of: Ingredients, term: float, sentence: str) -> Bound:
+    """Return a bound of which only the order is given: its constant is taken as 1."""
+    value = of.empirical + term
+    needed = f"a constant in O() below {of.room / term:.2g}" if 0 < term < math.inf else ""
+    return judged(name, (value, value), "main terms", of.largest, needed, sentence)
+
+
+def judged(name: str, ends: tuple[float, float], kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
+    """Return a bound between two ends with its verdict: non-vacuous only if it holds and is below C."""
+    lower, upper = ends
+    verdict: BoundVerdict = "vacuous" if lower >= largest else "undecided"
+    if upper < largest and kind == "upper":
+        verdict, needed = "non-vacuous", ""
+    return Bound(name=name, lower=lower, upper=upper, kind=kind, verdict=verdict, needed=needed, sentence=sentence)
+
+
+def lost(name: str, why: str) -> Bound:
+    """Return a bound that does not apply, and why."""
+    return Bound(
+        name=name, lower=math.nan, upper=math.nan, kind="main terms", verdict="does not apply", needed="", sentence=why
+    )
+
+
+def cell(
+    piece: tuple[int, int, int, float, float, float], samples: int, lower: float, upper: float, largest: float
+) -> Cell:
+    """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen) and its slopes."""
+    center, label, count, radius, distance, seen = piece
+    share = count / samples
+    low, high = 0.0, share * largest
+    if center >= 0:
+        low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [lower], largest)[0]
+        high = cell_terms([share], [distance], [upper], largest)[0]
+    return Cell(
+        center=center,
+        label=label,
+        samples=count,
+        share=share,
+        radius=radius,
+        distance=distance,
+        distance_seen=seen,
+        slope_lower=lower,
+        slope_upper=upper,
+        term_lower=low,
+        term_upper=high,
+    )
+
+
+def bounds(of: Ingredients) -> list[Bound]:
+    """Return every bound, those of S2 first."""
+    local = _local(of)
+    jumps = "the same number: this loss is continuous, X_0 is empty; where it jumps no cell may reach across the jump"
+    same = replace(local, name="S2 Corollary 21", sentence=jumps)
+    return [local, same, *_products(of), _transport(of), _sharp(of), _normalized(of), *_margins(of)]
+
+
+def held_out(losses: Sequence[float], largest: float, delta: float) -> Bound:
+    """Return Hoeffding's bound from test data: `mean + C sqrt(ln(1/delta)/(2n))`."""
+    mean, n = sum(losses) / len(losses), len(losses)
+    value = mean + largest * math.sqrt(math.log(1 / delta) / (2 * n))
+    return judged(
+        "held-out test set",
+        (value, value),
+        "upper",
+        largest,
+        "a larger test set",
+        f"Hoeffding, {n} samples not used in training: what to beat",
+    )
+
+
+def _local(of: Ingredients) -> Bound:
+    g = of.slack(of.samples)
+    low, high = sum(cell.term_lower for cell in of.cells), sum(cell.term_upper for cell in of.cells)
+    fixed = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
+    free = sum(cell.share * cell.distance * cell.slope_upper for cell in of.cells if cell.center >= 0)
+    room = of.room - fixed
+    needed = ""
+    if of.empirical + high + g >= of.largest:
+        wanted = samples_needed(lambda m: high + of.slack(m), of.room)
+        if math.isfinite(wanted):
+            needed = f"about {wanted:.2g} samples in the same cells (now {of.samples})"
+        elif room > 0 and math.isfinite(free):
+            enough = room - g > 0
+            factor = free / (room - g if enough else room)
+            needed = f"local constants {factor:.2g} times smaller" + ("" if enough else ", and more samples")
+        else:
+            needed = "a smaller empirical loss, a rule for every layer, or balls that hold more of the samples"
+    elif of.estimated:
+        needed = "cells of a known extent: pass centres and radius="
+    sentence = f"sum {low:.3g} (slopes seen) to {high:.3g}, g {g:.3g}, |T| {len(of.cells)}, N {of.partition_cells}"
+    kind: BoundKind = "estimate" if of.estimated else "upper"
+    return judged(
+        "S2 Theorem 20", (of.empirical + low + g, of.empirical + high + g), kind, of.largest, needed, sentence
+    )
+
+
+def _products(of: Ingredients) -> list[Bound]:
+    why = of.chain if isinstance(of.chain, str) else "a weight of the chain could not be read"
+    unknown = "no bound of the network's Lipschitz constant on all inputs is known"
+    return [
+        _product("S2 Corollary 22, as printed", of, of.printed, why),
+        _product("S2 Corollary 22, folded", of, of.network_slope, unknown),
+    ]
+
+
+def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
+    if math.isnan(of.loss_slope):
+        return lost(name, NO_SLOPE)
+    if math.isnan(product) or (product == math.inf and why.startswith("no bound")):
+        return lost(name, why)
+    distance = sum(cell.share * cell.distance for cell in of.cells if cell.center >= 0)
+    rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
+    g = of.slack(of.samples)
+    slope = of.loss_slope * product if of.classes else of.loss_slope * math.hypot(product, 1.0)
+    value = of.empirical + slope * distance + rest + g
+    left = of.room - rest - g
+    needed = (
+        f"a norm product {slope * distance / left:.2g} times smaller" if left > 0 else "more samples: g is too large"
+    )
+    kind: BoundKind = "estimate" if of.estimated else "upper"
+    sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
+    return judged(name, (value, value), kind, of.largest, needed, sentence)
+
+
+def _transport(of: Ingredients) -> Bound:
+    inside = [cell for cell in of.cells if cell.center >= 0]
+    rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
+    ends = []
+    for distance, slope in (("distance_seen", "slope_lower"), ("distance", "slope_upper")):
+        distances = [getattr(cell, distance) for cell in inside]
+        distances = [0.0 if math.isnan(d) else d for d in distances]
+        slopes = [getattr(cell, slope) for cell in inside]
+        shares = [cell.share for cell in inside]
+        ends.append(transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest)
+    low, high = (of.empirical + end for end in ends)
+    need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
+    return judged("HKK", (low, high), "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
+
+
+def _sharp(of: Ingredients) -> Bound:
+    sharpness, why = of.sharpness
+    if math.isnan(sharpness):
+        return lost("LLA", why)
+    term = sharpness_terms(sharpness, of.samples)
+    told = f"spherical sharpness {sharpness:.3g} of the cross-entropy; for the loss averaged over noise on the weights"
+    return order("LLA", of, term, told)
+
+
+def _normalized(of: Ingredients) -> Bound:
+    name = "weight normalization"
+    if math.isnan(of.last):
+        return lost(name, "for networks whose weights below the last layer have Frobenius norm 1; these have not")
+    return order(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
+
+
+def _margins(of: Ingredients) -> list[Bound]:
+    names = ("spectral (2,1) margin bound", "Frobenius margin bound", "(2,1)/(2,inf) sketch of S0")
+    if isinstance(of.chain, str) or math.isnan(of.loss_slope):
+        return [lost(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
+    chain, links = of.chain, of.chain.links
+    last = len(links) - 1
+    biased = chain.biased
+    inputs = chain.before * math.sqrt(of.inputs**2 + (of.samples if biased else 0))
+    spectral = [link.spectral_with_bias(i == last) if biased else link.spectral for i, link in enumerate(links)]
+    slopes = [max(link.slope, 1.0) if biased else link.slope for link in links]
+
+    def by_spectral(samples: float) -> float:
+        return of.largest * spectral_margin_term(
+            spectral,
+            [link.two_one for link in links],
+            slopes,
+            inputs=inputs * math.sqrt(samples / of.samples),
+            width=chain.width + biased,
+            loss_slope=of.loss_slope / of.largest,
+            samples=samples,
+            delta=of.delta,
+        )
+
+    def by_frobenius(samples: float) -> float:
+        return of.largest * frobenius_margin_term(
+            [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
+            inputs=inputs * math.sqrt(samples / of.samples),
+            outputs=of.outputs,
+            loss_slope=of.loss_slope / of.largest,
+            samples=samples,
+            delta=of.delta,
+        )
+
+    found = [counted(names[0], of, by_spectral, "Bartlett et al., constants written out; biases as a column")]
+    if chain.homogeneous:
+        found.append(counted(names[1], of, by_frobenius, "Golowich et al., constants written out"))
+    else:
+        found.append(lost(names[1], "for activations that are positively homogeneous, element by element, only"))
+    tops = [float(link.rows.max()) for link in links]
+    sums = [link.positions * float(link.rows.sum()) for link in links]
+    told = "no bound: equal unit rows stretch by sqrt(n) per layer and leave it as it is"
+    found.append(order(names[2], of, row_norm_term(sums, tops, of.samples), told))
+    return found

@@ -1,0 +1,269 @@
+"""Complexity measures people compare networks by, each tested: does it move when only the weights' scale does?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError
+from normgauge.measure.generalization.network_copy import Forward, Seen, bare, look
+from normgauge.measure.lipschitz.operator_norm import operator_norm
+from normgauge.measure.signal.calls import activation_name
+from normgauge.rng import generator
+
+Verdict = Literal["meaningful", "meaningless here", "untested", "skipped"]
+_TOLERANCE = 0.02
+_DRAWS = 8
+_SIGMAS = (1e-6, 1e3)
+_PIECEWISE = ("relu", "leakyrelu", "prelu", "identity")
+
+
+@dataclass(frozen=True, slots=True)
+class Complexity:
+    """One measure of one network.
+
+    Args:
+        name: of the measure.
+        weights: "stored", or "folded" (each BatchNorm multiplied into the layer before it).
+        value: the number.
+        rescaled: the number after weights before normalizers were multiplied; nan where there are none.
+        verdict: "meaningless here" if it moved though the network did not; "untested" without such weights.
+        sentence: why it was skipped.
+    """
+
+    name: str
+    weights: str
+    value: float
+    rescaled: float
+    verdict: Verdict
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the measures look at: a copy, its calls, data, and the margin reached by nine of ten samples.
+
+    `seen` tells of the copy itself; `margin` is nan where there are no classes.
+    """
+
+    model: nn.Module
+    seen: Seen
+    forward: Forward
+    inputs: Tensor
+    score: Callable[[Any], float]
+    margin: float
+    seed: int
+
+
+def measures(
+    stored: Network, stored_rescaled: Network | None, folded: Network | None, folded_rescaled: Network | None
+) -> tuple[Complexity, ...]:
+    """Return every measure on the stored and, where there are BatchNorms to fold, on the folded weights."""
+    found = []
+    for weights, network, other in (("stored", stored, stored_rescaled), ("folded", folded, folded_rescaled)):
+        if network is None:
+            continue
+        norms = _norms(network)
+        others = None if other is None else _norms(other)
+        for name, measure in MEASURES.items():
+            value, why = _attempt(measure, network, norms)
+            moved = math.nan if other is None or others is None else _attempt(measure, other, others)[0]
+            found.append(Complexity(name, weights, value, moved, _verdict(name, value, moved, other is not None), why))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Of every layer with weights: the operator norm, the Frobenius norm, sum of row norms, the reshaped norm."""
+
+    spectral: list[float]
+    frobenius: list[float]
+    two_one: list[float]
+    reshaped: list[float]
+
+
+def _norms(network: Network) -> _Norms:
+    spectral, frobenius, two_one, reshaped = [], [], [], []
+    for call in network.seen.affine:
+        weight = call.module.weight.detach().double()  # type: ignore[operator]
+        matrix = weight.reshape(weight.shape[0], -1)
+        flat = float(torch.linalg.matrix_norm(matrix, 2))
+        try:
+            shape = None if isinstance(call.module, nn.Linear) else call.input_shape
+            spectral.append(operator_norm(call.module, shape).upper)
+        except InputError:  # a layer of the user's own with a weight: its matrix is all we know
+            spectral.append(flat)
+        reshaped.append(flat)
+        frobenius.append(float(matrix.norm()))
+        two_one.append(call.positions * float(matrix.norm(dim=1).sum()))
+    return _Norms(spectral, frobenius, two_one, reshaped)
+
+
+class _Skip(Exception):
+    """The measure is not defined here; the message says why."""
+
+
+def _attempt(measure: Callable[[Network, _Norms], float], network: Network, norms: _Norms) -> tuple[float, str]:
+    try:
+        return measure(network, norms), ""
+    except _Skip as reason:
+        return math.nan, str(reason)
+
+
+def _verdict(name: str, value: float, moved: float, tested: bool) -> Verdict:
+    if math.isnan(value):
+        return "skipped"
+    if not tested or math.isnan(moved):
+        return "untested"
+    scale = 1.0 if name.startswith("log10") else max(abs(value), 1e-300)
+    return "meaningful" if abs(moved - value) <= _TOLERANCE * scale else "meaningless here"
+
+
+def _log_product(values: list[float]) -> float:
+    if not values:
+        raise _Skip("no layer with weights was called")
+    return sum(math.log10(value) if value > 0 else -math.inf for value in values)
+
+
+def _spectral_complexity(network: Network, norms: _Norms) -> float:
+    """Return log10 of `prod s_i (sum (b_i/s_i)^(2/3))^(3/2)`, reference matrices 0, biases left out."""
+    product = _log_product(norms.spectral)
+    if product == -math.inf:
+        return product
+    ratios = sum((b / s) ** (2 / 3) for b, s in zip(norms.two_one, norms.spectral, strict=True))
+    return product + 1.5 * math.log10(ratios)
+
+
+def _normalized_inverse_margin(network: Network, norms: _Norms) -> float:
+    if not network.margin > 0:
+        raise _Skip("fewer than nine of ten samples have a positive margin, or there are no classes")
+    return _spectral_complexity(network, norms) - math.log10(network.margin)
+
+
+def _inverse_margin(network: Network, norms: _Norms) -> float:
+    if not network.margin > 0:
+        raise _Skip("fewer than nine of ten samples have a positive margin, or there are no classes")
+    return network.margin**-2
+
+
+def _path_norm(network: Network, norms: _Norms) -> float:
+    """Return log10 of the root of the sum over paths of the squared products of weights along them.
+
+    One forward pass with squared weights on inputs of ones, normalizers left out; pooling counts as it is.
+
+    References: neyshabur2015
+    """
+    for module in network.model.modules():
+        kind = activation_name(module)
+        if kind and kind not in _PIECEWISE:
+            raise _Skip(f"paths have no products through {kind}")
+    if network.seen.normalizers and not all(
+        "BatchNorm" in type(network.model.get_submodule(name)).__name__ for name in network.seen.normalizers
+    ):
+        raise _Skip("a normalizer by sample is no weight on a path")
+    twin = bare(network.model).double()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.square_()
+        output = network.forward(twin, torch.ones_like(network.inputs[:1], dtype=torch.float64))
+    value: Any = getattr(output, "logits", output)
+    total = float(value.sum())
+    return 0.5 * math.log10(total) if total > 0 else -math.inf
+
+
+def _squared_norm(network: Network, norms: _Norms) -> float:
+    return sum(value**2 for value in norms.frobenius)
+
+
+def _stable_rank(network: Network, norms: _Norms) -> float:
+    if not norms.reshaped or min(norms.reshaped) == 0:
+        raise _Skip("a layer has zero weights")
+    return sum((f / s) ** 2 for f, s in zip(norms.frobenius, norms.reshaped, strict=True))
+
+
+def _pac_bayes(network: Network, norms: _Norms) -> float:
+    """Return 1/sigma^2 for the largest noise on the weights that costs at most 0.1 of the score, in the mean.
+
+    The same draws serve every sigma; the score is accuracy, or minus the loss over C where there are no classes.
+
+    References: jiang2020
+    """
+    origin = {name: value.detach() for name, value in network.model.named_parameters()}
+    source = generator(network.seed)
+    draws = [
+        {name: torch.randn(v.shape, generator=source, dtype=torch.float64).to(v) for name, v in origin.items()}
+        for _ in range(_DRAWS)
+    ]
+
+    def score(sigma: float) -> float:
+        total = 0.0
+        for draw in draws:
+            moved = {name: origin[name] + sigma * draw[name] for name in origin}
+            with torch.no_grad():
+                total += network.score(_Called(network, moved))
+        return total / len(draws)
+
+    wanted = score(0.0) - 0.1
+    low, high = _SIGMAS
+    if score(high) >= wanted:
+        raise _Skip("no noise costs a tenth of the score")
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if score(middle) >= wanted else (low, middle)
+    return low**-2
+
+
+@dataclass(frozen=True)
+class _Called:
+    """The network with other parameters, as something to call on inputs."""
+
+    network: Network
+    parameters: dict[str, Tensor]
+
+    def __call__(self, inputs: Tensor) -> Any:
+        module = _Wrapped(self.network.model, self.network.forward)
+        named = {f"model.{name}": value for name, value in self.parameters.items()}
+        return torch.func.functional_call(module, named, (inputs,))
+
+
+class _Wrapped(nn.Module):
+    def __init__(self, model: nn.Module, call: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self._call = call
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self._call(self.model, inputs)
+
+
+def network_of(
+    model: nn.Module, forward: Forward, inputs: Tensor, score: Callable[[Any], float], margin: float, seed: int
+) -> Network:
+    """Look at a copy once and return it with what the measures need."""
+    return Network(
+        model=model,
+        seen=look(model, forward, inputs[:2]),
+        forward=forward,
+        inputs=inputs,
+        score=score,
+        margin=margin,
+        seed=seed,
+    )
+
+
+MEASURES: dict[str, Callable[[Network, _Norms], float]] = {
+    "log10 product of spectral norms": lambda network, norms: _log_product(norms.spectral),
+    "log10 product of Frobenius norms": lambda network, norms: _log_product(norms.frobenius),
+    "log10 path norm": _path_norm,
+    "log10 spectral complexity (2,1)": _spectral_complexity,
+    "log10 spectral complexity (2,1) / margin": _normalized_inverse_margin,
+    "sum of squared Frobenius norms": _squared_norm,
+    "sum of stable ranks": _stable_rank,
+    "PAC-Bayes 1/sigma^2": _pac_bayes,
+    "inverse squared margin": _inverse_margin,
+}

@@ -1,0 +1,541 @@
+"""`ng.generalization`: what bounds and complexity measures say of a model on its data, if they say anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.measure.decisions.classes import decisions, raw_margins
+from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
+from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out
+from normgauge.measure.generalization.complexity import Complexity, Network, measures, network_of
+from normgauge.measure.generalization.layer_chain import Chain, NotAChain, chain_of
+from normgauge.measure.generalization.local_slopes import ball_slopes, climbed, values_and_slopes
+from normgauge.measure.generalization.network_copy import (
+    Forward,
+    Seen,
+    difference,
+    evaluation_copy,
+    folded,
+    look,
+    rescaled,
+    stirred,
+)
+from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
+from normgauge.measure.landscape.flatness import spherical_sharpness
+from normgauge.objective import Objective, pairs, to_device
+from normgauge.records import Result, format_table
+from normgauge.rng import preserved_rng
+
+if TYPE_CHECKING:
+    import altair
+    import pandas
+
+PARTS = ("bounds", "measures", "cells")
+_CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled
+_SAME = 1e-4  # the same for folding, where there is only rounding
+_COMPARED = 64  # samples on which that is checked
+_NOISED = 256  # samples for PAC-Bayes
+_CURVED = 128  # samples for the Hessian
+Act = Callable[[nn.Module, Seen], tuple[nn.Module, tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class Generalization(Result):
+    """Bounds and complexity measures of one model on one set of data.
+
+    Attributes:
+        bounds: one `Bound` per theorem, with verdict and what would be needed.
+        measures: one `Complexity` per measure and kind of weights.
+        cells: the occupied cells of the partition, with every ingredient of S2 Theorem 20.
+        loss: the loss in words.
+        loss_bound: C.
+        empirical: its mean over the m samples the bounds use.
+        test_loss: its mean over the test data; nan without.
+        samples: m.
+        partition_cells: N.
+        slack: g(D, delta).
+        delta: the probability of failure.
+        slope_lower: the largest gradient norm of the loss met, at samples and inside their cells.
+        network_slope: bound of the network's Lipschitz constant over all inputs; inf if unknown.
+        folded: names of the BatchNorms that were multiplied into the layer before.
+        rescaled: names of the layers whose weights were multiplied in the test of the measures.
+        rescaling_error: how much that changed the outputs, relative to the largest.
+        seed: of the partition and the noise.
+    """
+
+    bounds: tuple[Bound, ...]
+    measures: tuple[Complexity, ...]
+    cells: tuple[Cell, ...]
+    loss: str
+    loss_bound: float
+    empirical: float
+    test_loss: float
+    samples: int
+    partition_cells: int
+    slack: float
+    delta: float
+    slope_lower: float
+    network_slope: float
+    folded: tuple[str, ...]
+    rescaled: tuple[str, ...]
+    rescaling_error: float
+    seed: int
+
+    def __getitem__(self, name: str) -> Bound:
+        """Return a bound by its name."""
+        for bound in self.bounds:
+            if bound.name == name:
+                return bound
+        raise unknown_name("bound", name, [bound.name for bound in self.bounds])
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict of every bound, by name."""
+        return {bound.name: bound.verdict for bound in self.bounds}
+
+    def measure(self, name: str, weights: str = "stored") -> Complexity:
+        """Return a complexity measure by its name, on the stored or the folded weights."""
+        for found in self.measures:
+            if (found.name, found.weights) == (name, weights):
+                return found
+        raise unknown_name("measure", f"{name} ({weights})", [f"{m.name} ({m.weights})" for m in self.measures])
+
+    def _title(self) -> str:
+        tested = "" if self.test_loss != self.test_loss else f", {self.test_loss:.4g} on the test data"
+        good = sum(bound.verdict == "non-vacuous" for bound in self.bounds)
+        return (
+            f"Generalization: {self.loss} {self.empirical:.4g} on {self.samples} samples{tested}; "
+            f"{good} of {len(self.bounds)} bounds say more than f <= {self.loss_bound:g}"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_fields(bound) for bound in self.bounds]
+
+    def __str__(self) -> str:
+        """Return the bounds, then the measures, then what the numbers rest on."""
+        table = format_table(self._rows(), title=self._title())
+        measured = format_table([_fields(measure) for measure in self.measures], title=self._test_in_words())
+        return "\n\n".join([table, measured, self._footer()])
+
+    def _test_in_words(self) -> str:
+        if not self.rescaled:
+            return "Complexity measures (no layer stands before a normalizer, so there is nothing to rescale)"
+        return (
+            f"Complexity measures, before and after the weights before normalizers ({', '.join(self.rescaled[:6])}"
+            f"{', ...' if len(self.rescaled) > 6 else ''}) were multiplied, which changed the outputs by "
+            f"{self.rescaling_error:.2g}"
+        )
+
+    def _footer(self) -> str:
+        return (
+            f"kind: bounds of kind 'upper' hold with probability {1 - self.delta:g} each; lower and upper bracket the "
+            f"right-hand side; mode eval, seed {self.seed}, cost 6 backwards to the inputs, an operator norm per "
+            "layer, the noise of PAC-Bayes"
+        )
+
+    def frame(self, of: Literal["bounds", "measures", "cells"] = "bounds") -> pandas.DataFrame:
+        """Return the bounds, the measures or the cells as a pandas DataFrame (needs the `lab` extra)."""
+        from normgauge.errors import require
+
+        if of not in PARTS:
+            raise unknown_name("part", of, PARTS)
+        table = require("pandas", "lab", "Generalization.frame")
+        return table.DataFrame([_fields(item) for item in getattr(self, of)])
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the bounds that apply: a dot at the upper end, a bar down to the lower."""
+        from normgauge.charts import intervals
+
+        rows = [row for row in self._rows() if row["verdict"] != "does not apply"]
+        return intervals(
+            rows,
+            value="upper",
+            low="lower",
+            high="upper",
+            series="name",
+            detail=["verdict", "kind"],
+            title=f"bounds of the expected loss; above {self.loss_bound:g} they say nothing",
+            x_title="bound",
+        )
+
+
+def generalization(
+    model: nn.Module,
+    data: Any,
+    *,
+    test: Any = None,
+    loss: PerSample | None = None,
+    loss_bound: float = 1.0,
+    loss_slope: float | None = None,
+    margin: float = 1.0,
+    partition: int | Tensor | Sequence[int] | None = None,
+    radius: float | None = None,
+    holdout: float = 0.2,
+    delta: float = 0.05,
+    seed: int = 0,
+    forward: Forward | None = None,
+) -> Generalization:
+    """Bound the expected loss of a trained model by the theorems at hand, and say which bounds say anything.
+
+    S2 Theorem 20: `F(P, h) <= F(D, h) + sum (m_i/m) lambda_i L_i + g(D, delta)` with every ingredient computed. Cells
+    are the points nearest to one of k centres, within its ball, of one class; one more cell holds the rest, where the
+    loss may rise to C. Beside it S2 Corollaries 21 and 22, the bounds S2 compares with (HKK, LLA, weight
+    normalization), margin bounds by spectral, Frobenius and row norms and, with test data, Hoeffding's. Then complexity
+    measures on stored and folded weights, each computed again after weights before normalizers were multiplied: a
+    measure that moves while the network does not is "meaningless here".
+
+    Kind: per bound, see `Bound`. Slopes L_i are bracketed: gradients met inside the cell from below, a bound on the
+    ball from above. Cost: six backward passes to the inputs, an operator norm per layer, about 8 x 14 forwards for
+    PAC-Bayes per kind of weights, one top eigenvalue of the Hessian for LLA; nothing is left on the model, a copy is
+    taken apart.
+
+    Args:
+        model: measured in evaluation mode.
+        data: training data, `(inputs, targets)` or a re-iterable of such batches; inputs are one real tensor.
+        test: data not used in training, for comparison.
+        loss: `loss(output, target)`, one value >= 0 per sample; clipped at `loss_bound`. By default the ramp loss of
+            the margin, an upper bound of the share of wrong decisions.
+        loss_bound: C.
+        loss_slope: Lipschitz constant of `loss` in the outputs (and in real targets).
+        margin: of the ramp loss; to be chosen before the data are seen.
+        partition: number of centres (by default one per 100 samples and class), found by k-means on `holdout` of the
+            data, which the bound then leaves out: a partition must be fixed before the samples it is used with. Or
+            centres `[k, ...]`, with `radius`. Or one cell number per sample, for which the cells' extent can only be
+            estimated.
+        radius: of the balls; by default each reaches the farthest sample k-means gave it.
+        holdout: share of the data for k-means.
+        delta: the probability of failure of each bound.
+        seed: of the split, k-means and the noise.
+        forward: `forward(model, inputs) -> output` for unusual calls.
+
+    Returns:
+        A `Generalization`: `print(r)`, `r["S2 Theorem 20"]`, `r.measure(...)`, `r.frame("cells")`, `r.chart()`.
+
+    Raises:
+        InputError: options out of range, or a partition that does not fit the data.
+        DataError: inputs that are not one real tensor, a loss that is not one value per sample.
+        ModelError: a model that cannot be copied, or whose outputs depend on the batch.
+
+    Deviations: S2 takes cells as given and lambda_i as known; here lambda_i is bounded on the ball. The label must not
+        vary within a cell (S2 Corollary 22 forgets it, ledger S2-C22), so cells are split by class; for real targets
+        they lie in inputs and targets together. Terms are cut at C. Scale and shift of normalizers, which S2 leaves
+        out, count.
+
+    Examples:
+        A linear classifier on two clusters; with 2,000 samples the bound says something:
+
+        >>> import torch
+        >>> source = torch.Generator().manual_seed(0)
+        >>> labels = torch.randint(2, (2000,), generator=source)
+        >>> inputs = (2.0 * labels - 1)[:, None] + 0.01 * torch.randn(2000, 1, generator=source)
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
+        >>> found = generalization(model, (inputs, labels), partition=2)
+        >>> found["S2 Theorem 20"].verdict, round(found.network_slope, 4)  # |W| = sqrt(2)
+        ('non-vacuous', 1.4142)
+
+    References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
+    """
+    settings = _Settings(
+        loss=loss,
+        loss_bound=loss_bound,
+        loss_slope=loss_slope,
+        margin=margin,
+        partition=partition,
+        radius=radius,
+        holdout=holdout,
+        delta=delta,
+        seed=seed,
+        forward=forward or _call,
+    )
+    _check(settings)
+    with preserved_rng():
+        return _assembled(model, data, test, settings)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The options of `generalization`, as given."""
+
+    loss: PerSample | None
+    loss_bound: float
+    loss_slope: float | None
+    margin: float
+    partition: int | Tensor | Sequence[int] | None
+    radius: float | None
+    holdout: float
+    delta: float
+    seed: int
+    forward: Forward
+
+
+def _check(settings: _Settings) -> None:
+    """Refuse options out of range.
+
+    Raises:
+        InputError: for delta, holdout or radius that make no sense.
+    """
+    if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
+        raise InputError(
+            explain(
+                "generalization",
+                "delta and holdout lie between 0 and 1",
+                f"delta={settings.delta!r}, holdout={settings.holdout!r}",
+                "Pass delta=0.05 and holdout=0.2",
+            )
+        )
+    if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
+        raise InputError(
+            explain(
+                "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
+            )
+        )
+
+
+def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
+    inputs, targets = _joined(model, data)
+    twin = evaluation_copy(model)
+    with torch.no_grad():
+        first = settings.forward(twin, inputs[:2])
+    loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
+    partition, rows, assignment = partition_of(
+        points_of(inputs, targets),
+        max(loss.classes, 1),
+        settings.partition,
+        radius=settings.radius,
+        holdout=settings.holdout,
+        seed=settings.seed,
+    )
+    used, wanted = inputs[rows], targets[rows]
+    values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
+    seen = look(twin, settings.forward, inputs[:2])
+    foldable = _harmless(stirred(twin), seen, folded, inputs[:_COMPARED], settings, _SAME)
+    free = _harmless(stirred(twin), seen, rescaled, inputs[:_COMPARED], settings, _CLOSE)
+    plain, flat_names = folded(twin, foldable)
+    other, moved_names = rescaled(twin, free)
+    flat_other = folded(other, foldable)[0]
+    error = _change(twin, other, inputs[:_COMPARED], settings)
+    chain = _chain(plain, settings, inputs[:2])
+    stored_chain = _chain(twin, settings, inputs[:2])
+    pieces = list(
+        partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
+    )
+    on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
+    if not partition.given:
+        slopes = _climbed(pieces, partition, twin, loss, (used, wanted), settings)
+    cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
+    test_bound, test_loss = _tested(twin, test, loss, settings)
+    of = Ingredients(
+        empirical=float(values.mean()),
+        largest=loss.largest,
+        samples=len(rows),
+        delta=settings.delta,
+        cells=cells,
+        partition_cells=partition.cells,
+        estimated=partition.given,
+        loss_slope=loss.slope,
+        classes=loss.classes,
+        outputs=loss.outputs,
+        inputs=float(used.double().norm()),
+        chain=chain,
+        network_slope=top,
+        printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
+        sharpness=_sharpness(model, inputs, targets, loss, moved_names, settings),
+        last=_unit_norms(seen.affine),
+    )
+    found = [*([test_bound] if test_bound else []), *bounds(of)]
+    others = [other if moved_names else None]
+    others += [plain, flat_other if moved_names else None] if flat_names else [None, None]
+    return Generalization(
+        bounds=tuple(found),
+        measures=_measures(twin, others, loss, settings, inputs[:_NOISED], targets[:_NOISED]),
+        cells=cells,
+        loss=loss.name,
+        loss_bound=loss.largest,
+        empirical=of.empirical,
+        test_loss=test_loss,
+        samples=of.samples,
+        partition_cells=of.partition_cells,
+        slack=of.slack(of.samples),
+        delta=settings.delta,
+        slope_lower=float(slopes.max()),
+        network_slope=top,
+        folded=flat_names,
+        rescaled=moved_names,
+        rescaling_error=error if moved_names else math.nan,
+        seed=settings.seed,
+    )
+
+
+def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: _Settings, most: float) -> Seen:
+    """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
+    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= most:
+        return seen
+    alone = [replace(seen, pairs=(pair,)) for pair in seen.pairs]
+    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= most]
+    return replace(seen, pairs=tuple(good))
+
+
+def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: _Settings) -> float:
+    with torch.no_grad():
+        return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
+
+
+def _on_balls(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    chain: Chain | str,
+    used: Tensor,
+    settings: _Settings,
+) -> tuple[dict[int, float], float]:
+    """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
+    top = chain.slope if isinstance(chain, Chain) else math.inf
+    wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
+    if not wanted or settings.forward is not _call:
+        return dict.fromkeys(wanted, top), top
+    middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
+    found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
+    top = min(top, everywhere)
+    return {center: min(slope, top) for center, slope in zip(wanted, found, strict=True)}, top
+
+
+def _climbed(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    loss: BoundedLoss,
+    samples: tuple[Tensor, Tensor],
+    settings: _Settings,
+) -> Tensor:
+    """Return the steepest slope met from each sample, of inputs and targets, on, inside its cell."""
+    used, wanted = samples
+    cells = torch.full((len(used),), -1)
+    for piece in pieces:
+        cells[piece.members] = piece.center
+
+    def stay(points: Tensor, before: Tensor) -> Tensor:
+        moved = partition.stay(points_of(points, wanted), cells, points_of(before, wanted))
+        return moved[:, : points[0].numel()].reshape(points.shape).to(points)
+
+    return climbed(model, settings.forward, loss, used, wanted, stay)
+
+
+def _cells(
+    pieces: Sequence[Piece], on_balls: dict[int, float], loss: BoundedLoss, slopes: Tensor, samples: int
+) -> list[Cell]:
+    """Return the cells with bracketed slopes of the loss."""
+    found = []
+    for piece in pieces:
+        slope = on_balls.get(piece.center, math.inf)
+        upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
+        upper = math.inf if math.isnan(upper) else upper
+        numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
+        found.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
+    return found
+
+
+def _measures(
+    stored: nn.Module,
+    others: Sequence[nn.Module | None],
+    loss: BoundedLoss,
+    settings: _Settings,
+    inputs: Tensor,
+    targets: Tensor,
+) -> tuple[Complexity, ...]:
+    """Return the measures of the stored network and of the others: rescaled, folded, folded and rescaled."""
+
+    def score(called: Callable[[Tensor], Any]) -> float:
+        output = called(inputs)
+        if loss.classes:
+            logits, labels = decisions(output, targets)
+            return float((logits.argmax(1) == labels).double().mean())
+        return -float(loss(output, targets).mean()) / loss.largest
+
+    def network(model: nn.Module) -> Network:
+        return network_of(model, settings.forward, inputs, score, margin, settings.seed)
+
+    with torch.no_grad():
+        output = settings.forward(stored, inputs)
+    margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
+    return measures(network(stored), *(None if model is None else network(model) for model in others))
+
+
+def _sharpness(
+    model: nn.Module, inputs: Tensor, targets: Tensor, loss: BoundedLoss, layers: Sequence[str], settings: _Settings
+) -> tuple[float, str]:
+    """Return the spherical sharpness of the cross-entropy in the weights before normalizers, and why there is none."""
+    if not loss.classes or not layers:
+        return math.nan, "for classifiers with weights before a normalizer, whose scale does not matter"
+    twin = evaluation_copy(model)
+    names = [f"{layer}.weight" for layer in layers]
+    for name, parameter in twin.named_parameters():
+        parameter.requires_grad_(name in names)
+    batch = (inputs[:_CURVED], targets[:_CURVED])
+    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
+    reading = spherical_sharpness(objective, float(objective.loss()), settings.seed)
+    return reading.value, reading.sentence
+
+
+def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
+    if test is None:
+        return None, math.nan
+    values = values_and_slopes(twin, settings.forward, loss, *_joined(twin, test))[0]
+    return held_out(values.tolist(), loss.largest, settings.delta), float(values.mean())
+
+
+def _chain(model: nn.Module, settings: _Settings, inputs: Tensor) -> Chain | str:
+    if settings.forward is not _call:
+        return "the model is called in its own way (forward=)"
+    try:
+        return chain_of(model, inputs)
+    except NotAChain as reason:
+        return f"for chains of layers only: {reason}"
+
+
+def _unit_norms(affine: Sequence[Any]) -> float:
+    norms = [float(call.module.weight.detach().double().norm()) for call in affine]
+    return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
+
+
+def _tensor(output: Any) -> Tensor:
+    value = getattr(output, "logits", output)
+    assert isinstance(value, Tensor)  # bounded_loss has seen to it
+    return value
+
+
+def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
+    """Return all inputs and all targets, on the model's device.
+
+    Raises:
+        DataError: when inputs are not one real tensor or targets not one tensor.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batches = [to_device(batch, device) for _, batch in pairs(data)]
+    for inputs, targets in batches:
+        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
+            kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise DataError(
+                explain(
+                    "generalization",
+                    "inputs must be one real tensor, samples first, and targets one tensor",
+                    kind,
+                    "Measure from the embeddings on, where inputs are words",
+                )
+            )
+    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    return model(inputs)
+
+
+def _fields(item: Bound | Complexity | Cell) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in type(item).__dataclass_fields__}

@@ -1,0 +1,291 @@
+"""A network read as a chain of linear maps and Lipschitz nonlinearities, with the norms margin bounds ask for."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from normgauge.errors import NormgaugeError
+from normgauge.measure.generalization.network_copy import BATCH, LINEAR
+from normgauge.measure.lipschitz.operator_norm import operator_norm
+from normgauge.measure.signal.calls import activation_name, role_of
+from normgauge.nn import ChannelLayerNorm, GroupNorm, LayerNorm, RMSNorm
+
+_BY_SAMPLE = {nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, LayerNorm, GroupNorm, RMSNorm, ChannelLayerNorm}
+_BY_SAMPLE |= {nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d}
+_NEUTRAL = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+# Lipschitz constants of activations that are 0 at 0, rounded up; those in _HOMOGENEOUS also commute with factors > 0
+_SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13, "silu": 1.1, "mish": 1.09, "hardtanh": 1.0, "softsign": 1.0}
+_SLOPES |= {"relu6": 1.0, "hardswish": 1.5, "tanhshrink": 1.0, "leakyrelu": 1.0, "elu": 1.0}
+_HOMOGENEOUS = ("relu", "leakyrelu")
+_RESHAPES: tuple[Any, ...] = (torch.flatten, torch.reshape, "flatten", "reshape", "view", "contiguous", "squeeze")
+_FUNCTIONS: dict[Any, str] = {torch.relu: "relu", F.relu: "relu", torch.tanh: "tanh", F.gelu: "gelu", F.silu: "silu"}
+_FUNCTIONS |= {"relu": "relu", "tanh": "tanh", "relu_": "relu"}
+_SIZES: tuple[Any, ...] = (getattr, operator.getitem, operator.mul, "size", "dim", "numel")
+
+
+class NotAChain(NormgaugeError):
+    """The network is not a chain these bounds know; the message is the reason, as a clause."""
+
+
+@dataclass
+class Link:
+    """One linear map, and the nonlinearities after it.
+
+    Attributes:
+        name: of the module.
+        spectral: bound of the operator norm.
+        rows: norms of the rows of the weight (for a diagonal map, its entries), float64.
+        bias: per row, or `None`.
+        positions: how often each row occurs in the operator.
+        inputs: units it reads, per sample.
+        outputs: units it writes, per sample.
+        slope: product of the Lipschitz constants of the nonlinearities after it.
+        homogeneous: whether these commute with positive factors, element by element.
+        euclidean: of a BatchNorm, `max|gain|` times the Euclidean norm of `1/sigma`, which S2 prints as its constant.
+    """
+
+    name: str
+    spectral: float
+    rows: Tensor
+    bias: Tensor | None
+    positions: int
+    inputs: int
+    outputs: int
+    slope: float = 1.0
+    homogeneous: bool = True
+    euclidean: float = math.nan
+
+    @property
+    def two_one(self) -> float:
+        """Sum of the row norms of the operator, its bias as a further column."""
+        rows = self.rows if self.bias is None else torch.hypot(self.rows, self.bias)
+        return self.positions * float(rows.sum())
+
+    @property
+    def offset(self) -> float:
+        """Norm of what the bias adds."""
+        return 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.norm())
+
+    def spectral_with_bias(self, last: bool) -> float:
+        """Bound of the norm with the bias as a further column and, below the last layer, a row that keeps the 1."""
+        matrix = torch.tensor([[self.spectral, self.offset], [0.0, 0.0 if last else 1.0]], dtype=torch.float64)
+        return float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-12)
+
+    def frobenius_with_bias(self, last: bool) -> float:
+        """Frobenius norm of the same matrix; of the last layer its largest row."""
+        rows = self.rows if self.bias is None else torch.hypot(self.rows, self.bias)
+        if last:
+            return float(rows.max())
+        extra = 0.0 if self.bias is None else 1.0
+        return math.sqrt(self.positions * float(rows.square().sum()) + extra)
+
+
+@dataclass
+class Chain:
+    """Linear maps in order, and the product of the slopes before the first."""
+
+    links: list[Link] = field(default_factory=list)
+    before: float = 1.0
+
+    @property
+    def slope(self) -> float:
+        """Bound of the network's Lipschitz constant: the product of all factors."""
+        return self.before * math.prod(link.spectral * link.slope for link in self.links)
+
+    @property
+    def printed_slope(self) -> float:
+        """The product S2 Corollary 22 prints: weights' norms times sigma^-K, sigma the smallest of K BatchNorms."""
+        norms = [link.euclidean for link in self.links if not math.isnan(link.euclidean)]
+        others = math.prod(link.spectral for link in self.links if math.isnan(link.euclidean))
+        bends = math.prod(link.slope for link in self.links)
+        return self.before * others * bends * max(norms, default=1.0) ** len(norms)
+
+    @property
+    def biased(self) -> bool:
+        """Whether any map has a bias."""
+        return any(link.bias is not None for link in self.links)
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all nonlinearities are positively homogeneous, element by element."""
+        return all(link.homogeneous for link in self.links)
+
+    @property
+    def width(self) -> int:
+        """The largest number of units of a layer or input."""
+        return max(max(link.inputs, link.outputs) for link in self.links)
+
+
+class _Leaves(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return not any(True for _ in m.children()) or role_of(m) == "normalizer"
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a graph and notes the shape of every tensor."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n] = tuple(value.shape)
+        return value
+
+
+def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
+    """Return a copy in evaluation mode as a chain.
+
+    Cost: one symbolic trace, one forward pass, one operator norm per linear map.
+
+    Raises:
+        NotAChain: where branches, unknown operations or layers without a Lipschitz constant are met.
+    """
+    model = copy.deepcopy(model)  # tracing may leave its proxies in a module that keeps what it sees
+    if not any(True for _ in model.children()):  # a single layer is a chain of one, not the operations inside it
+        model = nn.Sequential(model)
+    try:
+        graph = _Leaves().trace(model)
+        shapes = _Shapes(fx.GraphModule(model, graph))
+        with torch.no_grad():
+            shapes.run(inputs)
+    except Exception as error:  # whatever a user's forward does, it is then no chain we can read
+        raise NotAChain(f"it cannot be traced ({type(error).__name__}: {error})"[:160]) from error
+    chain = Chain()
+    before: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or node not in shapes.shapes:
+            if node.op == "placeholder" and before is None:
+                before = node
+            elif node.op not in ("placeholder", "output") and node.target not in _SIZES:
+                raise NotAChain(f"it computes {node.target}, which is no tensor")
+            continue
+        given = [parent for parent in node.all_input_nodes if parent in shapes.shapes]
+        if given != [before] or node.op == "get_attr":
+            raise NotAChain(f"its layers do not form one chain (at {node.name})")
+        assert before is not None
+        _extend(chain, node, model, shapes.shapes[before], shapes.shapes[node])
+        before = node
+    if not chain.links:
+        raise NotAChain("it has no linear layer")
+    return chain
+
+
+def _extend(chain: Chain, node: fx.Node, model: nn.Module, given: tuple[int, ...], made: tuple[int, ...]) -> None:
+    if node.op != "call_module":
+        if node.target in _FUNCTIONS:
+            name = _FUNCTIONS[node.target]
+            return _bend(chain, _SLOPES[name], name in _HOMOGENEOUS)
+        if node.target in _RESHAPES:
+            return None
+        raise NotAChain(f"it applies {getattr(node.target, '__name__', node.target)}, which is not known here")
+    name = str(node.target)
+    module = model.get_submodule(name)
+    if type(module) in LINEAR:
+        return chain.links.append(_link(name, module, given, made))
+    if type(module) in BATCH:
+        return chain.links.append(_diagonal(name, module, made))
+    if type(module) in _BY_SAMPLE and not getattr(module, "track_running_stats", False):
+        return _normalize(chain, name, module, made)
+    kind = activation_name(module)
+    if kind in _SLOPES:
+        slope = max(_SLOPES[kind], abs(getattr(module, "negative_slope", 0.0)), abs(getattr(module, "alpha", 0.0)))
+        return _bend(chain, slope, kind in _HOMOGENEOUS)
+    if isinstance(module, _NEUTRAL):
+        return None
+    return _bend(chain, _pool_slope(name, module, given, made), homogeneous=False)
+
+
+def _bend(chain: Chain, slope: float, homogeneous: bool) -> None:
+    if chain.links:
+        chain.links[-1].slope *= slope
+        chain.links[-1].homogeneous &= homogeneous
+    else:
+        chain.before *= slope
+
+
+def _link(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> Link:
+    weight = module.weight.detach().double().reshape(module.weight.shape[0], -1)
+    bias = None if module.bias is None else module.bias.detach().double()
+    shape = None if isinstance(module, nn.Linear) else given[1:]
+    units = math.prod(made[1:])
+    bound = operator_norm(module, shape).upper
+    return Link(
+        name=name,
+        spectral=bound,
+        rows=weight.norm(dim=1),
+        bias=bias,
+        positions=units // len(weight),
+        inputs=math.prod(given[1:]),
+        outputs=units,
+    )
+
+
+def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
+    factors = (module.running_var.double() + module.eps).rsqrt()
+    printed = float(factors.norm()) * (1.0 if module.weight is None else float(module.weight.detach().abs().max()))
+    factors = factors if module.weight is None else factors * module.weight.detach().double()
+    shift = torch.zeros_like(factors) if module.bias is None else module.bias.detach().double()
+    bias = shift - module.running_mean.double() * factors
+    units = math.prod(made[1:])
+    found = Link(
+        name=name,
+        spectral=float(factors.abs().max()),
+        rows=factors.abs(),
+        bias=bias,
+        positions=units // len(factors),
+        inputs=units,
+        outputs=units,
+    )
+    found.euclidean = printed
+    return found
+
+
+def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> None:
+    """Add a normalizer by sample: steep at constant inputs (1/sqrt(eps)), then its gain and shift as a linear map."""
+    eps = getattr(module, "eps", None)
+    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
+    if not eps > 0:
+        raise NotAChain(f"{name} has eps = 0 and no Lipschitz constant")
+    _bend(chain, eps**-0.5, homogeneous=False)
+    gain, shift = getattr(module, "weight", None), getattr(module, "bias", None)
+    units = math.prod(made[1:])
+    if isinstance(gain, Tensor):
+        rows = gain.detach().double().abs().flatten()
+        bias = shift.detach().double().flatten() if isinstance(shift, Tensor) else None
+        chain.links.append(
+            Link(
+                name=name,
+                spectral=float(rows.max()),
+                rows=rows,
+                bias=bias,
+                positions=max(units // len(rows), 1),
+                inputs=units,
+                outputs=units,
+            )
+        )
+
+
+def _pool_slope(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> float:
+    """Return the constant of a pooling layer: 1 where windows do not overlap, else the root of how often they do."""
+    kind = type(module).__name__.lower()
+    if kind.startswith("adaptiveavgpool") and all(a % b == 0 for a, b in zip(given[2:], made[2:], strict=False)):
+        return 1.0
+    if not kind.startswith(("maxpool", "avgpool")):
+        raise NotAChain(f"{name} ({type(module).__name__}) is not known here")
+    axes = int(kind[-2])
+    sizes, strides = (
+        (value,) * axes if isinstance(value, int) else tuple(value) for value in (module.kernel_size, module.stride)
+    )
+    spread = getattr(module, "dilation", 1) != 1  # then windows share more inputs than their strides tell
+    return math.sqrt(math.prod(k if spread else math.ceil(k / s) for k, s in zip(sizes, strides, strict=True)))

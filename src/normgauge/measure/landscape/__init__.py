@@ -1,0 +1,1 @@
+"""How the loss changes around a point: along lines, on planes, under noise."""

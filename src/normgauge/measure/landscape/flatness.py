@@ -1,0 +1,309 @@
+"""`ng.flatness`: what noise on the parameters does to loss and accuracy, in units that rescaling cannot fake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
+from normgauge.measure.curvature.spectrum import spectrum
+from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
+from normgauge.objective import Objective
+from normgauge.records import Kind, Reading, Result, Status
+from normgauge.rng import generator
+
+if TYPE_CHECKING:
+    import altair
+
+Noise = Literal["absolute", "filter", "quotient"]
+Sharpness = Literal["adaptive", "spherical"]
+NOISES = ("absolute", "filter", "quotient")
+SHARPNESSES = ("adaptive", "spherical")
+
+
+@dataclass(frozen=True, slots=True)
+class Perturbed:
+    """Loss and accuracy under one kind and size of noise.
+
+    Args:
+        noise: absolute, filter or quotient.
+        sigma: its size.
+        loss: mean over the draws with a finite loss.
+        loss_error: standard error of that mean.
+        accuracy: mean over the same draws; nan without classes.
+        diverged: draws whose loss was not finite.
+        status: ok, or diverged where every draw was.
+    """
+
+    noise: str
+    sigma: float
+    loss: float
+    loss_error: float
+    accuracy: float
+    diverged: int = 0
+    status: Status = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Flatness(Result):
+    """Loss and accuracy under parameter noise, and sharpness.
+
+    Attributes:
+        entries: one `Perturbed` per noise and sigma.
+        sharpness: one `Reading` per measure asked for.
+        loss: without noise.
+        accuracy: without noise; nan without classes.
+        samples: draws per entry, shared by all sigmas of a noise.
+        mode: "train" or "eval".
+        seed: of the draws.
+    """
+
+    entries: tuple[Perturbed, ...]
+    sharpness: tuple[Reading, ...]
+    loss: float
+    accuracy: float
+    samples: int
+    mode: str
+    seed: int
+
+    def _title(self) -> str:
+        return f"Flatness: loss {self.loss:.4g}, accuracy {self.accuracy:.4g} without noise"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                **{name: getattr(entry, name) for name in ("noise", "sigma", "loss")},
+                "increase": entry.loss - self.loss,
+                **{name: getattr(entry, name) for name in ("loss_error", "accuracy", "diverged", "status")},
+            }
+            for entry in self.entries
+        ]
+
+    def _footer(self) -> str:
+        said = "".join(f"{reading}\n" for reading in self.sharpness)
+        return (
+            f"{said}absolute noise means nothing across rescalings of the parameters, filter and quotient noise do; "
+            f"kind unbiased, {self.samples} samples, mode {self.mode}, seed {self.seed}, "
+            f"cost {self.samples * len(self.entries) + 1} forwards"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the mean loss against sigma, one line per noise, with its standard error."""
+        from normgauge.charts import against
+
+        rows = [
+            {**row, "low": row["loss"] - row["loss_error"], "high": row["loss"] + row["loss_error"]}
+            for row in self._rows()
+        ]
+        return against(rows, x="sigma", y="loss", series="noise", low="low", high="high", title="loss under noise")
+
+
+def flatness(
+    objective: Objective,
+    *,
+    sigmas: Sequence[float] = (0.01, 0.03, 0.1),
+    samples: int = 10,
+    seed: int = 0,
+    noises: Sequence[Noise] = ("absolute", "filter"),
+    sharpness: Sequence[Sharpness] = ("adaptive",),
+    radius: float = 0.05,
+    symmetries: Any = None,
+) -> Flatness:
+    """Measure loss and accuracy at theta + noise, for each noise and sigma, and sharpness.
+
+    absolute: sigma * N(0, 1) on every entry. filter: on each filter w_f (a slice of the first axis) of n entries,
+    sigma |w_f| / sqrt(n) * N(0, 1), so that |noise| is about sigma |w_f|; on entries of vectors, sigma |w_i| * N(0, 1).
+    quotient: sigma * N(0, 1) at the canonical point of theta's orbit under the symmetries, without the part along
+    them. adaptive sharpness: L(theta + r t^2 g / |t g|) - L(theta), t = |theta| entry by entry, r = `radius`, g the
+    gradient. spherical sharpness: |theta|^2 lambda_max(Hessian), for losses that scaling does not change.
+
+    Kind: unbiased means over `samples` draws; adaptive sharpness is a lower bound of the maximum over its ellipsoid
+    (one ascent step); spherical an estimate. Cost: samples * len(sigmas) * len(noises) + 1 forwards; adaptive one
+    gradient and one forward; spherical a `spectrum`; quotient a discovery of the symmetries unless given.
+
+    Args:
+        objective: model, loss, data, mode.
+        sigmas: positive sizes; the same draws are scaled for all of them.
+        samples: draws per noise.
+        seed: of the draws.
+        noises: among absolute, filter, quotient.
+        sharpness: among adaptive, spherical.
+        radius: of adaptive sharpness.
+        symmetries: what `ng.symmetries(objective)` gave, for quotient noise; discovered when left out.
+
+    Raises:
+        InputError: sigmas that are not positive, no samples.
+        UnknownNameError: another noise or sharpness.
+
+    Deviations: Kwon et al. take the maximum over the ellipsoid; one ascent step bounds it from below.
+
+    Examples:
+        For L = mean over x of (w x)^2 with x = 1 the mean increase is sigma^2:
+
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> data = (torch.ones(2, 1), torch.zeros(2, 1))
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval").at(torch.zeros(1))
+        >>> found = flatness(objective, sigmas=[0.5], samples=2000, noises=["absolute"], sharpness=[])
+        >>> abs(found.entries[0].loss - 0.25) < 4 * found.entries[0].loss_error
+        True
+
+    References: lyu2022, kwon2021, li2018.
+    """
+    _check(sigmas, samples, noises, sharpness)
+    loss, accuracy = loss_and_accuracy(objective)
+    entries: list[Perturbed] = []
+    for noise in noises:
+        found = symmetries if noise != "quotient" or symmetries is not None else _discovered(objective)
+        entries += _under(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, found)
+    readings = tuple(
+        _adaptive(objective, loss, radius) if name == "adaptive" else spherical_sharpness(objective, loss, seed)
+        for name in sharpness
+    )
+    return Flatness(
+        entries=tuple(entries),
+        sharpness=readings,
+        loss=loss,
+        accuracy=accuracy,
+        samples=samples,
+        mode=objective.mode,
+        seed=seed,
+    )
+
+
+def _under(
+    objective: Objective, noise: str, sigmas: Sequence[float], samples: int, seed: int, symmetries: Any
+) -> list[Perturbed]:
+    origin = dict(objective.parameters)
+    if noise == "quotient":
+        origin = symmetries.canonical(origin)
+    source = generator(seed)
+    seen: dict[float, list[tuple[float, float]]] = {sigma: [] for sigma in sigmas}
+    for _ in range(samples):
+        draw = {name: _normal(value, source) for name, value in origin.items()}
+        if noise == "filter":
+            draw = {name: value * filter_scale(origin[name]) for name, value in draw.items()}
+        elif noise == "quotient":
+            draw = symmetries.project(draw, origin)
+        for sigma in sigmas:
+            moved = {name: origin[name] + sigma * draw[name] for name in origin}
+            seen[sigma].append(loss_and_accuracy(objective.at(moved)))
+    return [_summary(noise, sigma, values) for sigma, values in seen.items()]
+
+
+def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) -> Perturbed:
+    finite = [pair for pair in values if math.isfinite(pair[0])]
+    lost = len(values) - len(finite)
+    if not finite:
+        return Perturbed(
+            noise=noise,
+            sigma=sigma,
+            loss=math.nan,
+            loss_error=math.nan,
+            accuracy=math.nan,
+            diverged=lost,
+            status="diverged",
+        )
+    losses = torch.tensor([loss for loss, _ in finite], dtype=torch.float64)
+    error = float(losses.std() / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
+    return Perturbed(noise, sigma, float(losses.mean()), error, sum(a for _, a in finite) / len(finite), lost)
+
+
+def filter_scale(value: Tensor) -> Tensor:
+    """Return the size of filter noise per entry: |w_f| / sqrt(n) for slices of the first axis, |w_i| for vectors."""
+    if value.ndim < 2:
+        return value.abs()
+    axes = tuple(range(1, value.ndim))
+    return value.square().mean(dim=axes, keepdim=True).sqrt()
+
+
+def _normal(value: Tensor, source: torch.Generator) -> Tensor:
+    return torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
+
+
+def _adaptive(objective: Objective, loss: float, radius: float) -> Reading:
+    name = f"adaptive sharpness at radius {radius:g}"
+    try:
+        gradient = objective.gradient()
+    except NonFiniteError as error:
+        return _lost(name, "lower", str(error))
+    origin = objective.parameters
+    scale = math.sqrt(sum(float((origin[n] * g).double().square().sum()) for n, g in gradient.items()))
+    if not scale > 0:
+        return _lost(name, "lower", "the gradient is zero where parameters are not")
+    moved = {n: origin[n] + radius * origin[n].square() * g / scale for n, g in gradient.items()}
+    there = loss_and_accuracy(objective.at(moved))[0]
+    if not math.isfinite(there):
+        return Reading(name, math.nan, "lower", status="diverged", sentence="the loss is not finite at the radius")
+    return Reading(name, there - loss, "lower")
+
+
+def spherical_sharpness(objective: Objective, loss: float, seed: int) -> Reading:
+    """Return the squared norm of the parameters times the largest eigenvalue of the Hessian."""
+    name = "spherical sharpness |theta|^2 lambda_max"
+    origin = objective.parameters
+    doubled = loss_and_accuracy(objective.at({n: 2 * value for n, value in origin.items()}))[0]
+    change = abs(doubled - loss) / max(abs(loss), 1e-12)
+    if not change < 1e-3:
+        why = (
+            f"doubling the variables changes the loss by {100 * change:.3g} %, so it is not scale invariant; "
+            "select the scale-invariant parameters"
+        )
+        return Reading(name, math.nan, "estimate", status="skipped", sentence=why)
+    top = spectrum(objective, top=1, tol=1e-2, seed=seed)
+    square = sum(float(value.double().square().sum()) for value in origin.values())
+    value = top.top[0]
+    return Reading(name, square * value, "estimate", uncertainty=square * abs(value) * top.residuals[0])
+
+
+def _lost(name: str, kind: Kind, why: str) -> Reading:
+    return Reading(name, math.nan, kind, status="skipped", sentence=why)
+
+
+def _discovered(objective: Objective) -> Any:
+    from normgauge.symmetry import symmetries
+
+    return symmetries(objective)
+
+
+def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpness: Sequence[str]) -> None:
+    if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for sigma in sigmas):
+        raise InputError(
+            explain("flatness", "sigmas must be positive numbers", str(list(sigmas)), "Pass for example sigmas=[0.01]")
+        )
+    if samples < 1:
+        raise InputError(explain("flatness", "samples must be at least 1", str(samples), "Pass samples=10"))
+    for chosen, known, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
+        for name in chosen:
+            if name not in known:
+                raise unknown_name(what, name, known)
+
+
+def loss_and_accuracy(objective: Objective) -> tuple[float, float]:
+    """Return loss and share of right decisions; nan for a loss that is not finite, and where there are no classes."""
+
+    def body(model: nn.Module, number: int, batch: Any) -> tuple[float, float, float, float]:
+        weight = objective.weight(batch)
+        try:
+            output, loss = objective.outputs_and_loss_of(model, number, batch)
+        except InputError:  # a step without outputs has a loss only
+            return weight, float(objective.loss_of(model, number, batch)), 0.0, 0.0
+        try:
+            logits, labels = decisions(output, targets_of(batch))
+        except NotClasses:
+            return weight, float(loss), 0.0, 0.0
+        return weight, float(loss), float((logits.argmax(1) == labels).sum()), float(labels.numel())
+
+    total = right = decided = weights = 0.0
+    try:
+        with torch.no_grad():
+            for weight, loss, good, asked in objective.each_batch(body):
+                total, weights = total + weight * loss, weights + weight
+                right, decided = right + good, decided + asked
+    except NonFiniteError:
+        return math.nan, math.nan
+    return total / weights, right / decided if decided else math.nan

@@ -1,0 +1,88 @@
+"""Landscapes over training: the bands of S1 Fig. 4 and 10 to 13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normgauge.errors import InputError, explain
+from normgauge.measure.landscape.landscape import Landscape
+from normgauge.records import Result
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True, slots=True)
+class LandscapeBands(Result):
+    """Per step of training the extremes of a landscape.
+
+    Attributes:
+        steps: the training steps, ascending.
+        landscapes: the landscape measured at each.
+    """
+
+    steps: tuple[int, ...]
+    landscapes: tuple[Landscape, ...]
+
+    def _title(self) -> str:
+        return f"Landscape bands over {len(self.steps)} steps of training"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "step": step,
+                "loss": view.loss,
+                "min_loss": view.min_loss,
+                "max_loss": view.max_loss,
+                "min_gradient_distance": min((d for d in view.gradient_distances if d == d), default=float("nan")),
+                "max_gradient_distance": view.max_gradient_distance,
+                "max_effective_beta": view.max_effective_beta,
+                "diverged": sum(status != "ok" for status in view.statuses),
+            }
+            for step, view in zip(self.steps, self.landscapes, strict=True)
+        ]
+
+    def _footer(self) -> str:
+        first = self.landscapes[0]
+        each = len(first.steps) * (1 + len(first.random)) + 1
+        return f"kind exact, mode {first.mode}, cost {each} gradients per row"
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the loss with the band of losses met along the gradient (S1 Fig. 4a)."""
+        from normgauge.charts import curves
+
+        rows = [{**row, "series": "along the gradient"} for row in self._rows()]
+        return curves(
+            rows, y="loss", low="min_loss", high="max_loss", title="loss and its variation along the gradient"
+        )
+
+
+def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
+    """Put landscapes measured during training beside each other.
+
+    Kind: exact. Cost: none.
+
+    Args:
+        landscapes: training step -> what `ng.landscape` gave there.
+
+    Raises:
+        InputError: when there is none.
+
+    Examples:
+        >>> import torch
+        >>> from normgauge.measure import landscape
+        >>> from normgauge.objective import Objective
+        >>> data = (torch.ones(2, 1), torch.zeros(2, 1))
+        >>> objective = Objective(torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss, data, mode="eval")
+        >>> views = {step: landscape(objective.at(torch.tensor([w])), steps=[0.5]) for step, w in ((0, 2.0), (1, 1.0))}
+        >>> [row["max_loss"] for row in landscape_bands(views)._rows()]
+        [0.0, 0.0]
+
+    References: santurkar2018.
+    """
+    if not landscapes:
+        raise InputError(explain("landscape_bands", "at least one landscape is needed", "none", "Measure some"))
+    steps = tuple(sorted(landscapes))
+    return LandscapeBands(steps, tuple(landscapes[step] for step in steps))

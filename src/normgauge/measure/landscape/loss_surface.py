@@ -1,0 +1,278 @@
+"""`ng.loss_surface`: the loss on a plane through the parameters, with trajectories drawn on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from normgauge.errors import InputError, NonFiniteError, StoreError, explain
+from normgauge.measure.landscape.directions import (
+    Values,
+    coordinates,
+    filter_normalized,
+    principal_directions,
+    random_direction,
+)
+from normgauge.objective import Objective
+from normgauge.records import Result
+
+if TYPE_CHECKING:
+    import altair
+
+Directions = Literal["filter", "pca"] | Sequence[Mapping[str, Tensor]] | None
+
+
+@dataclass(frozen=True)
+class LossSurface(Result):
+    """Losses on the grid origin + a d_1 + b d_2, and trajectories in the same coordinates.
+
+    Attributes:
+        grid: the values of a, and of b.
+        losses: `losses[j][i]` at a = grid[i], b = grid[j]; nan where the loss is not finite.
+        paths: per trajectory the points (a, b, distance from the plane).
+        directions: "filter", "pca" or "given".
+        canonical: whether the origin is the canonical point of its orbit under the symmetries.
+        loss: at the origin.
+        mode: "train" or "eval".
+        seed: of random directions.
+        evaluated: losses computed now; the others were resumed.
+    """
+
+    grid: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    paths: tuple[tuple[tuple[float, float, float], ...], ...]
+    directions: str
+    canonical: bool
+    loss: float
+    mode: str
+    seed: int
+    evaluated: int
+
+    def _title(self) -> str:
+        n = len(self.grid)
+        return f"Loss surface of {n} x {n} points, directions {self.directions}: loss {self.loss:.4g} at the origin"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"a": a, "b": b, "loss": self.losses[j][i]}
+            for j, b in enumerate(self.grid)
+            for i, a in enumerate(self.grid)
+        ]
+
+    def __str__(self) -> str:
+        """Return the extremes in place of all points."""
+        finite = [row for row in self._rows() if math.isfinite(row["loss"])] or self._rows()[:1]
+        lowest = min(finite, key=lambda row: row["loss"])
+        highest = max(finite, key=lambda row: row["loss"])
+        holes = len(self.grid) ** 2 - len(finite)
+        away = max((p[2] for path in self.paths for p in path), default=0.0)
+        middle = (
+            f"lowest {lowest['loss']:.4g} at ({lowest['a']:.3g}, {lowest['b']:.3g}), highest {highest['loss']:.4g} at "
+            f"({highest['a']:.3g}, {highest['b']:.3g}), {holes} points not finite, paths up to {away:.3g} off the plane"
+        )
+        return "\n".join((self._title(), middle, self._footer()))
+
+    def _footer(self) -> str:
+        point = "canonical point" if self.canonical else "given point"
+        return (
+            f"kind exact, {point}, mode {self.mode}, seed {self.seed}, cost {self.evaluated} forwards "
+            f"({len(self.grid) ** 2 - self.evaluated} resumed)"
+        )
+
+    def chart(self, levels: int = 8) -> altair.TopLevelMixin:
+        """Return a heat map with contour lines, and the trajectories on it."""
+        from normgauge.charts import surface
+
+        paths = [
+            {"a": a, "b": b, "path": number, "step": step}
+            for number, path in enumerate(self.paths)
+            for step, (a, b, _) in enumerate(path)
+        ]
+        return surface(self._rows(), x="a", y="b", value="loss", paths=paths, levels=levels, title="loss surface")
+
+
+def loss_surface(
+    objective: Objective,
+    *,
+    directions: Directions = None,
+    span: float = 1.0,
+    points: int = 25,
+    paths: Sequence[Sequence[Mapping[str, Tensor]]] = (),
+    seed: int = 0,
+    symmetries: Any = None,
+    resume: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LossSurface:
+    """Evaluate L(origin + a d_1 + b d_2) for a, b on a grid of `points` values in [-span, span].
+
+    Directions are two random ones, each filter scaled to the norm of the parameters' filter (Li et al.); or the two
+    principal ones of all paths about the origin, scaled to their extent ("pca"); or given. With `symmetries` the
+    origin, the paths and the random directions are first moved to the canonical point of their orbit, so that
+    rescalings that change no output cannot change the picture.
+
+    Kind: exact on the grid. Cost: points^2 forwards.
+
+    Args:
+        objective: model, loss, data, mode.
+        directions: `None` or "filter"; "pca"; or two dicts shaped like the parameters.
+        span: half-width of the grid in units of the directions.
+        points: grid values per axis; an odd number includes the origin.
+        paths: trajectories, each a sequence of parameter dicts, drawn where they are nearest in the plane.
+        seed: of random directions.
+        symmetries: what `ng.symmetries(objective)` gave.
+        resume: a JSON file that keeps the losses found; a second call with the same settings continues there.
+        progress: called as `progress(done, total)`.
+
+    Raises:
+        InputError: a grid without extent, directions that are not two, parallel or zero, a path that spans no plane.
+        StoreError: when `resume` is the file of another surface.
+
+    Examples:
+        For L = w_1^2 + w_2^2 with given unit directions the surface is a^2 + b^2:
+
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> data = (2**0.5 * torch.eye(2), torch.zeros(2, 1))
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval").at(torch.zeros(2))
+        >>> axes = [{"weight": torch.tensor([[1.0, 0.0]])}, {"weight": torch.tensor([[0.0, 1.0]])}]
+        >>> surface = loss_surface(objective, directions=axes, points=3)
+        >>> [[round(value, 4) for value in row] for row in surface.losses]
+        [[2.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 2.0]]
+
+    References: li2018, akbar2025.
+    """
+    if points < 2 or not span > 0:
+        raise InputError(
+            explain("loss_surface", "points must be at least 2 and span positive", f"{points}, {span:g}", "Use 25, 1.0")
+        )
+    canonical = symmetries.canonical if symmetries is not None else dict
+    origin: Values = canonical(dict(objective.parameters))
+    moved = [[canonical({n: p[n].detach() for n in origin}) for p in path] for path in paths]
+    plane, kind = _plane(directions, origin, [p for path in moved for p in path], seed, symmetries)
+    grid = [span * (2 * i / (points - 1) - 1) for i in range(points)]
+    losses, evaluated = _fill(objective, origin, plane, grid, resume, progress)
+    return LossSurface(
+        grid=tuple(grid),
+        losses=tuple(tuple(losses[j * points : (j + 1) * points]) for j in range(points)),
+        paths=tuple(tuple(coordinates(p, origin, plane) for p in path) for path in moved),
+        directions=kind,
+        canonical=symmetries is not None,
+        loss=float(objective.at(origin).loss()),
+        mode=objective.mode,
+        seed=seed,
+        evaluated=evaluated,
+    )
+
+
+def _plane(
+    directions: Directions, origin: Values, path: Sequence[Values], seed: int, symmetries: Any
+) -> tuple[tuple[Values, Values], str]:
+    if directions is None or directions == "filter":
+        drawn = [random_direction(origin, seed * 2 + i) for i in (1, 2)]
+        if symmetries is not None:
+            drawn = [symmetries.project(direction, origin) for direction in drawn]
+        first, second = (filter_normalized(direction, origin) for direction in drawn)
+        return (first, second), "filter"
+    if directions == "pca":
+        if not path:
+            raise InputError(
+                explain("loss_surface", "directions='pca' needs paths", "none", "Pass paths=[checkpoints]")
+            )
+        return principal_directions(origin, path), "pca"
+    if isinstance(directions, str) or len(directions) != 2:
+        raise InputError(
+            explain(
+                "loss_surface",
+                "directions are None, 'filter', 'pca' or two dicts of tensors",
+                repr(directions) if isinstance(directions, str) else f"{len(directions)} directions",
+                "Pass two dicts shaped like objective.parameters",
+            )
+        )
+    given = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
+    a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in given)
+    if not float(a @ b) ** 2 < (1 - 1e-12) * float(a @ a) * float(b @ b):
+        raise InputError(
+            explain(
+                "loss_surface", "two directions must span a plane", "parallel or zero ones", "Pass other directions"
+            )
+        )
+    return (given[0], given[1]), "given"
+
+
+def _fill(
+    objective: Objective,
+    origin: Values,
+    plane: tuple[Values, Values],
+    grid: Sequence[float],
+    resume: str | Path | None,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[float], int]:
+    """Return the losses row by row, and how many were computed now."""
+    total = len(grid) ** 2
+    key = _fingerprint(objective, origin, plane, grid)
+    losses = _resumed(resume, key)
+    start = len(losses)
+    for index in range(start, total):
+        b, a = grid[index // len(grid)], grid[index % len(grid)]
+        there = {n: v + a * plane[0][n] + b * plane[1][n] for n, v in origin.items()}
+        try:
+            losses.append(float(objective.at(there).loss()))
+        except NonFiniteError:
+            losses.append(math.nan)
+        if resume is not None and (index % len(grid) == len(grid) - 1 or index == total - 1):
+            Path(resume).write_text(json.dumps({"key": key, "losses": losses}), encoding="utf-8")
+        if progress is not None:
+            progress(index + 1, total)
+    return losses, total - start
+
+
+def _resumed(resume: str | Path | None, key: str) -> list[float]:
+    if resume is None or not Path(resume).exists():
+        return []
+    try:
+        kept = json.loads(Path(resume).read_text(encoding="utf-8"))
+        losses = [float(value) for value in kept["losses"]]
+        same = kept["key"] == key
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            explain(
+                f"loss_surface(resume={str(resume)!r})", "the file must be one written here", str(error), "Remove it"
+            )
+        ) from error
+    if not same:
+        raise StoreError(
+            explain(
+                f"loss_surface(resume={str(resume)!r})",
+                "the file must belong to the same parameters, directions, grid and mode",
+                "one of another surface",
+                "Choose another file, or remove it",
+            )
+        )
+    return losses
+
+
+def _fingerprint(objective: Objective, origin: Values, plane: tuple[Values, Values], grid: Sequence[float]) -> str:
+    mark = hashlib.sha256(f"{objective.mode} {list(grid)}".encode())
+    for values in (origin, *plane):
+        for name, value in values.items():
+            mark.update(name.encode())
+            mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    for _, batch in objective.batches():
+        for value in _leaves(batch):
+            mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    return mark.hexdigest()
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, (tuple, list)) else []

@@ -1,0 +1,239 @@
+"""Rules of steps that act entry by entry, and of sums and products of tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.measure.lipschitz.folded import Pending
+from normgauge.measure.lipschitz.reach import Gain, Reach, added, constant_gain, three_gains, width
+from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.theory import lipschitz_constants as constants
+
+_SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest size, size at zero
+    "relu": (1.0, math.inf, 0.0),
+    "relu6": (1.0, 6.0, 0.0),
+    "gelu": (constants.GELU_TANH, math.inf, 0.0),  # the larger of the exact and the tanh form
+    "silu": (constants.SILU, math.inf, 0.0),
+    "mish": (constants.MISH, math.inf, 0.0),
+    "selu": (constants.SELU, math.inf, 0.0),
+    "celu": (1.0, math.inf, 0.0),
+    "hardswish": (constants.HARD_SWISH, math.inf, 0.0),
+    "hardsigmoid": (constants.HARD_SIGMOID, 1.0, 0.5),
+    "sigmoid": (constants.SIGMOID, 1.0, 0.5),
+    "logsigmoid": (1.0, math.inf, 0.7),
+    "log_sigmoid": (1.0, math.inf, 0.7),
+    "tanh": (1.0, 1.0, 0.0),
+    "tanhshrink": (1.0, math.inf, 0.0),
+    "softsign": (1.0, 1.0, 0.0),
+    "softshrink": (1.0, math.inf, 0.0),
+    "softplus": (1.0, math.inf, math.inf),
+    "clamp": (1.0, math.inf, math.inf),
+    "clip": (1.0, math.inf, math.inf),
+    "abs": (1.0, math.inf, 0.0),
+    "neg": (1.0, math.inf, 0.0),
+    "positive": (1.0, math.inf, 0.0),
+    "sin": (1.0, 1.0, 0.0),
+    "cos": (1.0, 1.0, 1.0),
+    "atan": (1.0, 1.5708, 0.0),
+    "arctan": (1.0, 1.5708, 0.0),
+    "erf": (constants.ERF, 1.0, 0.0),
+}
+_TYPES: dict[type, str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.GELU: "gelu",
+    nn.SiLU: "silu",
+    nn.Mish: "mish",
+    nn.SELU: "selu",
+    nn.CELU: "celu",
+    nn.Hardswish: "hardswish",
+    nn.Hardsigmoid: "hardsigmoid",
+    nn.Sigmoid: "sigmoid",
+    nn.LogSigmoid: "logsigmoid",
+    nn.Tanh: "tanh",
+    nn.Tanhshrink: "tanhshrink",
+    nn.Softsign: "softsign",
+    nn.Softshrink: "softshrink",
+    nn.Softplus: "softplus",
+}
+
+
+def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
+    before: Reach = call.input
+    peak = min(slope * before.peak + zero, limit)
+    rows = slope * before.rows + zero * math.sqrt(width(call.value))
+    return before.through(constant_gain(slope, peak, rows), call.value)
+
+
+@on_function(*_SLOPES)
+def _function(call: Call) -> Reach:
+    return _activation(call, *_SLOPES[call.kind])
+
+
+@on_module(*_TYPES)
+def _module(call: Call) -> Reach:
+    return _activation(call, *_SLOPES[next(_TYPES[base] for base in type(call.module).__mro__ if base in _TYPES)])
+
+
+@on_module(nn.Hardtanh)
+def _hardtanh(call: Call) -> Reach:
+    limit = max(abs(call.module.min_val), abs(call.module.max_val))
+    return _activation(call, 1.0, limit, limit)
+
+
+@on_module(nn.LeakyReLU)
+def _leaky(call: Call) -> Reach:
+    return _activation(call, max(1.0, abs(call.module.negative_slope)), math.inf, 0.0)
+
+
+@on_function("leaky_relu")
+def _leaky_function(call: Call) -> Reach:
+    return _activation(call, max(1.0, abs(call.argument(1, "negative_slope", 0.01))), math.inf, 0.0)
+
+
+@on_module(nn.ELU)
+def _elu(call: Call) -> Reach:
+    return _activation(call, max(1.0, abs(call.module.alpha)), math.inf, 0.0)
+
+
+@on_function("elu")
+def _elu_function(call: Call) -> Reach:
+    return _activation(call, max(1.0, abs(call.argument(1, "alpha", 1.0))), math.inf, 0.0)
+
+
+@on_module(nn.PReLU)
+def _prelu(call: Call) -> Reach:
+    return _activation(call, max(1.0, float(call.module.weight.abs().max())), math.inf, 0.0)
+
+
+@on_function("square", "pow")
+def _square(call: Call) -> Reach:
+    exponent = call.argument(1, "exponent", 2)
+    if exponent != 2:
+        raise call.refuse("powers have a rule for the square only", f"exponent {exponent}")
+    before: Reach = call.input
+    size = _largest(before.value)
+    gain = three_gains(2 * size, 2 * (size + before.spread), 2 * before.peak, before.peak**2)
+    return before.through(gain, call.value)
+
+
+@on_function("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub", several=True)
+def _sum(call: Call) -> Reach:
+    a, b = call.args[0], call.argument(1, "other")
+    alpha = abs(float(call.kwargs.get("alpha", 1.0)))
+    if isinstance(a, Reach) and isinstance(b, Reach):
+        same = a.value.shape == b.value.shape
+        return added(
+            [(a, _repeated(call, a)), (b, _repeated(call, b, alpha))],
+            call.value,
+            a.peak + alpha * b.peak,
+            a.rows + alpha * b.rows if same else math.inf,
+        )
+    known, other = (a, b) if isinstance(a, Reach) else (b, a)
+    factor = alpha if known is b else 1.0
+    gain = _repeated(call, known, factor)
+    size = _size(other) * (alpha if other is b else 1.0)
+    rows = factor * known.rows + _length(other, call.value) * (alpha if other is b else 1.0)
+    if known.value.shape != call.value.shape:
+        rows = math.inf
+    return known.through(Gain(gain.at, gain.ball, gain.everywhere, factor * known.peak + size, rows), call.value)
+
+
+@on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
+def _times(call: Call) -> Reach | Pending:
+    a, b = call.args[0], call.argument(1, "other")
+    first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
+    if first and second:
+        return _product(call, _certified(a), _certified(b))
+    known, other = (a, b) if first else (b, a)
+    if isinstance(known, Pending):
+        factors = _factors(known.value, other)
+        folded = None if factors is None else known.folded.scaled(call.name, factors[0], 0 * factors[0], factors[1])
+        if folded is not None and call.value.shape == known.value.shape:
+            return Pending(call.value, folded)
+    return _scaled(call, _certified(known), _size(other))
+
+
+@on_function("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
+def _quotient(call: Call) -> Reach:
+    a, b = call.args[0], call.argument(1, "other")
+    if isinstance(b, Reach) or not isinstance(a, Reach):
+        raise call.refuse("no rule for dividing by something that depends on the input", "such a division")
+    smallest = abs(float(b)) if not isinstance(b, Tensor) else float(b.abs().min())
+    if call.kwargs.get("rounding_mode") is not None or smallest == 0:
+        raise call.refuse("division needs a divisor other than zero, without rounding", f"divisor {smallest:g}")
+    return _scaled(call, a, 1 / smallest)
+
+
+def _scaled(call: Call, known: Reach, size: float) -> Reach:
+    gain = _repeated(call, known, size)
+    rows = known.rows * size if known.value.shape == call.value.shape else math.inf
+    return known.through(Gain(gain.at, gain.ball, gain.everywhere, known.peak * size, rows), call.value)
+
+
+def _product(call: Call, a: Reach, b: Reach) -> Reach:
+    """d(a b) = a db + b da, where a tensor that is repeated collects what it is multiplied with over the repeats."""
+    _aligned(call, a)
+    _aligned(call, b)
+    return added([(a, _multiplied(call, a, b)), (b, _multiplied(call, b, a))], call.value, a.peak * b.peak)
+
+
+def _multiplied(call: Call, moving: Reach, factor: Reach) -> Gain:
+    shape = call.value.shape
+    axes = [i for i, (n, m) in enumerate(zip(moving.value.shape, shape, strict=True)) if n != m]
+    squares = factor.value.expand(shape).square()
+    blocks = (squares.sum(axes, keepdim=True) if axes else squares).flatten(1).amax(1).sqrt()
+    repeats = math.sqrt(call.value.numel() / moving.value.numel())
+    # where the factor itself is repeated along those axes, its movement is seen as often
+    seen = math.sqrt(math.prod(shape[i] for i in axes if factor.value.shape[i] == 1))
+    return three_gains(blocks, blocks + seen * factor.spread, factor.peak * repeats if factor.peak else 0.0)
+
+
+def _repeated(call: Call, known: Reach, factor: float = 1.0) -> Gain:
+    """Return the gain of repeating a tensor by broadcasting and multiplying by a factor."""
+    _aligned(call, known)
+    return constant_gain(factor * math.sqrt(call.value.numel() / known.value.numel()))
+
+
+def _aligned(call: Call, known: Reach) -> None:
+    if known.value.ndim != call.value.ndim:
+        raise call.refuse(
+            "tensors that depend on the input must have all axes of the result, the batch first",
+            f"shapes {tuple(known.value.shape)} and {tuple(call.value.shape)}",
+            "Insert the missing axes with unsqueeze",
+        )
+
+
+def _factors(value: Tensor, other: Any) -> tuple[Tensor, int] | None:
+    """Return constants as factors per channel and their axis, if they are such."""
+    if not isinstance(other, Tensor) or other.ndim == 0:
+        axis = -1 if value.ndim == 2 else 1
+        return torch.full((value.shape[axis],), float(other), dtype=torch.float64), axis
+    full = (1,) * (value.ndim - other.ndim) + tuple(other.shape)
+    wide = [i for i, n in enumerate(full) if n != 1]
+    if len(wide) != 1 or other.numel() != value.shape[wide[0]] or wide[0] == 0:
+        return None
+    return other.reshape(-1).double(), -1 if wide[0] == value.ndim - 1 else wide[0]
+
+
+def _size(constant: Any) -> float:
+    return float(constant.abs().max()) if isinstance(constant, Tensor) else abs(float(constant))
+
+
+def _length(constant: Any, value: Tensor) -> float:
+    """Return the length of the longest row of a constant that is added to `value`."""
+    if isinstance(constant, Tensor) and constant.ndim and constant.shape[-1] == width(value):
+        return float(constant.double().norm(dim=-1).max())
+    return _size(constant) * math.sqrt(width(value))
+
+
+def _largest(value: Tensor) -> Tensor:
+    return value.abs().flatten(1).amax(1)
+
+
+def _certified(known: Reach | Pending) -> Reach:
+    return known.certified if isinstance(known, Pending) else known

@@ -1,0 +1,202 @@
+"""Rules of linear layers, folded into each other where they meet, and of normalizers that are affine in evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from normgauge import nn as normalizers
+from normgauge.measure.lipschitz.folded import Folded, Pending
+from normgauge.measure.lipschitz.linear_layer import batch_norm_factors
+from normgauge.measure.lipschitz.reach import Reach, added, constant_gain, three_gains
+from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+_PER_CHANNEL = (
+    normalizers.BatchRenorm,
+    normalizers.FrozenBatchNorm,
+    normalizers.GhostBatchNorm,
+    normalizers.LpBatchNorm,
+    normalizers.NoisyBatchNorm,
+    normalizers.SyncedBatchNorm,
+)
+
+
+@on_module(nn.Linear, folds=True)
+def _linear(call: Call) -> Pending:
+    return _through_matrix(call, call.input, call.module.weight, call.module.bias)
+
+
+@on_function("linear", folds=True)
+def _linear_function(call: Call) -> Pending:
+    weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
+    if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
+        raise call.refuse("weights must not depend on the input", "a weight that does")
+    return _through_matrix(call, call.input, weight, bias)
+
+
+def _through_matrix(call: Call, known: Any, weight: Tensor, bias: Tensor | None) -> Pending:
+    matrix = _finite(call, weight)
+    offset = torch.zeros(len(matrix), dtype=torch.float64) if bias is None else bias.detach().double()
+    folded = known.folded.then_matrix(call.name, matrix, offset) if isinstance(known, Pending) else None
+    if folded is None:
+        folded = Folded(_base(known), (call.name,), call.norms, matrix, offset)
+    return Pending(call.value, folded)
+
+
+@on_module(*_CONVOLUTIONS, folds=True)
+def _convolution(call: Call) -> Pending:
+    return _convolved(call, call.input, call.module, call.module.weight)
+
+
+@on_function("conv1d", "conv2d", "conv3d", folds=True)
+def _convolution_function(call: Call) -> Pending:
+    weight = call.argument(1, "weight")
+    if not isinstance(weight, Tensor):
+        raise call.refuse("weights must not depend on the input", "a weight that does")
+    groups = call.argument(6, "groups", 1)
+    type_ = _CONVOLUTIONS[weight.ndim - 3]
+    layer = type_(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        tuple(weight.shape[2:]),  # type: ignore[arg-type]
+        call.argument(3, "stride", 1),
+        call.argument(4, "padding", 0),
+        call.argument(5, "dilation", 1),
+        groups=groups,
+        bias=False,
+        device="meta",
+    )
+    return _convolved(call, call.input, layer, weight)
+
+
+def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pending:
+    kernel = _finite(call, weight)
+    size = tuple(known.value.shape[2:])
+    if len(size) != kernel.ndim - 2:
+        raise call.refuse(
+            f"its input must be [batch, channels] and {kernel.ndim - 2} axes of space",
+            f"shape {tuple(known.value.shape)}",
+            "Add the batch axis",
+        )
+    name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
+    folded = known.folded.then_convolution(name, layer, kernel, size) if isinstance(known, Pending) else None
+    if folded is None:
+        folded = Folded(base=_base(known), key=(name,), norms=call.norms, weight=kernel, layer=layer, size=size)
+    return Pending(call.value, folded)
+
+
+@on_module(
+    _BatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, normalizers.BatchNorm, folds=True,
+    normalizer=True,
+)  # fmt: skip
+def _batch_norm(call: Call) -> Pending:
+    layer = call.module
+    factors = batch_norm_factors(layer)
+    shift = -layer.running_mean.detach().double() * factors
+    return _per_channel(call, factors, shift if layer.bias is None else shift + layer.bias.detach().double())
+
+
+@on_module(*_PER_CHANNEL, folds=True, normalizer=True)
+def _stored_statistics(call: Call) -> Pending:
+    """Affine per channel in evaluation: two points say which map it is."""
+    layer = call.module
+    if layer.training and not isinstance(layer, normalizers.FrozenBatchNorm):
+        raise call.refuse("statistics of the batch make samples see each other", "training mode", "Call model.eval()")
+    zero = torch.zeros(1, layer.num_features, dtype=torch.float64)
+    shift = layer(zero)[0]
+    return _per_channel(call, layer(zero + 1)[0] - shift, shift)
+
+
+@on_module(normalizers.StatNorm, folds=True, normalizer=True)
+def _stat_norm(call: Call) -> Pending:
+    if call.module.axes != "batch":
+        raise call.refuse("StatNorm has a rule for statistics of the batch only", f"axes={call.module.axes!r}")
+    return _stored_statistics(call)
+
+
+@on_module(normalizers.WhiteningNorm, folds=True, normalizer=True)
+def _whitening(call: Call) -> Pending | Reach:
+    layer = call.module
+    if layer.training:
+        raise call.refuse("statistics of the batch make samples see each other", "training mode", "Call model.eval()")
+    eye = torch.eye(layer.num_features, dtype=torch.float64)
+    shift = layer(torch.zeros_like(eye)[:1])[0]
+    matrix = (layer(eye) - shift).T
+    if call.value.ndim == 2:
+        return _through_matrix(call, call.input, matrix, shift)
+    return _base(call.input, certified=True).through(constant_gain(_spectral(matrix)), call.value)
+
+
+def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
+    known = call.input
+    if not bool(torch.isfinite(factors).all()):
+        raise call.refuse("its factors must be finite", "inf or nan", "Look at the stored variance")
+    axis = -1 if call.value.ndim == 2 else 1
+    folded = known.folded.scaled(call.name, factors, shift, axis) if isinstance(known, Pending) else None
+    if folded is None:
+        folded = Folded(_base(known, certified=True), (call.name,), call.norms, factors, axis=axis)
+    return Pending(call.value, folded)
+
+
+@on_function("batch_norm")
+def _batch_norm_function(call: Call) -> Reach:
+    variance, gain = call.argument(2, "running_var"), call.argument(3, "weight")
+    if call.argument(5, "training", False) or not isinstance(variance, Tensor):
+        raise call.refuse("BatchNorm must use stored statistics", "training=True", "Call model.eval() first")
+    factors = (variance.double() + call.argument(7, "eps", 1e-5)).rsqrt()
+    factors = factors if gain is None else factors * gain.double()
+    return call.input.through(constant_gain(float(factors.abs().max())), call.value)
+
+
+@on_function("matmul", "bmm", "__matmul__", "__rmatmul__", several=True)
+def _matmul(call: Call) -> Reach | Pending:
+    a, b = call.args[0], call.argument(1, "other", call.kwargs.get("mat2"))
+    if isinstance(a, Reach) and isinstance(b, Reach):
+        return _bilinear(call, a, b)
+    known, other = (a, b) if isinstance(a, Reach) else (b, a)
+    if not isinstance(other, Tensor) or known.value.ndim != call.value.ndim:
+        raise call.refuse("a product must keep the axes", f"shape {tuple(call.value.shape)}", "Use a 2-d constant")
+    if known is a and other.ndim == 2:
+        return Pending(call.value, Folded(known.light(), (call.name,), call.norms, _finite(call, other.T), None))
+    if known is b and known.value.ndim < 3:
+        raise call.refuse(
+            "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
+        )
+    return known.through(constant_gain(_spectral(other.double())), call.value)
+
+
+def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
+    """d(A B) = dA B + A dB, in spectral norms: at the data, with the movement on the ball, or by lengths of rows."""
+    if a.value.ndim < 3 or a.value.shape[:-2] != b.value.shape[:-2]:
+        raise call.refuse("products of two tensors need equal leading axes, the batch first", f"{tuple(a.value.shape)}")
+    sizes = [torch.linalg.matrix_norm(x.value, 2).reshape(len(x.value), -1).amax(1) for x in (a, b)]
+    limits = [x.rows * x.value.shape[-2] ** 0.5 for x in (a, b)]
+    gains = [three_gains(size, size + x.spread, limit) for size, x, limit in zip(sizes, (a, b), limits, strict=True)]
+    return added([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
+
+
+def _base(known: Any, *, certified: bool = True) -> Reach:
+    reach = known.certified if isinstance(known, Pending) and certified else known
+    assert isinstance(reach, Reach)  # for the type checker
+    return reach.light()
+
+
+def _spectral(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2).max()) * (1 + 1e-11)
+
+
+def _finite(call: Call, weight: Tensor) -> Tensor:
+    if weight.is_complex() or not bool(torch.isfinite(weight).all()):
+        raise call.refuse("weights must be real and finite", "complex, inf or nan", "Look at the step that made them")
+    return weight.detach().double()

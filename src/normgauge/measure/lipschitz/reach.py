@@ -1,0 +1,151 @@
+"""What is known of one tensor inside a network as a function of the input: slopes in three senses, size, movement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_ROUNDING = math.log1p(1e-12)  # per step, for the float64 arithmetic of norms and statistics
+
+
+@dataclass(frozen=True)
+class Gain:
+    """By how much one step may stretch its input; logarithms, so that depth cannot overflow.
+
+    Attributes:
+        at: at each datum `[N]`, or one number for all.
+        ball: on the image of the ball around each datum.
+        everywhere: on all inputs.
+        peak: what no entry of the output exceeds in size, whatever the input.
+        rows: what no row (last axis) of the output exceeds in length.
+        reach: how far the output can move at all.
+    """
+
+    at: Tensor
+    ball: Tensor
+    everywhere: Tensor
+    peak: float = math.inf
+    rows: float = math.inf
+    reach: float = math.inf
+
+
+def constant_gain(value: float | Tensor, peak: float = math.inf, rows: float = math.inf) -> Gain:
+    """Return the gain of a step with one Lipschitz constant in all three senses."""
+    return three_gains(value, value, value, peak, rows)
+
+
+def three_gains(
+    at: float | Tensor,
+    ball: float | Tensor,
+    everywhere: float | Tensor,
+    peak: float = math.inf,
+    rows: float = math.inf,
+    reach: float = math.inf,
+) -> Gain:
+    """Return the gain of a step from its constants at the data, on the ball and everywhere."""
+    # what cannot be told (infinity times zero, a value that overflowed) is not bounded
+    logs = [
+        torch.nan_to_num(torch.as_tensor(value, dtype=torch.float64).log(), math.inf, math.inf, -math.inf)
+        for value in (at, ball, everywhere)
+    ]
+    return Gain(logs[0], logs[1], logs[2], peak, rows, reach)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A tensor of the network, seen from the input.
+
+    Attributes:
+        value: at the data `[N, ...]`, float64.
+        at: log of a bound on the norm of the Jacobian at each datum `[N]`.
+        ball: log of a Lipschitz constant on the ball around each datum `[N]`.
+        everywhere: log of a Lipschitz constant on all inputs.
+        spread: how far the value may move while the input stays in the ball `[N]`; 0 without a ball.
+        peak: bound on the size of an entry over all inputs.
+        rows: bound on the length of a row (last axis) over all inputs.
+        batch: axis of the data; other than 0 only between two steps that move axes.
+    """
+
+    value: Tensor
+    at: Tensor
+    ball: Tensor
+    everywhere: Tensor
+    spread: Tensor
+    peak: float = math.inf
+    rows: float = math.inf
+    batch: int = 0
+
+    @classmethod
+    def of_inputs(cls, inputs: Tensor, radius: float) -> Reach:
+        """Return the input itself: slope 1, moving by the radius."""
+        zeros = torch.zeros(len(inputs), dtype=torch.float64)
+        return cls(inputs, zeros, zeros, torch.zeros((), dtype=torch.float64), torch.full_like(zeros, radius))
+
+    def through(self, gain: Gain, value: Tensor) -> Reach:
+        """Return the output of a step with a gain."""
+        spread = torch.where(self.spread == 0, self.spread, self.spread * gain.ball.exp())
+        spread = torch.where(torch.isneginf(gain.ball), torch.zeros_like(spread), spread)
+        rows = min(gain.rows, gain.peak * math.sqrt(width(value)))
+        return Reach(
+            value=value,
+            at=chained(self.at, gain.at),
+            ball=chained(self.ball, gain.ball),
+            everywhere=chained(self.everywhere, gain.everywhere),
+            spread=spread.clamp_max(gain.reach) * (1 + 1e-12),
+            peak=min(gain.peak, rows),
+            rows=rows,
+        )
+
+    def moved(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
+        """Return the numbers after a step that only moves or drops entries; lengths of rows are lost if not given."""
+        limit = self.peak * math.sqrt(width(value))
+        return replace(self, value=value, rows=limit if rows is None else min(rows, limit), batch=batch)
+
+    def light(self) -> Reach:
+        """Return the numbers without the tensor."""
+        return replace(self, value=self.value.new_empty(0))
+
+
+def width(value: Tensor) -> int:
+    """Return the number of entries of a row, the last axis; 1 for one number per datum."""
+    return value.shape[-1] if value.ndim > 1 else 1
+
+
+def chained(first: Tensor, second: Tensor) -> Tensor:
+    """Return the log of a product of constants; a constant of zero wins against an infinite one."""
+    total = first + second + _ROUNDING
+    nothing = torch.isneginf(first) | torch.isneginf(second)
+    return torch.where(nothing, torch.full_like(total, -math.inf), total)
+
+
+def added(parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf, rows: float = math.inf) -> Reach:
+    """Return a sum of steps: constants and movements add up."""
+    moved = [reach.through(gain, value) for reach, gain in parts]
+    first = moved[0]
+    at, ball, everywhere, spread = first.at, first.ball, first.everywhere, first.spread
+    for other in moved[1:]:
+        at, ball = torch.logaddexp(at, other.at), torch.logaddexp(ball, other.ball)
+        everywhere, spread = torch.logaddexp(everywhere, other.everywhere), spread + other.spread
+    rows = min(rows, peak * math.sqrt(width(value)))
+    return Reach(value=value, at=at, ball=ball, everywhere=everywhere, spread=spread, peak=min(peak, rows), rows=rows)
+
+
+def joined(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach:
+    """Return parts laid side by side: squares of constants and of movements add up."""
+    at, ball, everywhere = (
+        torch.stack([2 * getattr(part, name) for part in parts]).logsumexp(0) / 2 + _ROUNDING
+        for name in ("at", "ball", "everywhere")
+    )
+    spread = torch.stack([part.spread for part in parts]).square().sum(0).sqrt() * (1 + 1e-12)
+    return Reach(
+        value=value,
+        at=at,
+        ball=ball,
+        everywhere=everywhere,
+        spread=spread,
+        peak=peak,
+        rows=min(rows, peak * math.sqrt(width(value))),
+    )

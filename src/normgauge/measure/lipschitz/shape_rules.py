@@ -1,0 +1,315 @@
+"""Rules of steps that move, drop, repeat, join or average entries: views, slices, concatenation, pooling, padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normgauge.measure.lipschitz.folded import Pending
+from normgauge.measure.lipschitz.reach import Gain, Reach, constant_gain, joined
+from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.theory import lipschitz_constants as constants
+
+_ONE_TO_THREE = (1, 2, 3)
+
+
+@on_module(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, folds=True, shown=False)
+def _nothing(call: Call) -> Reach | Pending:
+    if call.module.training and getattr(call.module, "p", 0.0) > 0:
+        raise call.refuse("dropout must be in evaluation mode", "training mode", "Call model.eval() first")
+    return _same(call)
+
+
+@on_function("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", folds=True, shown=False)
+def _dropout_function(call: Call) -> Reach | Pending:
+    if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
+        raise call.refuse(
+            "dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()"
+        )
+    return _same(call)
+
+
+@on_function("contiguous", "clone", "to", "float", "double", "type", "type_as", folds=True, shown=False, several=True)
+def _same(call: Call) -> Reach | Pending:
+    known = call.input
+    if isinstance(known, Pending):
+        return Pending(call.value, known.folded)
+    return known.moved(call.value, known.rows)
+
+
+@on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
+@on_function("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "pixel_shuffle",
+             "pixel_unshuffle", "channel_shuffle", "ravel", shown=False, several=True)  # fmt: skip
+def _reshaped(call: Call) -> Reach:
+    """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
+    known: Reach = call.input
+    unchanged = known.value.shape[-1] == call.value.shape[-1]
+    return known.moved(call.value, known.rows if unchanged else _finer(known, call.value))
+
+
+def _finer(known: Reach, value: Tensor) -> float | None:
+    """A row cut into pieces: each piece is no longer than the row."""
+    return known.rows if value.ndim > 1 and known.value.shape[-1] % value.shape[-1] == 0 else None
+
+
+@on_function("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", shown=False, moves=True)
+def _permuted(call: Call) -> Reach:
+    """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
+    known: Reach = call.input
+    marked = torch.empty(tuple(range(2, known.value.ndim + 2)))
+    order = [n - 2 for n in getattr(marked, call.kind)(*call.args[1:], **call.kwargs).shape]
+    kept = order[-1] == known.value.ndim - 1
+    return known.moved(call.value, known.rows if kept else None, order.index(known.batch))
+
+
+@on_function("flip", "roll", shown=False)
+def _turned(call: Call) -> Reach:
+    place, name = (2, "dims") if call.kind == "roll" else (1, "dims")
+    axes = _integers((call.args[place:] or call.kwargs.get(name),))
+    if not axes or any(axis % call.value.ndim == 0 for axis in axes):
+        raise call.refuse("samples must not be exchanged", f"dims {axes or None}", "Name the other axes")
+    return call.input.moved(call.value, call.input.rows)
+
+
+@on_function("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
+def _pieces(call: Call) -> tuple[Reach, ...]:
+    known: Reach = call.input
+    axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
+    batch = _batch_after(call, known, axis, dropped=call.kind == "unbind")
+    return tuple(known.moved(piece, _cut(known, piece), batch) for piece in call.value)
+
+
+def _batch_after(call: Call, known: Reach, axis: int, *, dropped: bool) -> int:
+    axis %= known.value.ndim
+    if axis == known.batch:
+        raise call.refuse("the batch must not be split", f"dim {axis}", "Split another axis")
+    return known.batch - 1 if dropped and axis < known.batch else known.batch
+
+
+@on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
+def _item(call: Call) -> Any:
+    known, index = call.input, call.argument(1, "dim")
+    if isinstance(known, tuple):
+        return known[index]
+    if call.kind in ("select", "narrow"):
+        batch = _batch_after(call, known, index, dropped=call.kind == "select")
+        return known.moved(call.value, _cut(known, call.value), batch)
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not all(part is None or part is Ellipsis or _plain(part) for part in parts):
+        raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
+    if Ellipsis in parts:
+        place, used = parts.index(Ellipsis), sum(part is not None and part is not Ellipsis for part in parts)
+        parts[place : place + 1] = [slice(None)] * (known.value.ndim - used)
+    parts += [slice(None)] * (known.value.ndim - sum(part is not None for part in parts))
+    batch, axis, new = -1, 0, 0
+    for part in parts:
+        if part is None:
+            new += 1
+            continue
+        if axis == known.batch and part == slice(None):
+            batch = new
+        axis, new = axis + 1, new + isinstance(part, slice)
+    if batch < 0:
+        raise call.refuse("the batch must stay whole", f"{index!r}", "Write x[:, ...]")
+    return known.moved(call.value, _cut(known, call.value), batch)
+
+
+def _plain(part: Any) -> bool:
+    return isinstance(part, (int, slice)) and not isinstance(part, bool)
+
+
+def _cut(known: Reach, piece: Tensor) -> float | None:
+    """Lengths of rows hold for pieces of rows, as long as the last axis is the same one."""
+    same = piece.ndim == known.value.ndim or piece.shape[-1:] == known.value.shape[-1:]
+    return known.rows if same and piece.ndim > 1 else None
+
+
+@on_function("cat", "concat", "concatenate", "stack", "hstack", several=True)
+def _joined(call: Call) -> Reach:
+    parts = call.input
+    axis = call.argument(1, "dim", 1 if call.kind == "hstack" else 0)
+    if axis % call.value.ndim == 0:
+        raise call.refuse("samples must not be joined", f"dim {axis}", "Join another axis")
+    known = [part for part in parts if isinstance(part, Reach)]
+    fixed = max((float(part.abs().max()) for part in parts if isinstance(part, Tensor)), default=0.0)
+    peak = max(fixed, *(part.peak for part in known))
+    rows = math.inf
+    if len(known) == len(parts):
+        last = axis % call.value.ndim == call.value.ndim - 1
+        rows = math.sqrt(sum(part.rows**2 for part in known)) if last else max(part.rows for part in known)
+    return joined(known, call.value, peak, rows)
+
+
+@on_function("expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", several=True)
+def _repeated(call: Call) -> Reach:
+    known: Reach = call.input
+    if known.value.ndim != call.value.ndim:
+        raise call.refuse("repeating must keep the axes", f"shape {tuple(call.value.shape)}", "Use unsqueeze first")
+    return known.through(constant_gain(math.sqrt(call.value.numel() / known.value.numel()), known.peak), call.value)
+
+
+@on_function("mean", "sum", "amax", "amin", "norm", "logsumexp")
+def _reduced(call: Call) -> Reach:
+    known: Reach = call.input
+    place = 2 if call.kind == "norm" else 1
+    axes = _integers((call.argument(place, "dim", call.kwargs.get("axis")),))
+    if not axes or any(axis % known.value.ndim == 0 for axis in axes):
+        raise call.refuse("a reduction must name its axes and spare the batch", f"dim {axes or None}", "Give dim=")
+    if call.kind == "norm" and call.argument(1, "p", 2) not in (2, 2.0, "fro", None):
+        raise call.refuse("norm has a rule for p = 2 only", f"p = {call.argument(1, 'p')}")
+    count = math.prod(known.value.shape[axis] for axis in axes)
+    factor = {"mean": 1 / math.sqrt(count), "sum": math.sqrt(count)}.get(call.kind, 1.0)
+    peak = {"sum": count * known.peak, "norm": math.sqrt(count) * known.peak}.get(call.kind, known.peak)
+    if call.kind == "logsumexp":
+        peak = known.peak + math.log(count)
+    return known.through(constant_gain(factor, peak), call.value)
+
+
+@on_module(nn.Softmax)
+@on_function("softmax")
+def _softmax(call: Call) -> Reach:
+    axis = call.module.dim if call.module is not None else call.argument(1, "dim")
+    if axis is None or axis % call.value.ndim == 0:
+        raise call.refuse("softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
+    last = axis % call.value.ndim == call.value.ndim - 1
+    return call.input.through(constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf), call.value)
+
+
+@on_module(nn.LogSoftmax)
+@on_function("log_softmax")
+def _log_softmax(call: Call) -> Reach:
+    axis = call.module.dim if call.module is not None else call.argument(1, "dim")
+    if axis is None or axis % call.value.ndim == 0:
+        raise call.refuse("log_softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
+    return call.input.through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
+
+
+@on_module(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+def _max_pool(call: Call) -> Reach:
+    layer = call.module
+    if layer.return_indices:
+        raise call.refuse("max pooling must return values only", "return_indices=True")
+    return _max_pooled(call, layer.kernel_size, layer.stride, layer.dilation)
+
+
+@on_function("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool_function(call: Call) -> Reach:
+    kernel = call.argument(1, "kernel_size")
+    return _max_pooled(call, kernel, call.argument(2, "stride", None), call.argument(4, "dilation", 1))
+
+
+def _max_pooled(call: Call, kernel: Any, stride: Any, dilation: Any) -> Reach:
+    axes = call.value.ndim - 2
+    if axes not in _ONE_TO_THREE or not isinstance(call.value, Tensor):
+        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(call.value.shape)}")
+    sizes = zip(_spread(kernel, axes), _spread(stride or kernel, axes), _spread(dilation, axes), strict=True)
+    factor = math.prod(constants.max_pool_constant(k, s, d) for k, s, d in sizes)
+    return call.input.through(constant_gain(factor, call.input.peak), call.value)
+
+
+@on_module(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+def _average_pool(call: Call) -> Reach:
+    layer = call.module
+    if getattr(layer, "divisor_override", None) is not None:
+        raise call.refuse("average pooling has a rule without divisor_override only", f"{layer.divisor_override}")
+    axes = call.value.ndim - 2
+    kernels, strides = _spread(layer.kernel_size, axes), _spread(layer.stride, axes)
+    paddings = _spread(layer.padding, axes)
+
+    def along(axis: int, eye: Tensor) -> Tensor:
+        return functional.avg_pool1d(
+            eye, kernels[axis], strides[axis], paddings[axis], layer.ceil_mode, layer.count_include_pad
+        )
+
+    return _separable(call, along)
+
+
+@on_function("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _average_pool_function(call: Call) -> Reach:
+    if len(call.args) > 4 or set(call.kwargs) & {"ceil_mode", "count_include_pad", "divisor_override"}:
+        raise call.refuse("the function has a rule with kernel, stride and padding only", "further arguments")
+    axes = call.value.ndim - 2
+    kernels = _spread(call.argument(1, "kernel_size"), axes)
+    strides = _spread(call.argument(2, "stride") or kernels, axes)
+    paddings = _spread(call.argument(3, "padding", 0), axes)
+    return _separable(call, lambda i, eye: functional.avg_pool1d(eye, kernels[i], strides[i], paddings[i]))
+
+
+@on_module(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+@on_function("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def _adaptive_average(call: Call) -> Reach:
+    sizes = call.value.shape[2:]
+    return _separable(call, lambda axis, eye: functional.adaptive_avg_pool1d(eye, sizes[axis]))
+
+
+@on_module(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+def _adaptive_maximum(call: Call) -> Reach:
+    factor = 1.0
+    for n, m in zip(call.input.value.shape[2:], call.value.shape[2:], strict=True):
+        windows = torch.zeros(n, dtype=torch.long)
+        for i in range(m):
+            windows[i * n // m : -(-(i + 1) * n // m)] += 1
+        factor *= math.sqrt(int(windows.max()))
+    return call.input.through(constant_gain(factor, call.input.peak), call.value)
+
+
+@on_module(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+def _upsampled(call: Call) -> Reach:
+    layer, sizes = call.module, call.value.shape[2:]
+    mode = {"bilinear": "linear", "trilinear": "linear"}.get(layer.mode, layer.mode)
+    if mode not in ("nearest", "linear", "nearest-exact") or layer.recompute_scale_factor:
+        raise call.refuse("upsampling has a rule for nearest and linear modes", f"mode {layer.mode!r}")
+    corners = layer.align_corners if mode == "linear" else None
+    return _separable(
+        call, lambda axis, eye: functional.interpolate(eye, size=sizes[axis], mode=mode, align_corners=corners)
+    )
+
+
+@on_module(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+def _padded(call: Call) -> Reach:
+    return call.input.through(constant_gain(1.0, max(call.input.peak, abs(call.module.value))), call.value)
+
+
+@on_function("pad")
+def _pad(call: Call) -> Reach:
+    if call.argument(2, "mode", "constant") != "constant":
+        raise call.refuse("pad has a rule for constants only", f"mode {call.argument(2, 'mode')!r}")
+    ahead = _integers((call.argument(1, "pad"),))
+    if len(ahead) >= 2 * call.value.ndim:
+        raise call.refuse("the batch must not be padded", f"pad {ahead}")
+    size = abs(float(call.argument(3, "value", 0.0) or 0.0))
+    return call.input.through(constant_gain(1.0, max(call.input.peak, size)), call.value)
+
+
+def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
+    """Return the exact norm of a map that acts on each spatial axis by its own matrix."""
+    known: Reach = call.input
+    if known.value.ndim - 2 not in _ONE_TO_THREE:
+        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(known.value.shape)}")
+    factor, largest = 1.0, 1.0
+    for axis, size in enumerate(known.value.shape[2:]):
+        matrix = along(axis, torch.eye(size, dtype=torch.float64).unsqueeze(1)).squeeze(1)
+        factor *= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-11)
+        largest *= float(matrix.abs().sum(0).max())
+    return known.through(_with_peak(constant_gain(factor), largest * known.peak), call.value)
+
+
+def _with_peak(gain: Gain, peak: float) -> Gain:
+    return Gain(gain.at, gain.ball, gain.everywhere, peak)
+
+
+def _spread(value: Any, axes: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,) * axes
+
+
+def _integers(tree: Any) -> list[int]:
+    if isinstance(tree, bool):
+        return []
+    if isinstance(tree, int):
+        return [tree]
+    return [found for item in tree for found in _integers(item)] if isinstance(tree, (tuple, list)) else []

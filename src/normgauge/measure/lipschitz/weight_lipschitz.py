@@ -1,0 +1,385 @@
+"""How fast outputs and loss can change with the weights of each layer: bounds beside what the gradient is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from normgauge import charts
+from normgauge.errors import InputError, ModelError, explain
+from normgauge.measure.lipschitz.lipschitz import without_inplace
+from normgauge.measure.lipschitz.trace import Walk, checked_inputs, graph_of, private_copy
+from normgauge.objective import Objective
+from normgauge.records import Result
+from normgauge.rng import preserved_rng, seed_everything
+from normgauge.theory.batchnorm_calculus import pullback_gradient
+
+if TYPE_CHECKING:
+    import altair
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_SLACK = 1e-9
+_LN10 = math.log(10.0)
+
+
+@dataclass(frozen=True)
+class WeightGain:
+    """One layer: how fast things can change with its weights.
+
+    Attributes:
+        name: of the layer.
+        input: largest norm of the map from the weights to the layer's output, over the data: A_{i-1}.
+        log10_output: of the bound on the slope of the outputs; `None` in train mode with batch statistics.
+        log10_chain: of the bound on the gradient from it; `None` there too.
+        log10_local: of the bound on the gradient from the gradient that arrives behind the layer.
+        log10_plain: the same without the batch normalization that follows; `None` where none does.
+        log10_gradient: of the gradient's norm, measured.
+    """
+
+    name: str
+    input: float
+    log10_output: float | None
+    log10_chain: float | None
+    log10_local: float
+    log10_plain: float | None
+    log10_gradient: float
+
+
+@dataclass(frozen=True)
+class WeightLipschitz(Result):
+    """Bounds on the slope with respect to each layer's weights, and the measured gradients.
+
+    Attributes:
+        layers: in order of use.
+        mode: of the objective.
+        model: in words.
+        why: why the chain bounds are missing, if they are.
+    """
+
+    layers: tuple[WeightGain, ...]
+    mode: str
+    model: str
+    why: str = field(default="", repr=False)
+
+    def _title(self) -> str:
+        return f"slopes of {self.model} with respect to the weights of each layer, log10"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "layer": layer.name,
+                "input": layer.input,
+                "output_bound": layer.log10_output,
+                "gradient_bound": layer.log10_chain,
+                "local_bound": layer.log10_local,
+                "without_batch_norm": layer.log10_plain,
+                "gradient": layer.log10_gradient,
+            }
+            for layer in self.layers
+        ]
+
+    def _footer(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"kind: bounds certified up to slack {_SLACK:g}{why}, gradient exact; {self.mode} mode; float64; no seed; "
+            "one forward and backward pass, and one walk per layer"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bounds and measured gradients over the layers."""
+        names = ("gradient_bound", "local_bound", "without_batch_norm", "gradient")
+        rows = [
+            {"layer": place, "log10": row[name], "series": name.replace("_", " ")}
+            for place, row in enumerate(self._rows(), 1)
+            for name in names
+            if row[name] is not None and math.isfinite(row[name])
+        ]
+        return charts.curves(rows, x="layer", y="log10", y_scale="linear", title=self._title())
+
+
+@dataclass
+class _Seen:
+    """What one layer saw in one pass."""
+
+    input: Tensor
+    output: Tensor
+    behind: Tensor | None = None
+
+
+def weight_lipschitz(objective: Objective) -> WeightLipschitz:
+    """Bound the slope with respect to each layer's weights, beside the gradient that is measured.
+
+    For a layer y = W h inside a network f with loss L, Frobenius norm of W, sums over samples n:
+
+    * outputs: ||df/dW|| <= max over n of A_n S_n, with A_n the norm of W -> W h_n (the length of h_n; for
+      convolutions the spectral norm of its patches) and S_n the bound of `lipschitz` from y to the output at the datum
+      (S2 Theorem 12);
+    * gradient_bound: ||dL/dW|| <= sum over n of ||dL/df_n|| S_n A_n;
+    * local_bound: ||dL/dW|| <= ||H|| ||dL/dy||, H all inputs of the layer as rows. Where BatchNorm follows in train
+      mode, ||dL/dy|| comes from the gradient g behind it, unit by unit: (gamma / s) ||g - mean(g) - yh mean(g yh)||
+      (S1 Theorem 4.4); `without_batch_norm` is ||H|| ||g||, had BatchNorm not been there.
+
+    Kind: upper bounds, certified up to float64 rounding; the gradient is exact.
+    Cost: one forward and backward pass per batch in float64, one forward pass per layer, and the norms of the layers.
+
+    Args:
+        objective: model, loss and data; built with `Objective(...)`, one tensor as inputs.
+
+    Returns:
+        A `WeightLipschitz`, one row per Linear and convolution, with respect to the weights as they are used.
+
+    Raises:
+        InputError: when the objective was made from a step or has its own forward.
+        ModelError: when a step of the model has no rule, or the model has no such layer.
+
+    Deviations: S2 Theorem 12 takes A_{i-1} over all inputs, which is infinite; here it is that of the data. BatchNorm
+    in train mode is no fixed map per sample, so its chain bounds are left out. S1 Theorem 4.4 prints the square of the
+    right-hand side's first term and misses the factor of H; see `theory.smoothness.worst_weight_gradient`.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(2, 1, bias=False))
+        >>> data = (torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0]]))
+        >>> _ = net[0].weight.data.copy_(torch.tensor([[1.0, 0.0]]))
+        >>> bounds = weight_lipschitz(Objective(net, nn.functional.mse_loss, data, mode="eval"))
+        >>> layer = bounds.layers[0]  # loss (w x)^2: gradient 2 (w x) x, of length 2 * 3 * 5
+        >>> round(10**layer.log10_chain, 4), round(10**layer.log10_gradient, 4)
+        (30.0, 30.0)
+
+    References:
+        than2025, santurkar2018.
+    """
+    if objective.loss_function is None:
+        raise InputError(
+            explain("weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
+        )
+    model = _plain_copy(objective)
+    graph = graph_of(model)
+    layers = _layers_of(graph)
+    if not layers:
+        raise ModelError(
+            explain(
+                "weight_lipschitz", "the model needs a Linear or convolution", type(objective.model).__name__, "Add one"
+            )
+        )
+    totals = {name: _Sums() for name in layers}
+    why, weights = "", 0.0
+    for number, batch in objective.batches():
+        weights += objective.weight(batch)
+        why = _one_batch(objective, graph, layers, number, batch, totals) or why
+    return WeightLipschitz(
+        tuple(totals[name].row(name, weights) for name in layers), objective.mode, type(objective.model).__name__, why
+    )
+
+
+class _Sums:
+    """Running sums over batches for one layer."""
+
+    def __init__(self) -> None:
+        self.input = self.output = self.chain = self.local = self.plain = 0.0
+        self.known = self.normalized = True
+        self.gradient: Tensor | float = 0.0
+
+    def row(self, name: str, weights: float) -> WeightGain:
+        return WeightGain(
+            name=name,
+            input=self.input,
+            log10_output=_log(self.output) if self.known else None,
+            log10_chain=_log(self.chain / weights) if self.known else None,
+            log10_local=_log(self.local / weights),
+            log10_plain=_log(self.plain / weights) if self.normalized else None,
+            log10_gradient=_log(float(torch.as_tensor(self.gradient).norm()) / weights, slack=False),
+        )
+
+
+def _one_batch(
+    objective: Objective,
+    graph: fx.GraphModule,
+    layers: dict[str, list[fx.Node]],
+    number: int,
+    batch: Any,
+    totals: dict[str, _Sums],
+) -> str:
+    """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
+    share = objective.weight(batch)
+    inputs = checked_inputs(batch[0]).double()
+    seen: dict[str, list[_Seen]] = {name: [] for name in layers}
+    slopes, why = _slopes(graph, layers, inputs)
+    with preserved_rng(), _watched(graph, layers, seen), torch.enable_grad():
+        seed_everything(number)
+        output = graph(inputs.clone().requires_grad_())
+        targets = batch[1].double() if torch.is_tensor(batch[1]) and batch[1].is_floating_point() else batch[1]
+        assert objective.loss_function is not None  # by the caller
+        loss = objective.loss_function(output, targets)
+        found = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
+        modules = dict(graph.named_modules())
+        for name, uses in seen.items():
+            sums, layer = totals[name], modules[name]
+            weight = layer.weight
+            (slope,) = torch.autograd.grad(loss, weight, retain_graph=True, materialize_grads=True)
+            sums.gradient = sums.gradient + share * slope.detach()
+            for use, node in zip(uses, layers[name], strict=True):
+                _add(sums, layer, use, node, loss=loss, arriving=found, slopes=slopes.get(node.name), share=share)
+    return why
+
+
+def _add(
+    sums: _Sums,
+    layer: nn.Module,
+    use: _Seen,
+    node: fx.Node,
+    *,
+    loss: Tensor,
+    arriving: Tensor,
+    slopes: Tensor | None,
+    share: float,
+) -> None:
+    each, together = input_norms(layer, use.input.detach())
+    sums.input = max(sums.input, float(each.max()))
+    if slopes is None:
+        sums.known = False
+    else:
+        sums.output = max(sums.output, float((each * slopes).max()))
+        sums.chain += share * float((arriving * slopes * each).sum())
+    (behind_layer,) = torch.autograd.grad(loss, use.output, retain_graph=True, materialize_grads=True)
+    if use.behind is None:
+        sums.normalized = False
+        sums.local += share * together * float(behind_layer.norm())
+        return
+    (g,) = torch.autograd.grad(loss, use.behind, retain_graph=True, materialize_grads=True)
+    norm = next(user.meta["module"] for user in node.users if "module" in user.meta)
+    sums.plain += share * together * float(g.norm())
+    sums.local += share * together * _pulled_back(norm, use.output.detach(), g)
+
+
+def _pulled_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
+    """Return the length of the gradient before a batch normalization, from the one behind it, unit by unit."""
+    units, slopes = (x.movedim(1, 0).flatten(1) for x in (y, g))
+    gains = torch.ones(len(units)) if norm.weight is None else norm.weight.detach()
+    total = 0.0
+    for unit, slope, gain in zip(units, slopes, gains, strict=True):
+        total += float(pullback_gradient(unit, slope, float(gain), norm.eps).square().sum())
+    return math.sqrt(total)
+
+
+def _slopes(graph: fx.GraphModule, layers: dict[str, list[fx.Node]], inputs: Tensor) -> tuple[dict[str, Tensor], str]:
+    """Return the bound from each layer's output to the network's output at each datum, if samples stand alone."""
+    if any(isinstance(module, _BatchNorm) and module.training for module in graph.modules()):
+        return {}, "no chain bounds: samples share batch statistics in train mode"
+    walk = Walk(graph, inputs)
+    return {node.name: walk.run(source=node.name).at.exp() for uses in layers.values() for node in uses}, ""
+
+
+def _plain_copy(objective: Objective) -> nn.Module:
+    """Return a copy in float64 with the objective's values, mode, and weights as they are used."""
+    model = private_copy(objective.model)
+    with torch.no_grad():
+        own = dict(model.named_parameters())
+        for name, value in objective.parameters.items():
+            own[name].copy_(value)
+    model = without_inplace(model.double().eval()).requires_grad_(True)
+    for module in list(model.modules()):
+        for name in list(getattr(module, "parametrizations", {})):
+            parametrize.remove_parametrizations(module, name)
+    return model.train(objective.mode == "train")
+
+
+def _layers_of(graph: fx.GraphModule) -> dict[str, list[fx.Node]]:
+    """Return the calls of each linear layer, noting the batch normalization in train mode that follows at once."""
+    modules = dict(graph.named_modules())
+    found: dict[str, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, _LAYERS):
+            found.setdefault(str(node.target), []).append(node)
+        elif isinstance(module, _BatchNorm) and module.training:
+            node.meta["module"] = module
+    return found
+
+
+@contextmanager
+def _watched(graph: fx.GraphModule, layers: dict[str, list[fx.Node]], seen: dict[str, list[_Seen]]) -> Iterator[None]:
+    """Note inputs and outputs of the layers of our own copy while it runs."""
+    modules = dict(graph.named_modules())
+    handles = []
+
+    def layer_hook(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[name].append(_Seen(inputs[0], output))
+
+        return hook
+
+    def norm_hook(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            for use in seen[name]:
+                if use.output is inputs[0]:
+                    use.behind = output
+
+        return hook
+
+    for name, uses in layers.items():
+        handles.append(modules[name].register_forward_hook(layer_hook(name)))
+        for user in {user for node in uses for user in node.users if "module" in user.meta}:
+            handles.append(user.meta["module"].register_forward_hook(norm_hook(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _log(value: float, *, slack: bool = True) -> float:
+    return math.log10(value * (1 + _SLACK) if slack else value) if value > 0 else -math.inf
+
+
+def input_norms(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, float]:
+    """Return the norm of weights -> output (Frobenius to Euclidean) at each sample, and for all samples together.
+
+    For Linear the norm of the inputs as rows; for a convolution that of its patches as rows, the largest over groups.
+
+    Examples:
+        >>> each, together = input_norms(nn.Linear(2, 5), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        >>> each.tolist()
+        [5.0, 1.0]
+    """
+    rows = _input_rows(layer, inputs)
+    if rows is None:  # no patches for three axes: each tap of the kernel passes the input on at most once
+        taps = math.sqrt(math.prod(layer.kernel_size))  # type: ignore[arg-type]
+        lengths = inputs.flatten(1).norm(dim=1)
+        return taps * lengths, taps * float(lengths.norm())
+    each = torch.stack([_spectral(rows[:, sample]).max() for sample in range(rows.shape[1])])
+    return each, float(_spectral(rows.flatten(1, 2)).max())
+
+
+def _input_rows(layer: nn.Module, inputs: Tensor) -> Tensor | None:
+    """Return `[groups, samples, positions, features]`."""
+    if isinstance(layer, nn.Linear):
+        return inputs.reshape(1, len(inputs), -1, inputs.shape[-1])
+    if isinstance(layer, nn.Conv3d):
+        return None
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))  # by the caller
+    both = layer._reversed_padding_repeated_twice
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = functional.pad(inputs, both, mode=mode)
+    kernel, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
+    if isinstance(layer, nn.Conv1d):
+        padded = padded.unsqueeze(2)
+        kernel, dilation, stride = (1, *kernel), (1, *dilation), (1, *stride)
+    patches = functional.unfold(padded, kernel, dilation=dilation, stride=stride)  # [N, channels taps, positions]
+    grouped = patches.unflatten(1, (layer.groups, -1))
+    return grouped.permute(1, 0, 3, 2)
+
+
+def _spectral(matrices: Tensor) -> Tensor:
+    """Return the spectral norm of each matrix, by the Gram matrix of its short side."""
+    wide = matrices.shape[-1] > matrices.shape[-2]
+    gram = matrices @ matrices.transpose(-1, -2) if wide else matrices.transpose(-1, -2) @ matrices
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0.0).sqrt() * (1 + 1e-11)

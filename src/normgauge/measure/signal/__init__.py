@@ -1,0 +1,1 @@
+"""What passes through the layers: activations, gradients, and how they shift."""

@@ -1,0 +1,209 @@
+"""`ng.activations`: how single activations are distributed, at one point and over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, explain, unknown_name
+from normgauge.measure.signal.execution import first_tensor, per_unit, run_watched, unit_axis
+from normgauge.objective import Objective
+from normgauge.records import Result
+from normgauge.rng import generator
+
+if TYPE_CHECKING:
+    import altair
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Activations(Result):
+    """Values of randomly chosen units over the data.
+
+    Attributes:
+        values: (layer, unit) -> all values of that unit, over samples and space, in float64.
+        mode: "train" or "eval".
+        seed: of the choice of units.
+    """
+
+    values: dict[tuple[str, int], Tensor]
+    mode: str
+    seed: int
+
+    def _title(self) -> str:
+        return f"Activations of {len(self.values)} units"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "layer": layer,
+                "unit": unit,
+                "count": found.numel(),
+                "mean": float(found.mean()),
+                "deviation": float(found.std(unbiased=False)),
+                **{f"q{round(100 * level):02d}": _quantile(found, level) for level in LEVELS},
+            }
+            for (layer, unit), found in self.values.items()
+        ]
+
+    def _footer(self) -> str:
+        return f"kind exact for these units, mode {self.mode}, seed {self.seed}, cost 1 forward"
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the histogram of each unit's values."""
+        from normgauge.charts import histogram
+
+        rows = [
+            {"value": value, "unit": f"{layer}[{unit}]"}
+            for (layer, unit), found in self.values.items()
+            for value in found.tolist()
+        ]
+        return histogram(rows, value="value", series="unit", title="activations")
+
+
+@dataclass(frozen=True)
+class ActivationHistory(Result):
+    """Histograms of the same units at several steps of training, in bins shared by all steps.
+
+    Attributes:
+        steps: ascending.
+        counts: (layer, unit) -> per step the counts per bin.
+        edges: (layer, unit) -> the edges of the bins.
+    """
+
+    steps: tuple[int, ...]
+    counts: dict[tuple[str, int], tuple[tuple[int, ...], ...]]
+    edges: dict[tuple[str, int], tuple[float, ...]]
+
+    def _title(self) -> str:
+        return f"Activations of {len(self.counts)} units over {len(self.steps)} steps"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"layer": layer, "unit": unit, "step": step, "left": left, "right": right, "count": count}
+            for (layer, unit), table in self.counts.items()
+            for step, counts in zip(self.steps, table, strict=True)
+            for left, right, count in zip(
+                self.edges[layer, unit][:-1], self.edges[layer, unit][1:], counts, strict=True
+            )
+        ]
+
+    def _footer(self) -> str:
+        return "kind exact for these units, cost none beyond the activations"
+
+    def chart(self, layer: str | None = None) -> altair.TopLevelMixin:
+        """Return one unit's distribution over training as a heat map: of `layer`, by default the first."""
+        from normgauge.charts import heatmap
+
+        keys = list(self.counts)
+        chosen = keys[0] if layer is None else next((key for key in keys if key[0] == layer), None)
+        if chosen is None:
+            raise unknown_name("layer", str(layer), {key[0] for key in keys})
+        rows = [
+            {"step": row["step"], "value": (row["left"] + row["right"]) / 2, "count": row["count"]}
+            for row in self._rows()
+            if (row["layer"], row["unit"]) == chosen
+        ]
+        title = f"activation {chosen[1]} of {chosen[0]}"
+        return heatmap(rows, x="step", y="value", value="count", title=title)
+
+
+def activations(
+    objective: Objective, *, layers: str | Sequence[str] = "*", units: int = 1, seed: int = 0
+) -> Activations:
+    """Collect all values of `units` random units of each layer, over samples and, for convolutions, space.
+
+    Kind: exact for the units chosen. Cost: one forward pass.
+
+    Args:
+        objective: model, loss, data, mode.
+        layers: globs of module names; modules that call no other module.
+        units: how many units per layer.
+        seed: of the choice; the same units are chosen at every step of training.
+
+    Raises:
+        InputError: when no module that was called matches.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
+        >>> _ = nn.init.ones_(model[0].weight)
+        >>> data = (torch.tensor([[-1.0], [2.0]]), torch.zeros(2, 1))
+        >>> found = activations(Objective(model, nn.functional.mse_loss, data, mode="eval"), layers="1")
+        >>> found.values["1", 0].tolist()
+        [0.0, 2.0]
+
+    References: santurkar2018.
+    """
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    parts: dict[tuple[str, int], list[Tensor]] = {}
+    source = generator(seed)
+    chosen: dict[str, list[int]] = {}
+
+    def called(name: str, module: nn.Module, inputs: Any, output: Any, leaf: bool) -> None:
+        tensor = first_tensor(output)
+        wanted = leaf and any(fnmatchcase(name, pattern) for pattern in patterns)
+        if not wanted or tensor is None or not tensor.is_floating_point() or tensor.ndim == 0:
+            return
+        table = per_unit(tensor, 1 if tensor.ndim == 4 else unit_axis(module, tensor))
+        if name not in chosen:
+            chosen[name] = sorted(torch.randperm(table.shape[1], generator=source)[:units].tolist())
+        for unit in chosen[name]:
+            if unit < table.shape[1]:
+                parts.setdefault((name, unit), []).append(table[:, unit].clone())
+
+    run_watched(objective, called)
+    if not parts:
+        raise InputError(
+            explain(
+                "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
+            )
+        )
+    return Activations({key: torch.cat(found) for key, found in parts.items()}, objective.mode, seed)
+
+
+def activation_history(history: Mapping[int, Activations], *, bins: int = 30) -> ActivationHistory:
+    """Put the activations of several steps of training into common bins (S1 Fig. 1c, 2, 6, 9).
+
+    Kind: exact. Cost: none.
+
+    Args:
+        history: training step -> what `ng.activations` gave there, with the same seed.
+        bins: how many per unit, from the smallest to the largest finite value met.
+
+    Raises:
+        InputError: when the history is empty or no unit is in all steps.
+    """
+    steps = tuple(sorted(history))
+    shared = [key for key in history[steps[0]].values if all(key in history[s].values for s in steps)] if steps else []
+    if not shared or bins < 1:
+        raise InputError(
+            explain(
+                "activation_history",
+                "at least one step, one common unit and one bin are needed",
+                f"{len(steps)} steps, {len(shared)} units, {bins} bins",
+                "Measure ng.activations with one seed",
+            )
+        )
+    counts, edges = {}, {}
+    for key in shared:
+        finite = [history[step].values[key] for step in steps]
+        finite = [values[values.isfinite()] for values in finite]
+        joined = torch.cat(finite)
+        low, high = (float(joined.min()), float(joined.max())) if joined.numel() else (0.0, 1.0)
+        high = high if high > low else low + 1.0
+        cells = [torch.histc(values, bins, low, high).long().tolist() for values in finite]
+        counts[key] = tuple(tuple(row) for row in cells)
+        edges[key] = tuple(torch.linspace(low, high, bins + 1, dtype=torch.float64).tolist())
+    return ActivationHistory(steps, counts, edges)
+
+
+def _quantile(values: Tensor, level: float) -> float:
+    """Return a quantile; torch.quantile refuses more than 16 million values, sorting does not."""
+    ordered = values.sort().values
+    return float(ordered[min(int(level * ordered.numel()), ordered.numel() - 1)])

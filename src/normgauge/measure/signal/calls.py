@@ -1,0 +1,213 @@
+"""What one forward and backward pass says about each call of a layer: moments, dead units, gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from normgauge.linalg.norms import norm
+from normgauge.measure.signal.execution import first_tensor
+
+Bounds = tuple[float, float]
+
+# Activations with finite limits: an output within 1 % of the range of a limit is saturated.
+_BOUNDS: dict[str, Bounds] = {
+    "tanh": (-1.0, 1.0),
+    "sigmoid": (0.0, 1.0),
+    "hardtanh": (-1.0, 1.0),
+    "relu6": (0.0, 6.0),
+    "hardsigmoid": (0.0, 1.0),
+    "softsign": (-1.0, 1.0),
+    "erf": (-1.0, 1.0),
+}
+_WITH_ZERO = ("relu", "relu6", "threshold", "hardshrink", "softshrink")
+_FUNCTIONS: dict[Any, str] = {
+    function: function.__name__.rstrip("_")
+    for function in (
+        *(F.relu, F.relu6, F.gelu, F.silu, F.elu, F.selu, F.leaky_relu, F.softplus, F.mish, F.hardtanh, F.hardswish),
+        *(torch.relu, torch.relu_, torch.tanh, torch.sigmoid, torch.erf, F.tanh, F.sigmoid, F.hardsigmoid, F.softsign),
+        *(Tensor.relu, Tensor.relu_, Tensor.tanh, Tensor.sigmoid, Tensor.erf, Tensor.tanh_, Tensor.sigmoid_),
+    )
+}
+_NAMES = set(_FUNCTIONS.values()) | {"gelutanh", "newgelu", "quickgelu", "siluactivation", "geluactivation"}
+
+
+@dataclass
+class Call:
+    """Running sums over the batches of one call of one layer."""
+
+    name: str
+    role: str
+    activation: str = ""
+    count: int = 0
+    mean: float = 0.0
+    scatter: float = 0.0
+    variances: list[tuple[int, float]] = field(default_factory=list)
+    zero_units: Tensor | None = None
+    saturated: int = 0
+    gradient: float = 0.0
+    reached: bool = False
+    finite: bool = True
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the activation has limits."""
+        return self.activation in _BOUNDS
+
+    def see(self, output: Tensor, axis: int) -> None:
+        """Add one batch of outputs."""
+        value = output.detach()
+        count, mean = value.numel(), float(value.mean())
+        scatter = norm(value - mean) ** 2  # centred first: squares of a large mean would drown the variance
+        joint = self.count + count
+        self.scatter += scatter + (mean - self.mean) ** 2 * self.count * count / joint
+        self.mean += (mean - self.mean) * count / joint
+        self.count = joint
+        self.finite = self.finite and math.isfinite(scatter)
+        if self.activation in _WITH_ZERO:
+            others = [i for i in range(value.ndim) if i != axis % value.ndim]
+            silent = (value.abs().amax(dim=others) if others else value) == 0
+            known = self.zero_units
+            self.zero_units = silent if known is None or known.shape != silent.shape else known & silent
+        if self.activation in _BOUNDS:
+            low, high = _BOUNDS[self.activation]
+            edge = 0.01 * (high - low)
+            self.saturated += int(((value < low + edge) | (value > high - edge)).count_nonzero())
+
+    def see_gradient(self, share: float) -> Callable[[Tensor], None]:
+        """Return a tensor hook that adds the squared norm of `share` times the gradient."""
+
+        def hook(gradient: Tensor) -> None:
+            self.gradient += (share * norm(gradient)) ** 2
+            self.reached = True
+
+        return hook
+
+
+class Recorder(TorchFunctionMode):
+    """Collects calls of affine layers, normalizers and activations; also activations written as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, Call] = {}
+        self.seen: set[str] = set()
+        self.share = 1.0
+        self._times: dict[str, int] = {}
+        self._axis = -1
+        self._open: list[tuple[str, nn.Module]] = []
+
+    def start_batch(self, share: float) -> None:
+        """Begin a batch that counts `share` in the mean loss: calls are numbered afresh."""
+        self.share = share
+        self._times.clear()
+
+    def enter(self, name: str, module: nn.Module) -> None:
+        """Note that a module's forward begins."""
+        self._open.append((name, module))
+
+    def leave(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any, leaf: bool = True) -> None:
+        """Note a module's input and output; whether it is a leaf does not matter here."""
+        if self._open:
+            self._open.pop()
+        self.seen.add(name)
+        role = role_of(module)
+        tensor = first_tensor(output)
+        if not role or tensor is None or not tensor.is_floating_point():
+            return
+        if role == "affine":
+            self._axis = 1 if _convolves(module) and tensor.ndim > 2 else -1
+        call = self._call(name, role, activation_name(module) if role == "activation" else "")
+        given = first_tensor(inputs)
+        if role == "normalizer" and given is not None:
+            call.variances.append((given.shape[0] if given.ndim else 1, divided_variance(module, given)))
+        self._record(call, tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _FUNCTIONS and self._open and isinstance(result, Tensor):
+            name, module = self._open[-1]
+            if role_of(module) != "activation":  # modules report themselves
+                self._record(self._call(f"{name}.{_FUNCTIONS[func]}()", "activation", _FUNCTIONS[func]), result)
+        return result
+
+    def _call(self, name: str, role: str, activation: str) -> Call:
+        self._times[name] = times = self._times.get(name, 0) + 1
+        key = name if times == 1 else f"{name}#{times}"
+        return self.calls.setdefault(key, Call(key, role, activation))
+
+    def _record(self, call: Call, tensor: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            call.see(tensor, self._axis)
+            if tensor.requires_grad:
+                tensor.register_hook(call.see_gradient(self.share))
+
+
+def role_of(module: nn.Module) -> str:
+    """Return "affine", "normalizer", "activation", "recurrent" or "" by what the module owns and is called."""
+    kind = type(module).__name__.lower()
+    if isinstance(module, nn.RNNBase):
+        return "recurrent"
+    if isinstance(module, nn.modules.batchnorm._NormBase) or ("norm" in kind and not any(module.children())):
+        return "normalizer"
+    if activation_name(module):
+        return "activation"
+    return "affine" if _maps_linearly(module) else ""
+
+
+def _maps_linearly(module: nn.Module) -> bool:
+    """Tell whether a module has a weight that mixes units: a gain stored as (1, 1, 1, n) does not."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
+    known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+    return known or weight.ndim == 2 or weight.numel() > max(weight.shape)
+
+
+def activation_name(module: nn.Module) -> str:
+    """Return the activation a module applies, from its class, or an empty string."""
+    kind = type(module).__name__.lower()
+    if isinstance(module, nn.modules.activation.MultiheadAttention):
+        return ""
+    if type(module).__module__ == "torch.nn.modules.activation":
+        return kind
+    return kind if kind in _NAMES or kind.endswith("activation") else ""
+
+
+def divided_variance(module: nn.Module, given: Tensor) -> float:
+    """Return the mean of the variances (mean squares, for RMS norms) a normalizer divides its input by.
+
+    Batch norms take them per channel over the batch, layer and RMS norms per sample over the features, group and
+    instance norms per sample and group.
+    """
+    value = given.detach()
+    kind = type(module).__name__.lower()
+    if isinstance(module, nn.GroupNorm) and value.ndim > 1:
+        return _mean_variance(value.reshape(value.shape[0], module.num_groups, -1), (2,))
+    if "instancenorm" in kind and value.ndim > 2:
+        return _mean_variance(value, tuple(range(2, value.ndim)))
+    if isinstance(module, nn.modules.batchnorm._NormBase) or "batchnorm" in kind:
+        return _mean_variance(value, tuple(i for i in range(value.ndim) if i != 1)) if value.ndim > 1 else math.nan
+    if "rms" in kind or kind == "t5layernorm":
+        return norm(value) ** 2 / max(value.numel(), 1)
+    shape = getattr(module, "normalized_shape", None)
+    axes = len(shape) if isinstance(shape, tuple) else 1
+    return _mean_variance(value, tuple(range(value.ndim - axes, value.ndim)))
+
+
+def _mean_variance(value: Tensor, axes: tuple[int, ...]) -> float:
+    """Return the mean of the biased variances over `axes`, which is the mean square of the centred tensor."""
+    if not value.numel():
+        return math.nan
+    return norm(value - value.mean(dim=axes, keepdim=True)) ** 2 / value.numel()
+
+
+def _convolves(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim >= 3

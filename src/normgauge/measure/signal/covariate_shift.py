@@ -1,0 +1,270 @@
+"""`ng.covariate_shift`: how much a layer's gradient turns when the layers before it have moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import NonFiniteError, NotDifferentiableError, unknown_name
+from normgauge.measure.signal.execution import (
+    Groups,
+    Layer,
+    execution_order,
+    first_tensor,
+    per_unit,
+    run_watched,
+    unit_axis,
+)
+from normgauge.measure.signal.updates import Update, updated
+from normgauge.objective import Objective
+from normgauge.records import Result, Status
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShift:
+    """Internal covariate shift of one layer.
+
+    Args:
+        layer: its name.
+        l2: |G' - G|, with G the layer's gradient and G' the one after all layers before it have been updated.
+        cosine: <G, G'> / (|G| |G'|).
+        gradient_norm: |G|.
+        mean_change: root mean square over units of the change of the mean of the layer's output in the full update.
+        variance_change: the same of the variance; both nan where the layer's module is not called itself.
+        uses: how many operations read the layer's parameters; above 1 for shared layers.
+        status: ok; skipped (no gradient there); diverged (loss not finite after the update of earlier layers).
+        sentence: why, where not ok.
+    """
+
+    layer: str
+    l2: float
+    cosine: float
+    gradient_norm: float
+    mean_change: float = math.nan
+    variance_change: float = math.nan
+    uses: int = 1
+    status: Status = "ok"
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CovariateShift(Result):
+    """Internal covariate shift per layer, in the order of execution.
+
+    Attributes:
+        layers: one `LayerShift` each.
+        update: what the step was, in words.
+        mode: "train" or "eval".
+        gradients: gradient evaluations spent.
+    """
+
+    layers: tuple[LayerShift, ...]
+    update: str
+    mode: str
+    gradients: int
+
+    @property
+    def l2(self) -> dict[str, float]:
+        """Layer -> |G' - G|."""
+        return {entry.layer: entry.l2 for entry in self.layers}
+
+    @property
+    def cosine(self) -> dict[str, float]:
+        """Layer -> cosine of the angle between G and G'."""
+        return {entry.layer: entry.cosine for entry in self.layers}
+
+    def __getitem__(self, layer: str) -> LayerShift:
+        """Return one layer's entry by name."""
+        for entry in self.layers:
+            if entry.layer == layer:
+                return entry
+        raise unknown_name("layer", layer, [entry.layer for entry in self.layers])
+
+    def _title(self) -> str:
+        return f"Internal covariate shift of {len(self.layers)} layers after {self.update}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = LayerShift.__slots__
+        return [
+            {"position": i, **{name: getattr(entry, name) for name in names}} for i, entry in enumerate(self.layers)
+        ]
+
+    def _footer(self) -> str:
+        return (
+            f"kind exact (S1 Definition 2.1, layers in the order of execution), mode {self.mode}, no seed, "
+            f"cost {self.gradients} gradients and 3 forwards"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return l2 and cosine against the layer's position, side by side."""
+        from normgauge.charts import panels
+
+        ys = {"l2": "|G' - G|", "cosine": "cosine of G and G'"}
+        return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution")
+
+
+def covariate_shift(objective: Objective, update: Update, *, groups: Groups | None = None) -> CovariateShift:
+    """Measure, per layer i, the change of its gradient caused by updating all layers before it.
+
+    With W the parameters now and V those after `update`, G_i = grad_i L(W_1..W_k) and
+    G'_i = grad_i L(V_1..V_{i-1}, W_i..W_k), on the same data: `l2` = |G_i - G'_i| and `cosine` =
+    <G_i, G'_i> / (|G_i| |G'_i|).
+    A layer is one module's own parameters, or a group; "before" means used earlier in the forward pass.
+
+    Kind: exact. Cost: one gradient per layer, each back to that layer only, and three forwards.
+
+    Args:
+        objective: model, loss, data, mode; several batches are averaged.
+        update: a learning rate (one step of SGD), a torch optimizer (one step with its state, taken by a copy; its
+            step hooks do not run), or a dict of new parameters.
+        groups: layer name -> globs or names of parameters, where a layer is more than a module.
+
+    Returns:
+        One entry per layer. A layer without gradient, or beyond a loss that stops being finite, has a status and a
+        sentence; the others stand.
+
+    Raises:
+        InputError: an update of another kind, an optimizer of another model, groups that overlap or match nothing.
+        NonFiniteError: when the loss is not finite before the update.
+
+    Deviations: S1 leaves open what a layer is and what "previous" means where layers are shared or run side by side:
+        here the first use decides, and layers used by one operation keep their order of registration.
+
+    Examples:
+        For L = (v w x)^2 / 2 with x = 1, one step on w by rate r moves it to w - r v^2 w, so the gradient of v,
+        v w^2, becomes v (w - r v^2 w)^2:
+
+        >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        >>> for layer, value in zip(model, (3.0, 2.0)):
+        ...     _ = nn.init.constant_(layer.weight, value)
+        >>> loss = lambda out, _: out.square().mean() / 2
+        >>> objective = Objective(model, loss, (torch.ones(4, 1), torch.ones(4, 1)), mode="eval")
+        >>> shift = covariate_shift(objective, 0.1)
+        >>> [round(value, 4) for value in shift.l2.values()]
+        [0.0, 11.52]
+
+    References: santurkar2018.
+    """
+    layers = execution_order(objective, groups)
+    try:
+        gradient = objective.gradient()
+    except NotDifferentiableError as error:
+        lost = (math.nan, math.nan, math.nan, math.nan, math.nan)
+        holes = tuple(LayerShift(layer.name, *lost, layer.uses, "skipped", str(error)) for layer in layers)
+        return CovariateShift(holes, _words(update), objective.mode, 0)
+    new = updated(objective, update, gradient)
+    moments = _moment_changes(objective, new, layers)
+    mixed: dict[str, Tensor] = {}
+    entries = []
+    spent = 1
+    for layer in layers:
+        entries.append(_shift(objective, layer, gradient, mixed, moments.get(layer.name, (math.nan, math.nan))))
+        spent += bool(mixed) and layer.uses > 0
+        mixed.update({name: new[name] for name in layer.parameters})
+    return CovariateShift(tuple(entries), _words(update), objective.mode, spent)
+
+
+def _shift(
+    objective: Objective,
+    layer: Layer,
+    gradient: Mapping[str, Tensor],
+    earlier: Mapping[str, Tensor],
+    moments: tuple[float, float],
+) -> LayerShift:
+    """Return the entry of one layer, with `earlier` layers already at their new values."""
+    before = _flat(gradient, layer.parameters)
+    norm = float(before.norm())
+
+    def entry(l2: float, cosine: float, status: Status = "ok", sentence: str = "") -> LayerShift:
+        return LayerShift(
+            layer=layer.name,
+            l2=l2,
+            cosine=cosine,
+            gradient_norm=norm,
+            mean_change=moments[0],
+            variance_change=moments[1],
+            uses=layer.uses,
+            status=status,
+            sentence=sentence,
+        )
+
+    if layer.uses == 0:
+        return entry(math.nan, math.nan, "skipped", "its parameters are not used in the forward pass")
+    if not earlier:
+        return entry(0.0, 1.0 if norm else math.nan)
+    try:
+        after = _flat(objective.at(earlier).replace(parameters=list(layer.parameters)).gradient(), layer.parameters)
+    except NonFiniteError:
+        return entry(math.nan, math.nan, "diverged", "the loss is not finite once the layers before it have moved")
+    except NotDifferentiableError:
+        return entry(math.nan, math.nan, "skipped", "the loss does not depend on it by differentiable operations")
+    if not bool(torch.isfinite(after).all() and torch.isfinite(before).all()):
+        return entry(math.nan, math.nan, "diverged", "its gradient is not finite")
+    product = norm * float(after.norm())
+    l2 = float((after - before).norm())
+    if product == 0:
+        return entry(l2, math.nan, "skipped", "its gradient is zero, so it has no direction")
+    return entry(l2, min(1.0, max(-1.0, float(before @ after) / product)))
+
+
+def _flat(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([values[name].detach().reshape(-1).to(torch.float64) for name in names])
+
+
+def _moment_changes(
+    objective: Objective, new: Mapping[str, Tensor], layers: Sequence[Layer]
+) -> dict[str, tuple[float, float]]:
+    """Return layer -> root mean square change over units of mean and variance of its module's output."""
+    owners = {layer.name: layer.parameters[-1].rpartition(".")[0] or "(model)" for layer in layers}
+    owners = {name: owner.split(".parametrizations.")[0] for name, owner in owners.items()}
+    before = _moments(objective, set(owners.values()))
+    after = _moments(objective.at(new), set(owners.values()))
+    changes = {}
+    for layer, owner in owners.items():
+        if owner in before and owner in after and before[owner][0].shape == after[owner][0].shape:
+            was, now = before[owner], after[owner]
+            changes[layer] = _root_mean_square(now[0] - was[0]), _root_mean_square(now[1] - was[1])
+    return changes
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return module -> mean and biased variance per unit of its outputs over the data."""
+    sums: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    def called(name: str, module: nn.Module, _: Any, output: Any, leaf: bool) -> None:
+        tensor = first_tensor(output)
+        if name not in wanted or tensor is None or not tensor.is_floating_point():
+            return
+        values = per_unit(tensor, unit_axis(module, tensor))
+        part = (values.shape[0], values.sum(0), values.square().sum(0))
+        if name not in sums:
+            sums[name] = part
+        elif sums[name][1].shape == part[1].shape:
+            old = sums[name]
+            sums[name] = (old[0] + part[0], old[1] + part[1], old[2] + part[2])
+
+    run_watched(objective, called)
+    return {
+        name: (total / count, squares / count - (total / count).square())
+        for name, (count, total, squares) in sums.items()
+    }
+
+
+def _words(update: Update) -> str:
+    if isinstance(update, Mapping):
+        return "a given update"
+    return (
+        f"one SGD step of rate {update:g}" if isinstance(update, (int, float)) else f"one {type(update).__name__} step"
+    )

@@ -1,0 +1,274 @@
+"""`ng.signal_propagation`: how activations and gradients change from layer to layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.linalg.norms import norm
+from normgauge.measure.signal.calls import Call, Recorder, role_of
+from normgauge.measure.signal.execution import watched
+from normgauge.objective import Objective
+from normgauge.records import Result, Status
+from normgauge.theory import mean_field
+
+if TYPE_CHECKING:
+    import altair
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSignal:
+    """Signal and gradient at the output of one call of a layer.
+
+    Args:
+        layer: the module's name; `#2` and so on for further calls, `name.relu()` for functions.
+        role: affine, normalizer, activation or recurrent.
+        mean: of all output values.
+        variance: of all output values.
+        pre_variance: mean of the variances the normalizer divides by (its input's); nan for other layers.
+        dead: share of units that are zero for every sample (ReLU and its kind only).
+        saturated: share of values within 1 % of the range of a limit (tanh, sigmoid and their kind only).
+        gradient: squared norm of dL / d output; for affine layers the pre-activations.
+        weight_gradient: squared norm of dL / d weights (the module's own parameters of two or more axes).
+        status: ok, skipped (not called, or no gradient reaches it) or diverged (not finite).
+        sentence: why, where not ok.
+    """
+
+    layer: str
+    role: str
+    mean: float = math.nan
+    variance: float = math.nan
+    pre_variance: float = math.nan
+    dead: float = math.nan
+    saturated: float = math.nan
+    gradient: float = math.nan
+    weight_gradient: float = math.nan
+    status: Status = "ok"
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalPropagation(Result):
+    """Activation moments and squared gradients per layer, and their fitted growth.
+
+    Attributes:
+        layers: in the order in which calls finish.
+        growth: fitted factor per affine layer, towards the input, of the *squared* pre-activation gradient norm;
+            above 1 gradients explode, below 1 they vanish. nan with fewer than two hidden affine layers.
+        growth_low: lower end of the 95 % interval of the fit.
+        growth_high: upper end.
+        fitted: the layers the fit is on.
+        mode: "train" or "eval".
+        theory: the prediction at infinite width, where asked for.
+    """
+
+    layers: tuple[LayerSignal, ...]
+    growth: float
+    growth_low: float
+    growth_high: float
+    fitted: tuple[str, ...]
+    mode: str
+    theory: mean_field.MeanField | None = None
+
+    @property
+    def norm_growth(self) -> float:
+        """Factor per layer of the gradient norm itself: the square root of `growth`."""
+        return math.sqrt(self.growth)
+
+    def _title(self) -> str:
+        return f"Signal propagation through {len(self.layers)} layers"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = LayerSignal.__slots__
+        return [{name: getattr(entry, name) for name in names} for entry in self.layers]
+
+    def _footer(self) -> str:
+        said = ""
+        if self.theory is not None:
+            t = self.theory
+            said = f"; {t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}"
+        return (
+            f"squared pre-activation gradient grows by {self.growth:.4g} "
+            f"[{self.growth_low:.4g}, {self.growth_high:.4g}] "
+            f"per layer towards the input (the norm by {self.norm_growth:.4g}){said}; kind exact (growth: estimate, "
+            f"least squares on {len(self.fitted)} layers, 95 % interval), mode {self.mode}, cost 1 forward and backward"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return squared pre-activation gradients over depth, measured and, where asked for, predicted."""
+        from normgauge.charts import curves
+
+        points = [entry for entry in self.layers if entry.layer in self.fitted]
+        rows: list[dict[str, Any]] = [
+            {"depth": i, "value": entry.gradient, "series": "measured", "layer": entry.layer}
+            for i, entry in enumerate(points)
+        ]
+        if self.theory is not None and rows:
+            middle = sum(math.log(entry.gradient) for entry in points) / len(points)
+            slope = math.log(self.theory.square_growth)
+            rows += [
+                {
+                    "depth": i,
+                    "value": math.exp(middle + slope * ((len(points) - 1) / 2 - i)),
+                    "series": "infinite width",
+                    "layer": entry.layer,
+                }
+                for i, entry in enumerate(points)
+            ]
+        return curves(
+            rows,
+            x="depth",
+            detail=("layer",),
+            title="squared pre-activation gradient",
+            x_title="affine layer, from the input",
+            y_scale="log" if all(row["value"] > 0 for row in rows) else "linear",
+        )
+
+
+def signal_propagation(
+    objective: Objective, *, theory: str | None = None, batch_size: float | None = None
+) -> SignalPropagation:
+    """Measure activation moments, dead and saturated shares and squared gradients at every layer.
+
+    For each affine layer (a module with a weight of two or more axes) with output h: `gradient` = |dL / dh|^2. The
+    logarithms of these over the hidden affine layers (all but the last) are fitted by a line against depth;
+    `growth` = exp(-slope) is the factor per layer towards the input, of the square: the norm grows by its root.
+
+    Kind: exact per layer; growth is an estimate with a 95 % interval that takes the residuals for independent.
+    Cost: one forward and one backward pass, plus sums over every output.
+
+    Args:
+        objective: model, loss, data, mode; over several batches, moments are pooled and gradients are of the mean.
+        theory: an activation of `theory.mean_field`, to put the prediction for batch-normalized networks beside.
+        batch_size: for the prediction; the size of the first batch when left out.
+
+    Returns:
+        One entry per call of a layer. Layers that are never called, whose output gets no gradient or is not finite
+        have a status and a sentence.
+
+    Deviations: S2 Fig. 2 does not say over which axes its variances are; `pre_variance` is the mean of the very
+        variances that the normalizer divides by.
+
+    Examples:
+        Ten linear layers that double the signal, so that squared gradients grow by 4 per layer:
+
+        >>> model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(10)))
+        >>> for layer in model:
+        ...     _ = nn.init.constant_(layer.weight, 2.0)
+        >>> objective = Objective(model, lambda out, _: out.mean(), (torch.ones(4, 1), torch.ones(4, 1)), mode="eval")
+        >>> round(signal_propagation(objective).growth, 6)
+        4.0
+
+    References: yang2019, than2025, batchnorm_article.
+    """
+    recorder, gradients = _record(objective)
+    entries = [_entry(call, gradients, objective.model) for call in recorder.calls.values()]
+    entries += _never_called(objective.model, recorder)
+    hidden = [entry for entry in entries if entry.role == "affine" and entry.status == "ok"][:-1]
+    fitted = [entry for entry in hidden if entry.gradient > 0]
+    growth, low, high = fit_growth([entry.gradient for entry in fitted])
+    prediction = None
+    if theory is not None:
+        size = batch_size if batch_size is not None else objective.weight(next(iter(objective.batches()))[1])
+        prediction = mean_field.batchnorm_layer(theory, size)
+    return SignalPropagation(
+        layers=tuple(entries),
+        growth=growth,
+        growth_low=low,
+        growth_high=high,
+        fitted=tuple(entry.layer for entry in fitted),
+        mode=objective.mode,
+        theory=prediction,
+    )
+
+
+def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
+    """Run forward and backward over all batches with a recorder; return it and the mean gradient of all weights."""
+    total = sum(objective.weight(batch) for _, batch in objective.batches())
+    recorder, gradients = Recorder(), dict[str, Tensor]()
+    every = {n: p.detach() for n, p in objective.model.named_parameters() if p.is_floating_point()}
+    every.update(objective.parameters)
+    for number, batch in objective.batches():
+        share = objective.weight(batch) / total
+        leaves = {name: value.detach().requires_grad_() for name, value in every.items()}
+        recorder.start_batch(share)
+
+        def body(model: nn.Module, number: int = number, batch: Any = batch, leaves: Any = leaves) -> Any:
+            with watched(model, recorder.leave, recorder.enter), recorder:
+                # a loss that is not finite is no reason to stop: the table shows at which layer it began
+                total = torch.stack(list(objective.terms_of(model, number, batch).values())).sum()
+            if not total.requires_grad:
+                return [None] * len(leaves)
+            return torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+
+        for name, slope in zip(leaves, objective.evaluate(number, body, leaves), strict=True):
+            if slope is not None:
+                gradients[name] = gradients[name] + share * slope if name in gradients else share * slope
+    return recorder, gradients
+
+
+def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> LayerSignal:
+    weights = call.name.partition("#")[0]
+    own = [norm(slope) ** 2 for name, slope in gradients.items() if _owner(name) == weights and slope.ndim >= 2]
+    status: Status = "ok"
+    sentence = ""
+    if not call.finite or not math.isfinite(call.gradient):
+        status, sentence = "diverged", "its output or gradient is not finite"
+    elif not call.reached:
+        status, sentence = "skipped", "no gradient reaches its output"
+    samples = sum(n for n, _ in call.variances)
+    return LayerSignal(
+        layer=call.name,
+        role=call.role,
+        mean=call.mean,
+        variance=call.scatter / max(call.count, 1),
+        pre_variance=sum(n * v for n, v in call.variances) / samples if samples else math.nan,
+        dead=math.nan if call.zero_units is None else float(call.zero_units.double().mean()),
+        saturated=call.saturated / call.count if call.saturates else math.nan,
+        gradient=call.gradient if call.reached else math.nan,
+        weight_gradient=sum(own) if own else math.nan,
+        status=status,
+        sentence=sentence,
+    )
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0].split(".parametrizations.")[0].removeprefix("parametrizations.") or "(model)"
+
+
+def _never_called(model: nn.Module, recorder: Recorder) -> list[LayerSignal]:
+    return [
+        LayerSignal(name, role_of(module), status="skipped", sentence="its forward is not called in this pass")
+        for name, module in model.named_modules()
+        if name and name not in recorder.seen and role_of(module) in ("affine", "normalizer", "recurrent")
+    ]
+
+
+def fit_growth(squares: Sequence[float]) -> tuple[float, float, float]:
+    """Return exp(-slope) of the line through log(squares) over 0, 1, 2, ..., and its 95 % interval.
+
+    The interval is Student's for independent residuals; with two points the fit is exact and has none (nan).
+
+    Examples:
+        >>> [round(value, 6) for value in fit_growth([8.0, 4.0, 2.0])]
+        [2.0, 2.0, 2.0]
+    """
+    n = len(squares)
+    if n < 2:
+        return math.nan, math.nan, math.nan
+    y = torch.tensor(squares, dtype=torch.float64).log()
+    x = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
+    spread = float(x.square().sum())
+    slope = float((x * y).sum()) / spread
+    if n == 2:
+        return math.exp(-slope), math.nan, math.nan
+    from scipy import stats
+
+    residual = float((y - y.mean() - slope * x).square().sum())
+    half = float(stats.t.ppf(0.975, n - 2)) * math.sqrt(residual / (n - 2) / spread)
+    return math.exp(-slope), math.exp(-slope - half), math.exp(-slope + half)

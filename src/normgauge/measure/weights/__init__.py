@@ -1,0 +1,1 @@
+"""Where training takes the weights: norms, directions, gradient flow."""

@@ -1,0 +1,280 @@
+"""Gradient flow of an objective, with the drift of everything its symmetries conserve."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import InputError, NonFiniteError, NormgaugeWarning, explain, unknown_name
+from normgauge.measure.weights.integrators import Path, dormand_prince, runge_kutta
+from normgauge.objective import Objective
+from normgauge.records import Result, Status
+from normgauge.symmetry import Family, Symmetries
+from normgauge.symmetry import symmetries as find_symmetries
+
+if TYPE_CHECKING:
+    import altair
+
+Integrator = Literal["dormand_prince", "runge_kutta"]
+KINKED = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+)
+
+
+@dataclass(frozen=True)
+class Conserved:
+    """One family of conserved quantities and how far they drifted.
+
+    Attributes:
+        name: the change that leaves the function unchanged.
+        kind: "scale" and "rescale" conserve signed sums of squared norms, "shift" conserves sums.
+        count: how many.
+        start: their values at the beginning (median).
+        drift: the largest change along the flow, relative to the size of the terms.
+        discrete: learning rate -> the same for gradient descent with that rate over the same time.
+    """
+
+    name: str
+    kind: str
+    count: int
+    start: float
+    drift: float
+    discrete: dict[float, float]
+
+
+@dataclass(frozen=True)
+class GradientFlow(Result):
+    """A trajectory of `d theta / dt = -grad L` with its conserved quantities.
+
+    Attributes:
+        times: where the trajectory was recorded.
+        losses: there.
+        conserved: what the symmetries conserve.
+        parameters: at the end.
+        evaluations: gradients used by the integrator.
+        rejected: steps the adaptive integrator took back.
+        distances: learning rate -> relative distance of gradient descent's end from the flow's.
+        kinks: the kinds of layers at which the gradient jumps.
+        integrator: its name.
+        mode: train or eval.
+        status: ok; nonconverged where the evaluations ran out before the time; diverged.
+    """
+
+    times: tuple[float, ...]
+    losses: tuple[float, ...]
+    conserved: tuple[Conserved, ...]
+    parameters: dict[str, Tensor]
+    evaluations: int
+    rejected: int
+    distances: dict[float, float]
+    kinks: tuple[str, ...]
+    integrator: str
+    mode: str
+    status: Status
+
+    @property
+    def drift(self) -> float:
+        """The largest drift of all conserved quantities."""
+        return max((item.drift for item in self.conserved), default=0.0)
+
+    def _title(self) -> str:
+        return (
+            f"Gradient flow to t = {self.times[-1]:.4g}: loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}, "
+            f"largest drift {self.drift:.3g}"
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "conserved": item.name,
+                "kind": item.kind,
+                "count": item.count,
+                "start": item.start,
+                "drift": item.drift,
+                **{f"drift_gd_{rate:g}": value for rate, value in item.discrete.items()},
+            }
+            for item in self.conserved
+        ]
+
+    def _footer(self) -> str:
+        away = ", ".join(f"{rate:g}: {value:.3g}" for rate, value in self.distances.items())
+        gd = f" gradient descent ends away from the flow by (rate: relative distance) {away};" if away else ""
+        kinks = f" kinks at {', '.join(self.kinks)} bound the accuracy;" if self.kinks else ""
+        return (
+            f"kind estimate (integration error);{gd}{kinks} mode {self.mode}; {self.integrator}, status {self.status}; "
+            f"cost {self.evaluations} gradients, {self.rejected} steps rejected"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return the loss against time."""
+        from normgauge.charts import panels
+
+        rows = [{"time": t, "loss": loss} for t, loss in zip(self.times, self.losses, strict=True)]
+        return panels(rows, x="time", ys={"loss": "loss along the flow"})
+
+
+def gradient_flow(
+    objective: Objective,
+    time: float,
+    *,
+    integrator: Integrator = "dormand_prince",
+    rtol: float = 1e-6,
+    steps: int = 200,
+    rates: Sequence[float] = (),
+    symmetries: Symmetries | None = None,
+    max_evaluations: int = 3000,
+    seed: int = 0,
+) -> GradientFlow:
+    """Integrate `d theta / dt = -grad L(theta)` and report the drift of every conserved quantity.
+
+    A symmetry whose generator is `v = M theta` with symmetric M conserves `<theta, M theta>`: the squared norm of
+    every scale-invariant row (or joint norm), and `gamma^2 + beta^2 - |V_col|^2` and its like for rescalings; a shift
+    conserves a sum of entries. The flow keeps them up to integration error; gradient descent with rate eta departs by
+    O(eta).
+
+    Kind: estimate; the drift itself measures the integration error along the symmetries. Cost: 6 gradients per adaptive
+        step, 4 per fixed step, and time / rate per rate.
+
+    Args:
+        objective: what flows; the model is left as it was. Double precision is worth its price here.
+        time: how long, in units where one step of gradient descent with rate eta is eta long.
+        integrator: "dormand_prince" (adaptive) or "runge_kutta" (fixed steps, robust at kinks).
+        rtol: relative tolerance of the adaptive integrator.
+        steps: of the fixed one.
+        rates: learning rates of gradient descent to compare.
+        symmetries: from `ng.symmetries`, if at hand.
+        max_evaluations: of the adaptive integrator.
+        seed: of the symmetries otherwise.
+
+    Raises:
+        InputError: when the time, tolerance or a rate is not positive.
+
+    Deviations: S0 sec. 5.1 calls the joint vector `(v, -g)` the direction of weight normalization's invariance; it is v
+        alone, and the conserved quantity is `|v|`.
+
+    Examples:
+        A row before BatchNorm keeps its norm:
+
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False), torch.nn.BatchNorm1d(1, eps=1e-12)).double()
+        >>> x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> o = Objective(net, torch.nn.functional.mse_loss, (x, x[:, :1] ** 2), mode="train")
+        >>> flow = gradient_flow(o, 1.0, rates=[0.1])
+        >>> row = flow.conserved[0]
+        >>> row.kind, row.drift < 1e-5, row.discrete[0.1] > 100 * row.drift
+        ('scale', True, True)
+
+    References: akbar2025, kunin2021
+    """
+    for name, value in (("time", time), ("rtol", rtol), ("steps", steps), *(("rates", rate) for rate in rates)):
+        if not (value > 0 and math.isfinite(value)):
+            raise InputError(explain("gradient_flow", f"{name} must be positive and finite", str(value), "Correct it"))
+    if integrator not in get_args(Integrator):
+        raise unknown_name("integrator", integrator, get_args(Integrator))
+    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    families = [family for family in found.families if _conserves(family)]
+    start = objective.flatten(objective.parameters).clone()
+
+    def slope(theta: Tensor) -> tuple[float, Tensor]:
+        loss, gradient = objective.at(theta).loss_and_gradient()
+        return float(loss), -objective.flatten(gradient)
+
+    if integrator == "dormand_prince":
+        path = dormand_prince(slope, start, time, rtol=rtol, max_evaluations=max_evaluations)
+    else:
+        path = runge_kutta(slope, start, time, steps=steps)
+    kinks = tuple(sorted({type(module).__name__ for module in objective.model.modules() if isinstance(module, KINKED)}))
+    _warn_about_kinks(path, kinks)
+    drifts = [_drifts(family, objective, path.points) for family in families]
+    discrete, distances = _descents(objective, families, slope, start, path, rates)
+    conserved = tuple(
+        Conserved(
+            family.describe(), family.kind, len(family), first, drift, {rate: discrete[rate][i] for rate in discrete}
+        )
+        for i, (family, (first, drift)) in enumerate(zip(families, drifts, strict=True))
+    )
+    return GradientFlow(
+        times=tuple(path.times),
+        losses=tuple(path.losses),
+        conserved=conserved,
+        parameters=objective.unflatten(path.points[-1]),
+        evaluations=path.evaluations,
+        rejected=path.rejected,
+        distances=distances,
+        kinks=kinks,
+        integrator=integrator,
+        mode=objective.mode,
+        status=path.status,
+    )
+
+
+def _conserves(family: Family) -> bool:
+    """Tell whether the generator is a symmetric linear field or a constant one, so that `<v, theta>` is conserved."""
+    roles = {term.role for term in family.terms}
+    return family.kind in ("scale", "rescale", "shift") and (roles == {"scale"} or roles == {"shift"})
+
+
+def _drifts(family: Family, objective: Objective, points: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the median start and the largest relative change; relative to the sum of the terms' sizes."""
+    dicts = [{k: v.double() for k, v in objective.unflatten(point).items()} for point in points]
+    values = torch.stack([family.gather(point, point) for point in dicts])
+    sizes = [term.gather(dicts[0], dicts[0]).abs() for term in family.terms]
+    scale = torch.stack(sizes).sum(0)
+    scale = (scale if family.indices is None else scale[list(family.indices)]).clamp_min(1e-12)
+    if family.kind == "shift":
+        scale = scale.clamp_min(1.0)  # a sum may start at zero
+    return float(values[0].median()), float(((values - values[0]).abs() / scale).max())
+
+
+def _descents(
+    objective: Objective,
+    families: Sequence[Family],
+    slope: Callable[[Tensor], tuple[float, Tensor]],
+    start: Tensor,
+    path: Path,
+    rates: Sequence[float],
+) -> tuple[dict[float, list[float]], dict[float, float]]:
+    """Run gradient descent over the same time with each rate; return drifts and distances from the flow."""
+    drifts: dict[float, list[float]] = {}
+    distances: dict[float, float] = {}
+    travelled = float((path.points[-1] - start).norm()) or 1.0
+    for rate in rates:
+        theta, points = start.clone(), [start]
+        try:
+            for _ in range(max(1, round(path.times[-1] / rate))):
+                theta = theta + rate * slope(theta)[1]
+                points.append(theta)
+        except NonFiniteError:
+            drifts[rate], distances[rate] = [math.nan] * len(families), math.nan
+            continue
+        drifts[rate] = [_drifts(family, objective, points)[1] for family in families]
+        distances[rate] = float((theta - path.points[-1]).norm()) / travelled
+    return drifts, distances
+
+
+def _warn_about_kinks(path: Path, kinks: tuple[str, ...]) -> None:
+    hard = path.status == "nonconverged" or path.rejected > 0.3 * max(1, len(path.times))
+    if kinks and hard and path.adaptive:
+        warnings.warn(
+            explain(
+                "gradient_flow",
+                f"at the kinks of {', '.join(kinks)} the gradient jumps, and adaptive steps shrink without end",
+                f"{path.rejected} rejected steps, {path.evaluations} gradients, time {path.times[-1]:.3g}",
+                "Pass integrator='runge_kutta', a larger rtol, or a smooth activation",
+            ),
+            NormgaugeWarning,
+            stacklevel=3,
+        )

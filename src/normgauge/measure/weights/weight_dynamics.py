@@ -1,0 +1,315 @@
+"""Where the norms of scale-invariant weights are heading under an optimizer, and how fast their directions turn."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from normgauge.measure.weights.laws import Law, law_of
+from normgauge.objective import Objective
+from normgauge.records import Result
+from normgauge.symmetry import Family, Symmetries
+from normgauge.symmetry import symmetries as find_symmetries
+from normgauge.theory.weight_dynamics import steps_to_equilibrium
+
+if TYPE_CHECKING:
+    import altair
+
+Values = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """One family of blocks (the rows of a layer, a whole tensor, tensors that scale together), medians over its rows.
+
+    Attributes:
+        parameters: the tensors.
+        blocks: how many rows.
+        size: entries of one row.
+        scale_invariant: whether the function ignores the norm.
+        norm: now.
+        next_norm: after the optimizer's next step with this gradient, exactly (nan without an optimizer).
+        gradient: root of the mean squared gradient norm over the batches.
+        radial: largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free.
+        effective_rate: of the direction `w / |w|`.
+        angle: of the next step, exactly.
+        equilibrium_norm: where the norm settles.
+        equilibrium_angle: rms angle of a step there.
+        steps: until the norm is within 5 % of it.
+        heading: growing, shrinking, settled, fixed or unknown.
+        law: the sentence behind the prediction.
+        norms: of every row.
+        equilibria: of every row.
+    """
+
+    parameters: tuple[str, ...]
+    blocks: int
+    size: int
+    scale_invariant: bool
+    norm: float
+    next_norm: float
+    gradient: float
+    radial: float
+    effective_rate: float
+    angle: float
+    equilibrium_norm: float
+    equilibrium_angle: float
+    steps: float
+    heading: str
+    law: str
+    norms: tuple[float, ...]
+    equilibria: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class WeightDynamics(Result):
+    """The blocks of a model with their laws.
+
+    Attributes:
+        blocks: one item per family of scale-invariant blocks, then the parameters that are not.
+        optimizer: its class.
+        mode: train or eval.
+        gradients: gradients used, beyond those of the symmetries.
+    """
+
+    blocks: tuple[WeightBlock, ...]
+    optimizer: str
+    mode: str
+    gradients: int
+
+    def __getitem__(self, parameter: str) -> WeightBlock:
+        """Return the block that has a parameter."""
+        return next(block for block in self.blocks if parameter in block.parameters)
+
+    def _title(self) -> str:
+        free = sum(block.blocks for block in self.blocks if block.scale_invariant)
+        return f"Weight dynamics under {self.optimizer}: {free} scale-invariant blocks"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = "blocks size scale_invariant norm next_norm gradient effective_rate angle equilibrium_norm"
+        names += " equilibrium_angle steps heading"
+        return [
+            {"parameters": ", ".join(block.parameters), **{name: getattr(block, name) for name in names.split()}}
+            for block in self.blocks
+        ]
+
+    def _footer(self) -> str:
+        laws = "; ".join(dict.fromkeys(block.law for block in self.blocks if block.scale_invariant))
+        return (
+            f"medians over rows. {laws}. kind: norms, next norm and angle exact; equilibria estimates (isotropic "
+            f"gradients of today's size); mode {self.mode}; cost {self.gradients} gradients and the symmetries"
+        )
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars of the norm now and at equilibrium, per block."""
+        from normgauge.charts import bars
+
+        rows = [
+            {"label": ", ".join(block.parameters), "value": value, "series": series}
+            for block in self.blocks
+            if block.scale_invariant
+            for series, value in (("now", block.norm), ("equilibrium", block.equilibrium_norm))
+            if math.isfinite(value)
+        ]
+        return bars(rows, x="label", series="series", title="norm of scale-invariant blocks", x_title="")
+
+
+def weight_dynamics(
+    objective: Objective,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    symmetries: Symmetries | None = None,
+    seed: int = 0,
+) -> WeightDynamics:
+    """Tell for every block whether its scale is free, and where the optimizer is taking its norm and direction.
+
+    For scale-invariant w the gradient is orthogonal to w and falls as 1 / |w|, so steps make the norm grow and weight
+    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, AdamW and Adam
+    with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass batches
+    of the size you train with, since their noise is part of it.
+
+    Kind: norms, the next norm and its angle are exact; equilibria are estimates: they assume gradients that are
+        isotropic, independent between steps, and stay of today's size. Cost: one gradient per batch, and
+        `ng.symmetries`.
+
+    Args:
+        objective: what is trained; the model is left as it was.
+        optimizer: torch's or ours, with its state; `None` for norms and gradients only. It is copied, not stepped.
+        symmetries: from `ng.symmetries`, if at hand.
+        seed: of the symmetries otherwise.
+
+    Examples:
+        Without weight decay the squared norm grows by lr^2 |g|^2, exactly:
+
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False), torch.nn.BatchNorm1d(1, eps=1e-12))
+        >>> x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+        >>> o = Objective(net, torch.nn.functional.mse_loss, (x, x[:, :1] ** 2), mode="train")
+        >>> block = weight_dynamics(o, torch.optim.SGD(net.parameters(), lr=0.5))["0.weight"]
+        >>> grown = block.norm**2 + 0.25 * block.gradient**2
+        >>> block.scale_invariant, block.heading, abs(block.next_norm**2 - grown) < 1e-5
+        (True, 'growing', True)
+
+    References: sun2020, heo2021, wan2021, kosson2024, akbar2025
+    """
+    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    point = {name: value.double() for name, value in objective.parameters.items()}
+    squares, slopes, count = _gradients(objective)
+    groups = _groups(objective, optimizer)
+    ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
+    blocks = []
+    covered: set[str] = set()
+    for family in found.families:
+        if family.kind == "scale" and family.status != "undecided" and _plain(family):
+            laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
+            law = law_of(optimizer, groups.get(family.parameters[0]))
+            if len(laws) > 1:
+                law = Law("unknown", {}, 4.0, "its tensors have different optimizer options; no law is known")
+            blocks.append(_block(family, law, point, squares, slopes, ahead))
+            covered.update(family.parameters)
+    rest = [name for name in point if name not in covered]
+    blocks += [_ordinary(name, point, slopes, ahead) for name in rest]
+    title = "gradient flow" if optimizer is None else type(optimizer).__name__
+    return WeightDynamics(tuple(blocks), title, objective.mode, count)
+
+
+def _plain(family: Family) -> bool:
+    return all(term.role == "scale" and term.coefficient == 1 for term in family.terms)
+
+
+def _gradients(objective: Objective) -> tuple[Values, Values, int]:
+    """Return per entry the mean over batches of the squared gradient, the mean gradient, and how many batches."""
+    squares: dict[str, Tensor] = {}
+    slopes: dict[str, Tensor] = {}
+    total, count = 0.0, 0
+    for _, batch in objective.batches():
+        share = objective.weight(batch)
+        for name, value in objective.replace(data=batch).gradient().items():
+            wide = value.double()
+            squares[name] = squares.get(name, 0) + share * wide.square()
+            slopes[name] = slopes.get(name, 0) + share * wide
+        total, count = total + share, count + 1
+    return {k: v / total for k, v in squares.items()}, {k: v / total for k, v in slopes.items()}, count
+
+
+def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
+    if optimizer is None:
+        return {}
+    by_id = {id(param): group for group in optimizer.param_groups for param in group["params"]}
+    named = dict(objective.model.named_parameters())
+    return {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
+
+
+def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: Values) -> Values:
+    """Step a copy of the optimizer on copies of the parameters: exact for any optimizer, and leaves no trace."""
+    twin = copy.deepcopy(optimizer)
+    originals = [param for group in optimizer.param_groups for param in group["params"]]
+    copies = [param for group in twin.param_groups for param in group["params"]]
+    mapped = {id(a): b for a, b in zip(originals, copies, strict=True)}
+    named, values = dict(objective.model.named_parameters()), objective.parameters
+    for param in copies:
+        param.grad = None
+    with torch.no_grad():
+        for name in objective.names:
+            param = mapped.get(id(named[name]))
+            if param is not None:
+                param.copy_(values[name])
+                param.grad = slopes[name].to(param)
+    twin.step()
+    return {
+        name: mapped[id(named[name])].detach().double() if id(named[name]) in mapped else values[name].double()
+        for name in objective.names
+    }
+
+
+def _block(
+    family: Family, law: Law, point: Values, squares: Values, slopes: Values, ahead: Values | None
+) -> WeightBlock:
+    ones = {name: torch.ones_like(value) for name, value in point.items()}
+    sizes = family.gather(ones, ones)
+    w2, g2 = family.gather(point, point), family.gather(ones, squares)
+    along = family.gather(point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
+    norms = w2.sqrt().tolist()
+    settled = [
+        law.equilibrium(int(n), float(a * b), math.sqrt(float(a)))
+        for n, a, b in zip(sizes.tolist(), w2.tolist(), g2.tolist(), strict=True)
+    ]
+    steps = [
+        steps_to_equilibrium(norm, s.norm, s.relaxation, law.power) if s.norm > 0 else math.inf
+        for norm, s in zip(norms, settled, strict=True)
+    ]
+    after, angle = math.nan, math.nan
+    if ahead is not None:
+        moved = family.gather(ahead, ahead)
+        after = _median(moved.sqrt().tolist())
+        cross = family.gather(point, ahead)
+        angle = _median(torch.atan2((w2 * moved - cross.square()).clamp_min(0).sqrt(), cross).tolist())
+    norm = _median(norms)
+    return WeightBlock(
+        parameters=family.parameters,
+        blocks=len(family),
+        size=int(_median(sizes.tolist())),
+        scale_invariant=True,
+        norm=norm,
+        next_norm=after,
+        gradient=_median(g2.sqrt().tolist()),
+        radial=float(along.max()),
+        effective_rate=_median([law.effective_rate(value) for value in norms]),
+        angle=angle,
+        equilibrium_norm=_median([s.norm for s in settled]),
+        equilibrium_angle=_median([s.angle for s in settled]),
+        steps=_median(steps),
+        heading=_heading(law, norm, _median([s.norm for s in settled])),
+        law=law.sentence,
+        norms=tuple(norms),
+        equilibria=tuple(s.norm for s in settled),
+    )
+
+
+def _heading(law: Law, norm: float, goal: float) -> str:
+    if law.name in ("sphere", "gradient flow", "frozen"):
+        return "fixed"
+    if math.isnan(goal):
+        return "unknown"
+    if abs(norm / goal - 1) <= 0.05:
+        return "settled"
+    return "growing" if norm < goal else "shrinking"
+
+
+def _ordinary(name: str, point: Values, slopes: Values, ahead: Values | None) -> WeightBlock:
+    w, g = point[name], slopes[name]
+    norm, slope = float(w.norm()), float(g.norm())
+    radial = abs(float((w * g).sum())) / (norm * slope) if norm * slope else 0.0
+    after = float(ahead[name].norm()) if ahead is not None else math.nan
+    nan = math.nan
+    sentence = "its scale matters to the function; no law predicts its norm"
+    return WeightBlock(
+        parameters=(name,),
+        blocks=1,
+        size=w.numel(),
+        scale_invariant=False,
+        norm=norm,
+        next_norm=after,
+        gradient=slope,
+        radial=radial,
+        effective_rate=nan,
+        angle=nan,
+        equilibrium_norm=nan,
+        equilibrium_angle=nan,
+        steps=nan,
+        heading="unknown",
+        law=sentence,
+        norms=(norm,),
+        equilibria=(),
+    )
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
