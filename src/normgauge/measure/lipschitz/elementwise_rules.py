@@ -121,7 +121,10 @@ def _square(call: Call) -> Reach:
     return before.through(gain, call.value)
 
 
-@on_function("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub", several=True)
+SUMS = ("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
+
+
+@on_function(*SUMS, several=True)
 def _sum(call: Call) -> Reach:
     a, b = call.args[0], call.argument(1, "other")
     alpha = abs(float(call.kwargs.get("alpha", 1.0)))

@@ -17,6 +17,13 @@ from normgauge.theory import lipschitz_constants as constants
 
 _ONE_TO_THREE = (1, 2, 3)
 
+COPIES = ("contiguous", "clone", "to", "float", "double", "type", "type_as")
+VIEWS = (
+    *("view", "view_as", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+)
+PERMUTATIONS = ("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
+
 
 @on_module(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, folds=True, shown=False)
 def _nothing(call: Call) -> Reach | Pending:
@@ -34,7 +41,7 @@ def _dropout_function(call: Call) -> Reach | Pending:
     return _same(call)
 
 
-@on_function("contiguous", "clone", "to", "float", "double", "type", "type_as", folds=True, shown=False, several=True)
+@on_function(*COPIES, folds=True, shown=False, several=True)
 def _same(call: Call) -> Reach | Pending:
     known = call.input
     if isinstance(known, Pending):
@@ -43,8 +50,7 @@ def _same(call: Call) -> Reach | Pending:
 
 
 @on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
-@on_function("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "pixel_shuffle",
-             "pixel_unshuffle", "channel_shuffle", "ravel", shown=False, several=True)  # fmt: skip
+@on_function(*VIEWS, shown=False, several=True)
 def _reshaped(call: Call) -> Reach:
     """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
     known: Reach = call.input
@@ -57,7 +63,7 @@ def _finer(known: Reach, value: Tensor) -> float | None:
     return known.rows if value.ndim > 1 and known.value.shape[-1] % value.shape[-1] == 0 else None
 
 
-@on_function("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", shown=False, moves=True)
+@on_function(*PERMUTATIONS, shown=False, moves=True)
 def _permuted(call: Call) -> Reach:
     """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
     known: Reach = call.input

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Literal
 
@@ -79,7 +79,7 @@ class Layer:
 
     def on(self, rows: Tensor) -> Layer:
         """Return the same layer on some of the samples."""
-        return Layer(self.X[rows], self.W, self.b, self.gamma, self.beta, self.V, self.goal[rows], self.norm)
+        return replace(self, X=self.X[rows], goal=self.goal[rows])
 
 
 SIZES = ((2, 2, 1), (3, 2, 2), (8, 3, 4), (16, 5, 3))
