@@ -161,6 +161,12 @@ def remarks(table: StudyTable) -> list[str]:
     """Say the cosines, what a tenth of the step changes, and who trains better."""
     lines = []
     for model in MODELS:
+        failed = [row for row in table.trials if row["model"] == model and row["status"] == "diverged"]
+        if failed:
+            arms = ", ".join(f"norm {row['norm']}, seed {row['seed']}" for row in failed)
+            lines.append(f"{model}: training diverged, so the means are without {arms}.")
+        if not all(table.where(model=model, norm=norm) for norm in NORMS):
+            continue  # no run of an arm finished: nothing to compare
         means = {
             (norm, name): table.mean(name, model=model, norm=norm).mean
             for norm in NORMS
@@ -188,10 +194,6 @@ def remarks(table: StudyTable) -> list[str]:
             f"{model}: from the first step to the last the cosine goes from {first['batch']:.2f} to "
             f"{last['batch']:.2f} with BN and from {first['none']:.2f} to {last['none']:.2f} without."
         )
-        failed = [row for row in table.trials if row["model"] == model and row["status"] == "diverged"]
-        if failed:
-            arms = ", ".join(f"norm {row['norm']}, seed {row['seed']}" for row in failed)
-            lines.append(f"{model}: training diverged, so the means are without {arms}.")
     return lines
 
 

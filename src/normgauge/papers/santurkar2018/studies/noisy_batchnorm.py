@@ -181,11 +181,10 @@ def remarks(table: StudyTable) -> list[str]:
         lines.append(f"Change of the middle layer's {words} in one step, median over training: {shown}.")
     shown = ", ".join(f"{norm} {table.mean('relative_mean_change', norm=norm).mean:.3g}" for norm in arms)
     lines.append(f"The same of the means, in units of the activations' own deviation: {shown}.")
-    diverged = sum(table.by_seed("diverged", norm="noise").values())
-    if diverged:
-        lines.append(
-            f"With noise and without BN training diverged on {diverged:g} seeds: the accuracy is a broken network's."
-        )
+    broken = table.by_seed("diverged", norm="noise")
+    if any(broken.values()):
+        count = f"{sum(broken.values()):g} of {len(broken)} seeds"
+        lines.append(f"With noise and without BN training diverged on {count}: the accuracy is a broken network's.")
     return lines
 
 

@@ -97,10 +97,11 @@ def remarks(table: StudyTable) -> list[str]:
     rates = {norm: table.where(norm=norm)[0]["lr"] for norm in means}
     invariant = [rates[n] for n in means if PROPERTIES["weights scale-invariant"](registry.get(n))]
     others = [rates[n] for n in means if not PROPERTIES["weights scale-invariant"](registry.get(n))]
-    lines.append(
-        f"Mean of the chosen rates: {fmean(invariant):.2g} where weights are scale-invariant, {fmean(others):.2g} "
-        "where they are not."
-    )
+    if invariant and others:
+        lines.append(
+            f"Mean of the chosen rates: {fmean(invariant):.2g} where weights are scale-invariant, {fmean(others):.2g} "
+            "where they are not."
+        )
     unfinished = {row["norm"] for row in table.trials} - means.keys()
     if unfinished:
         lines.append(f"Left out, because no run finished: {', '.join(sorted(unfinished))}.")

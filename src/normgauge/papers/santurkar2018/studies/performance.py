@@ -117,10 +117,10 @@ def remarks(table: StudyTable) -> list[str]:
     published = {False: (0.83, 0.80), True: (0.92, 0.88)}
     lines = []
     for on, words in WORDS.items():
-        means = {norm: table.mean("test_accuracy", norm=norm, augmentation=on) for norm in NORMS}
         rates = {row["norm"]: row["lr"] for row in table.where(augmentation=on)}
         if len(rates) < len(NORMS):
             continue  # no run of an arm finished: nothing to compare
+        means = {norm: table.mean("test_accuracy", norm=norm, augmentation=on) for norm in NORMS}
         lines.append(
             f"{words.capitalize()}: test accuracy {means['batch'].mean:.3f} with BN (rate {rates['batch']:g}) and "
             f"{means['none'].mean:.3f} without (rate {rates['none']:g}); the paper has {published[on][0]:.2f} and "

@@ -212,6 +212,8 @@ def remarks(table: StudyTable) -> list[str]:
     """Say every ratio, none over batch, that the paper speaks of, and the relative one it does not."""
     lines = []
     for model in MODELS:
+        if not all(table.where(model=model, norm=norm) for norm in NORMS):
+            continue  # no run of an arm finished: nothing to compare
         ratios = {
             name: 10 ** fmean(table.paired_log10(name, "none", "batch", model=model))
             for name in (*SUMMARIES, "early_gradient_distance")
