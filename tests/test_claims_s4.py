@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import ledger
-from normgauge.papers.court import sun2020_batchnorm as batchnorm
-from normgauge.papers.court import sun2020_experiments as experiments
-from normgauge.papers.court import sun2020_methods as methods
+from normgauge.papers.court import StudyTable, ledger
 from normgauge.papers.court.registry import find
 from normgauge.papers.instances.draws import Unit
+from normgauge.papers.sun2020.claims import batchnorm, methods, printed_tables
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import effective_weights as effective
 
@@ -40,6 +38,7 @@ VERDICTS = {
     "S4-tab": "holds_with_correction",
 }
 EXPERIMENTS = ["S4-gs", "S4-wd", "S4-E1", "S4-E2"]
+FINDINGS = ["pruning"]
 
 
 @pytest.mark.parametrize("id", VERDICTS)
@@ -115,8 +114,8 @@ def flipped(first, second, gamma=1.0):
         ("S4-5.4", methods, "project", lambda yh: torch.eye(len(yh)) - yh.outer(yh) / len(yh)),
         ("S4-conv", methods, "standardize", uncentred),
         ("S4-gauge", methods, "standardize", lambda y, eps=0.0: (y - y.mean(-1, keepdim=True), torch.ones(()))),
-        ("S4-tab", experiments, "ATTACK", (experiments.CLEAN[0], experiments.CLEAN[1])),
-        ("S4-tab", experiments, "MISPRINTS", {}),
+        ("S4-tab", printed_tables, "ATTACK", printed_tables.CLEAN),
+        ("S4-tab", printed_tables, "MISPRINTS", {}),
     ],
 )
 def test_a_broken_ingredient_changes_the_verdict(monkeypatch, id, module, name, mutant):
@@ -149,30 +148,38 @@ def test_at_a_stationary_gamma_the_term_of_theorem_4_1_does_vanish(monkeypatch):
 
 
 def rows(good):
-    """Tables in which everything goes as the claims hope (or, reversed, fear)."""
-    found = {"gamma-sigma": [], "robustness": [], "norm-growth": [], "batch-size-width": []}
+    """Return rows per study in which everything goes as the claims hope (or, reversed, fear)."""
+    runs = {"gamma-sigma": [], "robustness": [], "norm-growth": [], "batch-size-width": [], "pruning": []}
     for seed in range(4):
         wobble = 1 + 0.001 * seed
         far = (0.02 if good else 3.0) * wobble
-        found["gamma-sigma"].append({"seed": seed, "relative_gamma_distance": far, "relative_beta_distance": far})
-        for norm in experiments.NORMS:
+        runs["gamma-sigma"].append({"seed": seed, "relative_gamma_distance": far, "relative_beta_distance": far})
+        for norm in ("batch", "group", "layer", "weight"):
             for decayed in (False, True):
                 accuracy = 0.5 + (0.1 if decayed == good else 0.0) * wobble
                 growth = (0.1 if decayed else 1.0) * wobble * (1 if good else -1)
                 run = {"seed": seed, "norm": norm, "decayed": decayed}
-                found["robustness"].append({**run, "bim_accuracy": accuracy, "noise_accuracy": accuracy})
-                found["norm-growth"].append({**run, "norm_growth": growth, "late_norm_growth": growth})
+                runs["robustness"].append({**run, "bim_accuracy": accuracy, "noise_accuracy": accuracy})
+                runs["norm-growth"].append({**run, "norm_growth": growth, "late_norm_growth": growth})
         for width in (8, 16):
             for batch in (8, 16, 32):
                 best = (batch == width) == good
-                found["batch-size-width"].append(
+                runs["batch-size-width"].append(
                     {"seed": seed, "width": width, "batch_size": batch, "test_accuracy": 0.5 + 0.1 * best * wobble}
                 )
-    return found
+        kept = 0.5 + (0.1 if good else -0.1) * wobble
+        ways = {"similar_mean_accuracy": kept, "gamma_mean_accuracy": kept, "random_mean_accuracy": 0.5}
+        runs["pruning"] += [{"seed": seed, "l1": strength, **ways} for strength in (0.0, 1e-3)]
+    return runs
 
 
-@pytest.mark.parametrize("id", EXPERIMENTS)
+@pytest.mark.parametrize("id", EXPERIMENTS + FINDINGS)
 def test_the_criteria_tell_hope_from_fear(id):
     claim = find(id)
-    assert claim.judge_from_tables(rows(True)).outcome == "confirmed"
-    assert claim.judge_from_tables(rows(False)).outcome == "not_confirmed"
+    assert claim.judge_table(StudyTable(tuple(rows(True)[claim.study]))).outcome == "reproduced"
+    assert claim.judge_table(StudyTable(tuple(rows(False)[claim.study]))).outcome == "contradicted"
+
+
+def test_seeds_without_a_normalizer_are_left_out_of_the_mean_over_normalizers():
+    kept = [row for row in rows(True)["robustness"] if (row["seed"], row["norm"]) != (3, "layer")]
+    assert {item.instances for item in find("S4-wd").judge_table(StudyTable(tuple(kept))).evidence} == {3}

@@ -9,29 +9,11 @@ from math import log10, pi
 from statistics import pstdev
 
 from normgauge.papers.court.registry import empirical
-from normgauge.papers.court.tables import Margins, Rows, by_seed, paired, paired_log10
+from normgauge.papers.court.tables import Margins, Rows, by_seed, paired_log10
 
 CITE = ("batchnorm_article",)
 CHANCE = 0.1  # ten classes
 NOT_LISTED = "Not in the list the ledger started from."
-
-
-@empirical(
-    "S3-ICS",
-    place="Measure",
-    printed="standard VGG and DLN have higher gradient correlations than their BN counterparts",
-    study="covariate-shift",
-    criterion="for each model, the cosine of the gradients before and after updating earlier layers, averaged over "
-    "layers and training: without BN minus with BN is above 0",
-    cite=(*CITE, "santurkar2018"),
-)
-def _shift(rows: Rows) -> Margins:
-    return {
-        f"{model}: cosine, none minus batch": paired(rows, "cosine", "none", "batch", model=model) for model in MODELS
-    }
-
-
-MODELS = ("vgg", "dln")
 
 
 @empirical(

@@ -1,4 +1,4 @@
-"""What the studies of S1 share: its two networks at three sizes, layers as groups, a measuring batch, spaced steps."""
+"""What the studies share: the paper's two networks at three sizes, layers as groups, a measuring batch, steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normgauge.objective import Objective
 from normgauge.records import Spec
 from normgauge.rng import generator
 
-# The studies' words -> the registry's. "noise" is S1's noise on a network without normalization.
+# The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
 NORMS = {
     "none": "none",
     "batch": "batch",
@@ -29,7 +29,7 @@ NORMS = {
     "linf": "lpinf_batch",
 }
 SUBSET = "cifar10:10000/1000/2000"
-#: size -> model -> what is fixed. S1's rate of the linear network, 1e-6, belongs to the loss summed over 1000 samples.
+#: size -> model -> what is fixed. The published rate of the linear network, 1e-6, is for a loss summed over 1000.
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "smoke": {
         "vgg": {"network": "vgg", "data": "digits", "lr": 0.1, "steps": 12, "batch": 32, "measures": 2},
@@ -45,18 +45,18 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 PROXY = (
-    "S1 trains a VGG-like network on all of CIFAR-10 for 15,000 steps of batch 128, and its 25-layer deep linear "
-    "network (DLN) for 10,000 full-batch steps; both from Glorot weights at one rate for all arms (0.1; 1e-6 on the "
-    "summed loss, 1e-3 on its mean). Small size: a VGG of eight convolutions, 8 to 32 channels wide, on 10,000 "
-    "images of CIFAR-10 for 1000 steps of batch 32; the same DLN for 300 steps. Paper size: a 13-convolution VGG (S1 "
-    "does not say which). This setting was decided after a shorter one (4000 images, 200 to 400 steps, four to eight "
-    "seeds) had been run and judged: performance confirmed, noisy-batchnorm and smoothness not confirmed, "
-    "covariate-shift and lp-norms inconclusive. "
+    "Santurkar et al. 2018 train a VGG-like network on all of CIFAR-10 for 15,000 steps of batch 128, and a 25-layer "
+    "deep linear network (DLN) for 10,000 full-batch steps; both from Glorot weights at one rate for all arms (0.1; "
+    "1e-6 on the summed loss, 1e-3 on its mean). Small size: a VGG of eight convolutions, 8 to 32 channels wide, on "
+    "10,000 images of CIFAR-10 for 1000 steps of batch 32; the same DLN for 300 steps. Paper size: a 13-convolution "
+    "VGG (the paper does not say which). This setting was decided after a shorter one (4000 images, 200 to 400 steps, "
+    "four to eight seeds) had been run and judged: performance reproduced, noisy-batchnorm and smoothness "
+    "contradicted, covariate-shift and lp-norms too small to tell. "
 )
 
 
 class ActivationNoise(nn.Module):
-    """S1's Algorithm 1 without the normalization: while training, y = s x + m with a distribution new at every step.
+    """Algorithm 1 without the normalization: while training, y = s x + m with a distribution new at every step.
 
     Per step and unit mu ~ U(-0.5, 0.5) and sigma ~ U(1, 1.25); per activation m ~ U(mu - 0.1, mu + 0.1) and
     s ~ N(sigma, 0.1).
@@ -100,7 +100,7 @@ def study(
     scientific: Mapping[str, Sequence[Any]] | None = None,
     **changed: Any,
 ) -> Study:
-    """Return the study of one of S1's models under these normalizers: at S1's rate, or tuned over `rates`."""
+    """Return the study of one of the paper's models under these normalizers: at its rate, or tuned over `rates`."""
     fixed = {**SETTINGS[size][model], **changed}
     if rates:
         del fixed["lr"]
@@ -116,7 +116,7 @@ def study(
 
 
 def prepare(spec: Spec) -> tuple[nn.Module, Dataset]:
-    """Return network and data of a spec: Glorot weights that depend on the seed only, as in S1."""
+    """Return network and data of a spec: Glorot weights that depend on the seed only, as in the paper."""
     dataset = data.load(spec["data"])
     seed = int(spec["seed"])
     network = models.build(spec["network"], NORMS[spec["norm"]], dataset.shape, dataset.classes, seed)
@@ -151,7 +151,7 @@ def measuring(network: nn.Module, dataset: Dataset, spec: Spec) -> Objective:
 
 
 def spaced(steps: int, count: int) -> list[int]:
-    """Return about `count` steps from 0 to the last, denser early, where S1 sees the largest differences.
+    """Return about `count` steps from 0 to the last, denser early, where the paper sees the largest differences.
 
     Examples:
         >>> spaced(100, 5)

@@ -1,4 +1,4 @@
-"""S1 Fig. 5, 6, 9, 12, 13: l_p normalization against BN and none: training, smoothness, distributions."""
+"""Fig. 5, 6, 9, 12, 13: l_p normalization against BN and none: training, smoothness, distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.measure import activations, landscape
-from normgauge.papers.court import StudyTable, paired_log10
+from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import (
     PROXY,
@@ -30,11 +30,12 @@ from normgauge.papers.santurkar2018.studies._setting import (
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
+CITE = ("santurkar2018",)
 NORMS = ("none", "batch", "l1", "l2", "linf")
 MODELS = ("vgg", "dln")
 LP = ("l1", "l2", "linf")
 MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
-#: The line search is taken at S1's rates for all arms, so that equal steps are compared whatever rate an arm likes.
+#: The line search is taken at the paper's rates for all arms: equal steps are compared whatever rate an arm likes.
 LOOK = {"vgg": 0.1, "dln": 1e-3}
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 BINS = 24
@@ -105,20 +106,52 @@ def _record_distribution(record: Record, step: int, values: torch.Tensor, *, his
             record(step, "activation_density", count / (len(values) * width), layer=f"{middle:.5g}")
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: each l_p norm trains at most 0.02 worse than BN (VGG), all beat none, l1 beats BN on the DLN."""
-    found: dict[str, Sequence[float]] = {}
-    for norm in LP:
-        below = table.paired("train_accuracy", norm, "batch", model="vgg")
-        found[f"vgg: 0.02 + training accuracy, {norm} minus batch"] = [0.02 + value for value in below]
-        found[f"vgg: training accuracy, {norm} minus none"] = table.paired("train_accuracy", norm, "none", model="vgg")
-        found[f"dln: log10 of training loss, none over {norm}"] = paired_log10(
-            table.rows, "train_loss", "none", norm, model="dln"
-        )
-    found["dln: log10 of training loss, batch over l1"] = paired_log10(
-        table.rows, "train_loss", "batch", "l1", model="dln"
-    )
-    return found
+@empirical(
+    "S1-E4",
+    place="sec 3.3, Fig 5",
+    printed="l1, l2, linf normalization (scale computed before the mean shift) perform comparably to BN",
+    study="lp-norms",
+    criterion="on VGG, training accuracy of each at most 0.02 below BN's",
+    cite=CITE,
+)
+def _comparable(table: StudyTable) -> Margins:
+    return {
+        f"0.02 + ({norm} minus batch), training accuracy": [
+            0.02 + value for value in table.paired("train_accuracy", norm, "batch", model="vgg")
+        ]
+        for norm in LP
+    }
+
+
+@empirical(
+    "S1-l1",
+    place="sec 3.3",
+    printed="for deep linear networks, l1-normalization performs even better than BatchNorm",
+    study="lp-norms",
+    criterion="on the deep linear network the final training loss with BN is above that with l1",
+    cite=CITE,
+    note="Not in the list the ledger started from.",
+)
+def _l1_wins(table: StudyTable) -> Margins:
+    return {"log10 of final training loss, batch over l1": table.paired_log10("train_loss", "batch", "l1", model="dln")}
+
+
+@finding(
+    "lp-norms",
+    printed="l1, l2 and linf normalization train better than no normalization",
+    criterion="for each: training accuracy on VGG above that without normalization, and final training loss on the "
+    "deep linear network below it",
+)
+def _better_than_none(table: StudyTable) -> Margins:
+    accuracies = {
+        f"vgg: training accuracy, {norm} minus none": table.paired("train_accuracy", norm, "none", model="vgg")
+        for norm in LP
+    }
+    losses = {
+        f"dln: log10 of training loss, none over {norm}": table.paired_log10("train_loss", "none", norm, model="dln")
+        for norm in LP
+    }
+    return {**accuracies, **losses}
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -130,7 +163,8 @@ def figures(table: StudyTable) -> list[Figure]:
             Figure(
                 f"{model}-loss",
                 curves(loss, y="mean", low="low", high="high", order=NORMS, y_title="training loss", y_scale="log"),
-                f"{model}: training loss, each arm at its tuned rate; the band is the range over seeds (S1 Fig. 5).",
+                f"{model}: training loss, each arm at its tuned rate; the band is the range over seeds (the "
+                "paper's Fig. 5).",
             )
         )
         distance = table.band("gradient_distance_now", "norm", model=model)
@@ -138,8 +172,8 @@ def figures(table: StudyTable) -> list[Figure]:
             Figure(
                 f"{model}-gradient-distance",
                 curves(distance, y="mean", order=NORMS, y_title="largest |grad' - grad|", y_scale="log"),
-                f"{model}: change of the gradient along itself, over the same multiples of S1's rate for all arms "
-                f"(S1 Fig. {place}c).",
+                f"{model}: change of the gradient along itself, over the same multiples of the paper's rate for all "
+                f"arms (its Fig. {place}c).",
             )
         )
         drawn.append(
@@ -147,7 +181,7 @@ def figures(table: StudyTable) -> list[Figure]:
                 f"{model}-activations",
                 curves(_quantiles(table, model), y="median", low="low", high="high", order=NORMS, y_title="activation"),
                 f"{model}: one activation of the middle layer over training, median and 5 to 95 % quantiles of one "
-                f"seed (S1 Fig. {'6' if model == 'vgg' else '9'}).",
+                f"seed (the paper's Fig. {'6' if model == 'vgg' else '9'}).",
             )
         )
         density = [
@@ -165,12 +199,12 @@ def figures(table: StudyTable) -> list[Figure]:
 
 
 def _quantiles(table: StudyTable, model: str) -> list[dict[str, float | str]]:
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    quantiles: dict[tuple[str, int], dict[str, float]] = {}
     for row in table.curve("activation_quantile", model=model, seed=0):
-        found.setdefault((row["norm"], row["step"]), {})[row["layer"]] = row["value"]
+        quantiles.setdefault((row["norm"], row["step"]), {})[row["layer"]] = row["value"]
     return [
         {"series": norm, "step": step, "median": values["0.5"], "low": values["0.05"], "high": values["0.95"]}
-        for (norm, step), values in found.items()
+        for (norm, step), values in quantiles.items()
         if len(values) == len(LEVELS)
     ]
 
@@ -178,34 +212,33 @@ def _quantiles(table: StudyTable, model: str) -> list[dict[str, float | str]]:
 def remarks(table: StudyTable) -> list[str]:
     """Say accuracies, losses and the rates that were chosen, and how the landscape compares."""
     accuracy = ", ".join(
-        f"{norm} {table.mean('train_accuracy', model='vgg', norm=norm).mean:.3f} (rate {_rate(table, 'vgg', norm):g})"
-        for norm in NORMS
+        f"{norm} {table.mean('train_accuracy', model='vgg', norm=norm).mean:.3f} (rate {rate:g})"
+        for norm, rate in _rates(table, "vgg").items()
     )
     loss = ", ".join(
-        f"{norm} {table.mean('train_loss', model='dln', norm=norm).mean:.3g} (rate {_rate(table, 'dln', norm):g})"
-        for norm in NORMS
+        f"{norm} {table.mean('train_loss', model='dln', norm=norm).mean:.3g} (rate {rate:g})"
+        for norm, rate in _rates(table, "dln").items()
     )
     lines = [
         f"vgg: training accuracy, batch statistics, at the tuned rate: {accuracy}.",
         f"dln: training loss at the tuned rate: {loss}.",
     ]
     for model in MODELS:
-        ratios = ", ".join(
-            f"{norm} {10 ** fmean(paired_log10(table.rows, 'gradient_distance', 'none', norm, model=model)):.3g}"
-            for norm in NORMS[1:]
-        )
+        orders = {norm: table.paired_log10("gradient_distance", "none", norm, model=model) for norm in NORMS[1:]}
+        ratios = ", ".join(f"{norm} {10 ** fmean(values):.3g}" for norm, values in orders.items() if values)
         lines.append(f"{model}: gradient distance along the gradient, none over each norm: {ratios}.")
         spreads = {
             norm: median([row["value"] for row in table.curve("activation_deviation", model=model, norm=norm)])
-            for norm in NORMS
+            for norm in _rates(table, model)
         }
         shown = ", ".join(f"{norm} {value:.3g}" for norm, value in spreads.items())
         lines.append(f"{model}: deviation of one activation of the middle layer, median over training: {shown}.")
     return lines
 
 
-def _rate(table: StudyTable, model: str, norm: str) -> float:
-    return float(table.where(model=model, norm=norm)[0]["lr"])
+def _rates(table: StudyTable, model: str) -> dict[str, float]:
+    """Return norm -> its tuned rate, for the arms of which a run finished."""
+    return {row["norm"]: float(row["lr"]) for norm in NORMS for row in table.where(model=model, norm=norm)}
 
 
 def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
@@ -240,21 +273,20 @@ register(
         finding="Yes, although they do not fix the activations' moments; on the deep linear network l1 is even better "
         "than BN.",
         proxy=PROXY
-        + "In this study 500 steps of the VGG; the rate is tuned for every arm on training performance, as S1 says it "
-        "did, on the first two seeds.",
+        + "In this study 500 steps of the VGG; the rate is tuned for every arm on training performance, as the paper "
+        "says it did, on the first two seeds.",
         sizes={
             "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
             "small": _sizes("small", 6, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
             "paper": _sizes("paper", 5, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
         choose_by="score",
         data=("cifar10",),
         minutes={"small": 8.5},
-        cite=("santurkar2018",),
+        cite=CITE,
     )
 )

@@ -1,8 +1,11 @@
-"""S1 sec. 3.3, S0 sec. 9.5: every registered normalizer on one task, and which of its properties predict the result."""
+"""Every registered normalizer on one task, and which of its properties predict the result.
+
+Santurkar et al. 2018, sec. 3.3, and Akbar 2025, sec. 9.5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import torch
@@ -14,7 +17,7 @@ from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
 from normgauge.records import Spec
@@ -54,20 +57,24 @@ def run(spec: Spec, record: Record) -> None:
         raise NonFiniteError(f"zoo: the training loss left every reasonable range at step {result.diverged_at}")
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: normalizers with a property end with a higher test accuracy than those without."""
-    found = {}
+@finding(
+    "normalizer-zoo",
+    printed="networks train better under normalizers that make weights scale-invariant, act on activations, take "
+    "statistics of the batch, centre their input, or are free of noise",
+    criterion="for each property: test accuracy, averaged over the normalizers with it, minus that averaged over the "
+    "others, is above 0",
+)
+def _properties_help(table: StudyTable) -> Margins:
+    accuracies = {norm: table.by_seed("test_accuracy", norm=norm) for norm in _norms(table)}
+    seeds = set.intersection(*map(set, accuracies.values())) if accuracies else set()
+    margins = {}
     for name, has in PROPERTIES.items():
-        sides = {True: [], False: []}  # type: dict[bool, list[dict[int, float]]]
-        for norm in _norms(table):
-            sides[has(registry.get(norm))].append(table.by_seed("test_accuracy", norm=norm))
-        seeds = set.intersection(*(set(values) for side in sides.values() for values in side if values))
-        if sides[True] and sides[False]:
-            found[f"test accuracy, {name} minus the others"] = [
-                fmean(v[s] for v in sides[True] if s in v) - fmean(v[s] for v in sides[False] if s in v)
-                for s in sorted(seeds)
-            ]
-    return found
+        with_it = [norm for norm in accuracies if has(registry.get(norm))]
+        without = [norm for norm in accuracies if norm not in with_it]
+        if with_it and without:
+            means = [{seed: fmean(accuracies[n][seed] for n in side) for seed in seeds} for side in (with_it, without)]
+            margins[f"test accuracy, {name} minus the others"] = differences(*means)
+    return margins
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -90,10 +97,14 @@ def remarks(table: StudyTable) -> list[str]:
     rates = {norm: table.where(norm=norm)[0]["lr"] for norm in means}
     invariant = [rates[n] for n in means if PROPERTIES["weights scale-invariant"](registry.get(n))]
     others = [rates[n] for n in means if not PROPERTIES["weights scale-invariant"](registry.get(n))]
-    lines.append(
-        f"Mean of the chosen rates: {fmean(invariant):.2g} where weights are scale-invariant, {fmean(others):.2g} "
-        "where they are not."
-    )
+    if invariant and others:
+        lines.append(
+            f"Mean of the chosen rates: {fmean(invariant):.2g} where weights are scale-invariant, {fmean(others):.2g} "
+            "where they are not."
+        )
+    unfinished = {row["norm"] for row in table.trials} - means.keys()
+    if unfinished:
+        lines.append(f"Left out, because no run finished: {', '.join(sorted(unfinished))}.")
     return [line for line in lines if line]
 
 
@@ -117,18 +128,17 @@ register(
     Experiment(
         name="normalizer-zoo",
         papers=("S1", "S0"),
-        place="S1 sec. 3.3, S0 sec. 9.5",
+        place="Santurkar et al. 2018, sec. 3.3; Akbar 2025, sec. 9.5",
         question="Which properties of a normalizer predict how well a network trains under it?",
-        finding="S1: normalizers by other averages do as well as batch normalization, so the effect is not tied to "
-        "controlling moments; S0 lists alternatives that keep scale invariance.",
-        proxy="An MLP with three hidden layers on digits; S1 uses a VGG on CIFAR-10.",
+        finding="Santurkar et al. 2018: normalizers by other averages do as well as batch normalization, so the effect "
+        "is not tied to controlling moments; Akbar 2025 lists alternatives that keep scale invariance.",
+        proxy="An MLP with three hidden layers on digits; Santurkar et al. 2018 use a VGG on CIFAR-10.",
         sizes={
             "smoke": _study(("none", "batch", "rms", "weight"), (0.1, 1.0), 3, 1, 10, "digits"),
             "small": _study((*registry.names(), *DESIGN), RATES, 6, 1, 100, "digits"),
             "paper": _study((*registry.names(), *DESIGN), RATES, 5, 2, 15_000, "cifar10"),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("test_accuracy", "train_loss"),

@@ -1,4 +1,4 @@
-"""S1 Fig. 1: training and test performance of VGG on CIFAR-10 with and without BN, with and without augmentation."""
+"""Fig. 1: training and test performance of VGG on CIFAR-10 with and without BN, with and without augmentation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, prepare, study, training_accuracy
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
+CITE = ("santurkar2018",)
 NORMS = ("none", "batch")
 WORDS = {False: "without augmentation", True: "with augmentation"}
 
@@ -53,17 +54,34 @@ def run(spec: Spec, record: Record) -> None:
         raise NonFiniteError(f"performance: training diverged at step {result.diverged_at}")
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: BN ends with the better test accuracy and the lower training loss."""
-    found: dict[str, Sequence[float]] = {}
-    for on, words in WORDS.items():
-        found[f"test accuracy, batch minus none, {words}"] = table.paired(
-            "test_accuracy", "batch", "none", augmentation=on
+@empirical(
+    "S1-E1",
+    place="Fig 1, App A",
+    printed="VGG on CIFAR-10: test accuracy 83 % with BN vs 80 % without (92/88 % with augmentation), 15000 steps, "
+    "batch 128, lr .1",
+    study="performance",
+    criterion="test accuracy with BN minus without is above 0, with and without augmentation",
+    cite=CITE,
+)
+def _tests_better(table: StudyTable) -> Margins:
+    return {
+        f"test accuracy, batch minus none, augmentation {'on' if on else 'off'}": table.paired(
+            "test_accuracy", "batch", "none", model="vgg", augmentation=on
         )
-        found[f"training loss, none minus batch, {words}"] = table.paired(
-            "train_loss", "none", "batch", augmentation=on
-        )
-    return found
+        for on in WORDS
+    }
+
+
+@finding(
+    "performance",
+    printed="with BN the network trains faster: it ends with the lower training loss",
+    criterion="training loss of the last steps without BN minus with BN is above 0, with and without augmentation",
+)
+def _trains_faster(table: StudyTable) -> Margins:
+    return {
+        f"training loss, none minus batch, {words}": table.paired("train_loss", "none", "batch", augmentation=on)
+        for on, words in WORDS.items()
+    }
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -72,7 +90,8 @@ def figures(table: StudyTable) -> list[Figure]:
         Figure(
             "loss",
             curves(table.band("loss", _arm), y="mean", low="low", high="high", y_title="training loss"),
-            "Training loss over training, each arm at its tuned rate; the band is the range over seeds (S1 Fig. 1a).",
+            "Training loss over training, each arm at its tuned rate; the band is the range over seeds (the paper's "
+            "Fig. 1a).",
         ),
         Figure(
             "accuracy",
@@ -84,7 +103,7 @@ def figures(table: StudyTable) -> list[Figure]:
                 y_title="test accuracy",
                 y_scale="linear",
             ),
-            "Test accuracy over training, stored statistics, on 500 test images (S1 Fig. 1b).",
+            "Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
         ),
     ]
 
@@ -98,11 +117,13 @@ def remarks(table: StudyTable) -> list[str]:
     published = {False: (0.83, 0.80), True: (0.92, 0.88)}
     lines = []
     for on, words in WORDS.items():
+        rates = {row["norm"]: row["lr"] for row in table.where(augmentation=on)}
+        if len(rates) < len(NORMS):
+            continue  # no run of an arm finished: nothing to compare
         means = {norm: table.mean("test_accuracy", norm=norm, augmentation=on) for norm in NORMS}
-        rates = {norm: table.where(norm=norm, augmentation=on)[0]["lr"] for norm in NORMS}
         lines.append(
             f"{words.capitalize()}: test accuracy {means['batch'].mean:.3f} with BN (rate {rates['batch']:g}) and "
-            f"{means['none'].mean:.3f} without (rate {rates['none']:g}); S1 {published[on][0]:.2f} and "
+            f"{means['none'].mean:.3f} without (rate {rates['none']:g}); the paper has {published[on][0]:.2f} and "
             f"{published[on][1]:.2f} after 15,000 steps on all data."
         )
     gap = {norm: table.mean("test_accuracy", norm=norm, augmentation=True).mean for norm in NORMS}
@@ -145,13 +166,12 @@ register(
             "paper": _sizes("paper", 5, 2, (0.03, 0.1, 0.3)),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("test_accuracy", "validation_accuracy", "train_accuracy", "train_loss"),
         choose_by="validation_accuracy",
         data=("cifar10",),
         minutes={"small": 8.4},
-        cite=("santurkar2018",),
+        cite=CITE,
     )
 )

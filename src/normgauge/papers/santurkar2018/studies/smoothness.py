@@ -1,4 +1,4 @@
-"""S1 Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
+"""Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from normgauge.records import Spec
 CITE = ("santurkar2018",)
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")
-#: S1 App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
+#: The paper's App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
 MULTIPLES = {"vgg": (0.5, 1.0, 2.0, 4.0), "dln": (0.01, 0.3, 1.0, 10.0, 30.0)}
 SUMMARIES = ("loss_range", "gradient_distance", "effective_beta", "random_loss_range", "relative_distance")
 EARLY = 0.1
@@ -155,8 +155,8 @@ def figures(table: StudyTable) -> list[Figure]:
             Figure(
                 f"{model}-loss",
                 curves(_bands(table, model), y="loss", low="low", high="high", y_title="loss"),
-                f"{model}: training loss, and the range of losses met along the gradient (means over seeds; S1 "
-                f"Fig. {'4a' if model == 'vgg' else '10a'}).",
+                f"{model}: training loss, and the range of losses met along the gradient (means over seeds; the "
+                f"paper's Fig. {'4a' if model == 'vgg' else '10a'}).",
             )
         )
         for name, title in (("gradient_distance", "largest |grad' - grad|"), ("effective_beta", "effective beta")):
@@ -172,8 +172,8 @@ def figures(table: StudyTable) -> list[Figure]:
         Figure(
             "distance",
             against(_distances(table), x="multiple", y="mean", x_scale="log", y_scale="log", x_title="step / rate"),
-            "Distance of the gradient from where it started, against the step along it, early in training (S1 "
-            "Fig. 11; means over seeds and the first tenth of training).",
+            "Distance of the gradient from where it started, against the step along it, early in training (the "
+            "paper's Fig. 11; means over seeds and the first tenth of training).",
         )
     )
     return drawn
@@ -209,9 +209,11 @@ def _distances(table: StudyTable) -> list[dict[str, float | str]]:
 
 
 def remarks(table: StudyTable) -> list[str]:
-    """Say every ratio, none over batch, that S1 speaks of, and the relative one it does not."""
+    """Say every ratio, none over batch, that the paper speaks of, and the relative one it does not."""
     lines = []
     for model in MODELS:
+        if not all(table.where(model=model, norm=norm) for norm in NORMS):
+            continue  # no run of an arm finished: nothing to compare
         ratios = {
             name: 10 ** fmean(table.paired_log10(name, "none", "batch", model=model))
             for name in (*SUMMARIES, "early_gradient_distance")
@@ -251,7 +253,7 @@ register(
         "(by close to two orders of magnitude early in training of VGG), a smaller effective beta; and in random "
         "directions too.",
         proxy=PROXY + "Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
-        "in S1; on one fixed batch of training data.",
+        "in the paper; on one fixed batch of training data.",
         sizes={"smoke": _sizes("smoke", 1), "small": _sizes("small", 6), "paper": _sizes("paper", 5)},
         run=run,
         figures=figures,

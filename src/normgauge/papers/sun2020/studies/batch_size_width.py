@@ -1,9 +1,9 @@
-"""S4 App. 5.1: is the test accuracy largest where the batch is as large as the network is wide? Equal samples seen."""
+"""App. 5.1: is the test accuracy largest where the batch is as large as the network is wide? Equal samples seen."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -15,12 +15,13 @@ from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
 from normgauge.lab.runs.train import evaluate, fit
 from normgauge.lab.study import Study
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
 
+CITE = ("sun2020",)
 HIDDEN = 3
 
 
@@ -58,19 +59,25 @@ def _grid(table: StudyTable) -> tuple[list[int], list[int]]:
     return sorted(widths), sorted(sizes)
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: averaged over widths, the batch of the network's width beats the best of the others."""
+@empirical(
+    "S4-E2",
+    place="App 5.1, Conclusion",
+    printed="conjecture: performance is maximal when batch size equals the width",
+    study="batch-size-width",
+    criterion="averaged over widths, the test accuracy at batch size = width minus the best at any other batch size is "
+    "above 0",
+    cite=CITE,
+)
+def _best_on_the_diagonal(table: StudyTable) -> Margins:
     widths, sizes = _grid(table)
-    margins: dict[int, list[float]] = {}
+    leads: dict[int, list[float]] = {}
     for width in widths:
-        values = {size: table.by_seed("test_accuracy", width=width, batch_size=size) for size in sizes}
-        for seed, equal in values.get(width, {}).items():
-            others = [found[seed] for size, found in values.items() if size != width and seed in found]
+        accuracies = {size: table.by_seed("test_accuracy", width=width, batch_size=size) for size in sizes}
+        for seed, equal in accuracies.pop(width, {}).items():
+            others = [values[seed] for values in accuracies.values() if seed in values]
             if others:
-                margins.setdefault(seed, []).append(equal - max(others))
-    return {
-        "test accuracy at batch = width minus the best other, mean over widths": [fmean(v) for v in margins.values()]
-    }
+                leads.setdefault(seed, []).append(equal - max(others))
+    return {"accuracy at batch size = width minus the best other": [fmean(leads[seed]) for seed in sorted(leads)]}
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -79,11 +86,11 @@ def figures(table: StudyTable) -> list[Figure]:
     rows, cells = [], []
     for width in widths:
         for size in sizes:
-            found = table.mean("test_accuracy", width=width, batch_size=size)
+            mean = table.mean("test_accuracy", width=width, batch_size=size)
             rows.append(
-                {"series": f"width {width}", "batch": size, "value": found.mean, "low": found.low, "high": found.high}
+                {"series": f"width {width}", "batch": size, "value": mean.mean, "low": mean.low, "high": mean.high}
             )
-            cells.append({"batch": math.log2(size), "width": math.log2(width), "value": found.mean})
+            cells.append({"batch": math.log2(size), "width": math.log2(width), "value": mean.mean})
     lines = against(
         rows,
         x="batch",
@@ -151,12 +158,11 @@ register(
             "paper": _study(10, (8, 16, 32, 64, 128), (4, 8, 16, 32, 64, 128, 256), (0.01, 0.03, 0.1, 0.3), 100000),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("test_accuracy", "validation_accuracy", "train_loss"),
         choose_by="validation_accuracy",
         minutes={"small": 0.5},
-        cite=("sun2020",),
+        cite=CITE,
     )
 )
