@@ -32,25 +32,6 @@ PICKED = "Knobs are tuned by mean validation accuracy; the first version took th
 
 
 @empirical(
-    "S0-E1",
-    place="Experiment 1, sec 5.2",
-    printed="2-D separable task, BN: |w| changes < 1 %, the path is a circular arc; without BN |w| moves",
-    study="trajectories",
-    criterion="from small and from large starts: |w| changes by less than 1 % with BN, and by more than 1 % without",
-    cite=CITE,
-    note="With BN the change is eta^2 |grad|^2 per step (S0-5.1iii), so it depends on the rate and the start's norm.",
-)
-def _circle(rows: Rows) -> Margins:
-    margins = {}
-    for start in ("small", "large"):
-        with_bn = by_seed(rows, "norm_change", norm="batch", start=start)
-        without = by_seed(rows, "norm_change", norm="none", start=start)
-        margins[f"{start} start: 0.01 - change with BN"] = [0.01 - value for value in with_bn.values()]
-        margins[f"{start} start: change without BN - 0.01"] = [value - 0.01 for value in without.values()]
-    return margins
-
-
-@empirical(
     "S0-E2",
     place="Experiment 2",
     printed="3-layer net of width 10: with BN lambda_max at the solution is 5x smaller, condition number 20 vs 200",
