@@ -32,44 +32,6 @@ PICKED = "Knobs are tuned by mean validation accuracy; the first version took th
 
 
 @empirical(
-    "S0-E2",
-    place="Experiment 2",
-    printed="3-layer net of width 10: with BN lambda_max at the solution is 5x smaller, condition number 20 vs 200",
-    study="conditioning",
-    criterion="each arm at its best rate: lambda_max at least 2 times and the condition number (without zero modes) at "
-    "least 3 times smaller with BN",
-    cite=CITE,
-    note="lambda_max with BN depends on the weights' scale alone if one likes (S0-lam).",
-)
-def _spectrum(rows: Rows) -> Margins:
-    return {
-        f"log10 of {name}, none over batch, minus log10({least})": [
-            value - log10(least) for value in paired_log10(rows, name, "none", "batch", rate="best")
-        ]
-        for name, least in (("lambda_max", 2), ("condition_number", 3))
-    }
-
-
-@empirical(
-    "S0-E4",
-    place="Experiment 2 (curves)",
-    printed="BN converges in < 100 iterations where the plain net oscillates at the same eta; gradient norm "
-    "without spikes",
-    study="conditioning",
-    criterion="at one rate for both: BN converges in under 100 steps, its loss rises on fewer steps, and its largest "
-    "gradient norm over the median is smaller",
-    cite=CITE,
-)
-def _curves(rows: Rows) -> Margins:
-    steps = by_seed(rows, "steps_to_converge", norm="batch", rate="shared")
-    return {
-        "100 - steps with BN": [100 - value for value in steps.values()],
-        "share of rising steps, none minus batch": paired(rows, "rises", "none", "batch", rate="shared"),
-        "log10 of spike, none over batch": paired_log10(rows, "spike", "none", "batch", rate="shared"),
-    }
-
-
-@empirical(
     "S0-E3",
     place="Experiment 3",
     printed="50-20-1 ReLU net, zero training error: mean margin f(x)y 1.8 (BN) vs 1.2 (none); BN flatter",
