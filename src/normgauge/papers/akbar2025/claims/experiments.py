@@ -32,55 +32,6 @@ PICKED = "Knobs are tuned by mean validation accuracy; the first version took th
 
 
 @empirical(
-    "S0-E3",
-    place="Experiment 3",
-    printed="50-20-1 ReLU net, zero training error: mean margin f(x)y 1.8 (BN) vs 1.2 (none); BN flatter",
-    study="margin",
-    criterion="the mean raw margin and the training accuracy under relative parameter noise are larger with BN",
-    cite=CITE,
-    note="The raw margin scales with the last layer (S0-margin); the study reports the normalized one as well.",
-)
-def _margins(rows: Rows) -> Margins:
-    return {
-        f"{name}, batch minus none": paired(rows, name, "batch", "none", batch="mini")
-        for name in ("mean_margin", "noisy_accuracy")
-    }
-
-
-@empirical(
-    "S0-noise",
-    place="sec 5.1, 7.2",
-    printed="BN batch noise helps escape saddles and enlarges margins",
-    study="saddle-escape",
-    criterion="with BN: fewer steps to leave the saddle with mini-batch statistics than without noise, and than with "
-    "full-batch statistics and gradient noise of the same size",
-    cite=CITE,
-    note="The half about saddles; the half about margins is S0-noisem.",
-)
-def _escape(rows: Rows) -> Margins:
-    return {
-        f"log10 of steps, noise {other} over noise batch": paired_log10(
-            rows, "steps_to_escape", other, "batch", knob="noise", norm="batch"
-        )
-        for other in ("none", "gradient")
-    }
-
-
-@empirical(
-    "S0-noisem",
-    place="sec 7.2",
-    printed="the stochasticity of BN's batch statistics enlarges the margin",
-    study="margin",
-    criterion="with BN: the normalized margin is larger with mini-batch than with full-batch statistics",
-    cite=CITE,
-    note=f"{ADDED} The second half of S0-noise. 'Margin' is read as normalized, since the raw one has no scale.",
-)
-def _noise_margin(rows: Rows) -> Margins:
-    found = paired(rows, "normalized_margin", "mini", "full", knob="batch", norm="batch")
-    return {"normalized margin with BN, mini minus full batch": found}
-
-
-@empirical(
     "S0-init",
     place="Experiment 4, sec 9.1",
     printed="a 5-layer ReLU net from far too large or small weights trains with BN and not without",
