@@ -94,20 +94,6 @@ def _plain_sgd(rows: Rows) -> Margins:
 
 
 @empirical(
-    "S0-rate",
-    place="sec 1.1, 5.1, 7.1",
-    printed="the allowed stable step size is larger with BN",
-    study="learning-rate-range",
-    criterion="the largest stable rate with BN is above that without",
-    cite=CITE,
-    note=f"{ADDED} From weights c times as large BN's stable rates are c^2 times as large (S0-efflr).",
-)
-def _stable_rate(rows: Rows) -> Margins:
-    found = paired_log10(rows, "largest_stable_rate", "batch", "none")
-    return {"log10 of the largest stable rate, batch over none": found}
-
-
-@empirical(
     "S0-bjorck",
     place="sec 2.3, 7.2 (after Bjorck et al.)",
     printed="BN's gain in test accuracy comes from the larger learning rate: at the plain net's rate there is none",
@@ -122,25 +108,6 @@ def _rate_or_norm(rows: Rows) -> Margins:
     return {
         "0.01 - (batch minus none) at the plain net's rate": [0.01 - value for value in same],
         "with BN, own minus plain rate": paired(rows, "test_accuracy", "own", "plain", knob="rate", norm="batch"),
-    }
-
-
-@empirical(
-    "S0-bias",
-    place="sec 6.1, 7.2",
-    printed="BN + slight weight decay yields near maximal margin solutions",
-    study="implicit-bias",
-    criterion="with BN and decay the angle to the maximum-margin direction is below 5 degrees, and below "
-    "that without decay",
-    cite=CITE,
-    note=ADDED,
-)
-def _max_margin(rows: Rows) -> Margins:
-    decayed = by_seed(rows, "angle", norm="batch", decay=True)
-    free = by_seed(rows, "angle", norm="batch", decay=False)
-    return {
-        "5 degrees - angle with decay": [5 - value for value in decayed.values()],
-        "angle without minus with decay": [free[s] - decayed[s] for s in sorted(free.keys() & decayed.keys())],
     }
 
 
