@@ -111,40 +111,6 @@ def _rate_or_norm(rows: Rows) -> Margins:
     }
 
 
-@empirical(
-    "S0-shift",
-    place="sec 7.2",
-    printed="BN makes the model more invariant to shifts that only affect scale and offset of features",
-    study="shift",
-    criterion="with stored statistics, as at test time, the accuracy on the shifted data is higher with BN than "
-    "without",
-    cite=CITE,
-    note=f"{ADDED} With statistics of the shifted batch it is another model; the study reports it as well.",
-)
-def _shifted(rows: Rows) -> Margins:
-    batch = by_seed(rows, "shift_accuracy", norm="batch", statistics="stored")
-    none = by_seed(rows, "shift_accuracy", norm="none")
-    return {"accuracy under shift, batch minus none": [batch[s] - none[s] for s in sorted(batch.keys() & none.keys())]}
-
-
-@empirical(
-    "S0-dropout",
-    place="sec 9.5",
-    printed="dropout and BN somewhat reduce each other's effect",
-    study="dropout",
-    criterion="what dropout adds to the test accuracy is smaller with BN than without",
-    cite=CITE,
-    note=f"{ADDED} Dropout is on at the rate 0.3.",
-)
-def _dropout(rows: Rows) -> Margins:
-    gain = {}
-    for norm in ("none", "batch"):
-        on, off = (by_seed(rows, "test_accuracy", norm=norm, dropout=rate) for rate in (0.3, 0.0))
-        gain[norm] = {s: on[s] - off[s] for s in sorted(on.keys() & off.keys())}
-    both = sorted(gain["none"].keys() & gain["batch"].keys())
-    return {"dropout's gain, none minus batch": [gain["none"][s] - gain["batch"][s] for s in both]}
-
-
 def _at_best_schedule(rows: Rows) -> Rows:
     """Return the recipe's rows with the schedule tuned, on validation data: more schedules are not more luck."""
     return at_best(rows, "schedule", by="validation_accuracy", within=("norm", "optimizer", "decay"))

@@ -107,31 +107,6 @@ def _without_gaussian(rows: Rows) -> Margins:
 
 
 @empirical(
-    "S3-dropout",
-    place="Internal covariate shift, benefits",
-    printed="batch normalization seems to have a regularizing effect ... it is thus unnecessary to use dropout to "
-    "mitigate overfitting",
-    study="dropout",
-    criterion="test accuracy with BN and no dropout at most 0.005 below BN with the best dropout rate, and above that "
-    "of the network without BN and without dropout",
-    cite=(*CITE, "ioffe2015"),
-    note=f"{NOT_LISTED} Rows: `norm`, `dropout` (the rate), `test_accuracy`.",
-)
-def _dropout(rows: Rows) -> Margins:
-    plain = by_seed(rows, "test_accuracy", norm="batch", dropout=0.0)
-    bare = by_seed(rows, "test_accuracy", norm="none", dropout=0.0)
-    rates = sorted({row["dropout"] for row in rows} - {0.0})
-    arms = [by_seed(rows, "test_accuracy", norm="batch", dropout=rate) for rate in rates]
-    seeds = [seed for seed in sorted(plain) if all(seed in arm for arm in arms)]
-    return {
-        "0.005 + BN alone minus BN with the best dropout": [
-            0.005 + plain[seed] - max(arm[seed] for arm in arms) for seed in seeds
-        ],
-        "BN alone minus nothing": [plain[seed] - bare[seed] for seed in sorted(plain.keys() & bare.keys())],
-    }
-
-
-@empirical(
     "S3-init",
     place="Internal covariate shift, benefits",
     printed="the network becomes more robust to different initialization schemes and learning rates while using batch "
