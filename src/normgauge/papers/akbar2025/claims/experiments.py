@@ -32,24 +32,6 @@ PICKED = "Knobs are tuned by mean validation accuracy; the first version took th
 
 
 @empirical(
-    "S0-init",
-    place="Experiment 4, sec 9.1",
-    printed="a 5-layer ReLU net from far too large or small weights trains with BN and not without",
-    study="bad-init",
-    criterion="at both scales: training accuracy with BN is at least 0.1 above that without",
-    cite=CITE,
-    note=f"{ADDED} That it proceeds equally from both is S0-efflr.",
-)
-def _bad_start(rows: Rows) -> Margins:
-    return {
-        f"{scale} weights: training accuracy, batch minus none, minus 0.1": [
-            value - 0.1 for value in paired(rows, "train_accuracy", "batch", "none", scale=scale)
-        ]
-        for scale in ("small", "large")
-    }
-
-
-@empirical(
     "S0-decay",
     place="sec 9.1 (Regularization and BN)",
     printed="typically a smaller weight decay is used with BN networks, because part of generalization is "

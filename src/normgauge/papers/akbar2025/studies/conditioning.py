@@ -267,8 +267,8 @@ register(
         "rate; lambda_max is 5 times smaller, the condition number 20 instead of 200, the gradient norm has no spikes.",
         proxy="The paper gives no data, rate or number of steps. Ours: 10-10-10-1 with ReLU, 256 Gaussian inputs, "
         "target sin(a.x) with noise, full batch, no biases before BN as in the paper, each arm at its best rate by "
-        "training loss. The one rate is picked in a pilot so that BN trains and the plain network is past its best, as in "
-        "the paper.",
+        "training loss. The one rate is picked in a pilot so that BN trains and the plain network is past its best, as "
+        "in the paper.",
         sizes={
             "smoke": _parts(3, 40, (0.1,), 3),
             "small": _parts(6, 800, RATES, 10),
