@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from normgauge.records import Spec
 from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
-FULL = {"batch_size": "full", "decay": 0.0}
+FULL: dict[str, Any] = {"batch_size": "full", "decay": 0.0}
 TITLES = {"none": "none", "batch": "BN rows", "layer": "LN matrix", "weight": "WN rows of v"}
 
 

@@ -168,7 +168,7 @@ def figures(table: StudyTable) -> list[Figure]:
 
 def _cells(table: StudyTable, norm: str) -> list[Row]:
     """Return mean and interval of every cell, with the cells of one decay a little apart."""
-    rows = []
+    rows: list[Row] = []
     for place, (optimizer, schedule) in enumerate(product(OPTIMIZERS, SCHEDULES)):
         for decay in _tried(table, "decay"):
             mean = table.mean(TEST, norm=norm, optimizer=optimizer, schedule=schedule, decay=decay)
