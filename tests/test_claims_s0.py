@@ -6,14 +6,10 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import _layers, ledger
-from normgauge.papers.court import akbar2025_curvature as curvature
-from normgauge.papers.court import akbar2025_dynamics as dynamics
-from normgauge.papers.court import akbar2025_gradients as gradients
-from normgauge.papers.court import akbar2025_landscape as landscape
-from normgauge.papers.court import akbar2025_symmetry as symmetry
+from normgauge.papers.akbar2025.claims import curvature, dynamics, gradients, landscape, symmetry
+from normgauge.papers.court import StudyTable, ledger, shipped
 from normgauge.papers.court.registry import find
-from normgauge.papers.court.shipped import shipped_tables
+from normgauge.papers.instances import layers as _layers
 from normgauge.papers.instances.draws import Unit, units
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import margins, norm_growth, scale_invariance, weight_normalization
@@ -282,7 +278,7 @@ def tables(good):
             add("learning-rate-range", seed, norm, {"largest_stable_rate": high})
             for rate in ("plain", "own"):
                 grows = norm == "batch" and (rate == "own") == good
-                add("rate-or-norm", seed, norm, {"test_accuracy": 0.7 + 0.1 * grows * wobble}, rate=rate)
+                add("rate-or-norm", seed, norm, {"test_accuracy": 0.7 + 0.1 * grows * wobble}, rate=rate, lr=0.1)
             for decay in (False, True):
                 add("implicit-bias", seed, norm, {"angle": (1 if decay == good else 30) * wobble}, decay=decay)
             for statistics in ("stored", "batch") if norm == "batch" else ("stored",):
@@ -290,18 +286,28 @@ def tables(good):
     return found
 
 
+def judge(id, rows):
+    return find(id).judge_table(StudyTable(tuple(row for row in rows if row.get("status", "ok") == "ok")))
+
+
+def test_a_plain_net_whose_loss_never_rises_does_not_oscillate():
+    rows = [{**row, "rises": 0.0} if row["norm"] == "none" else row for row in tables(True)["conditioning"]]
+    verdict = judge("S0-E4", rows)
+    assert verdict.outcome == "premise_absent" and "rises on no step of 4 runs" in verdict.sentence
+
+
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_the_criteria_tell_hope_from_fear(id):
     claim = find(id)
-    waits = claim.study not in shipped_tables()
+    waits = claim.study not in shipped()
     assert (claim.status, claim.verdict) == ("not_run" if waits else "judged", "empirical")
     assert claim.command == f"normgauge reproduce {claim.study}"
-    hoped = claim.judge_from_tables(tables(True))
-    assert hoped.outcome == "confirmed", hoped.sentence
-    feared = claim.judge_from_tables(tables(False))
-    assert feared.outcome == "not_confirmed", feared.sentence
-    few = {study: [row for row in rows if row["seed"] < 2] for study, rows in tables(True).items()}
-    assert claim.judge_from_tables(few).outcome == "inconclusive"
+    hoped = judge(id, tables(True)[claim.study])
+    assert hoped.outcome == "reproduced", hoped.sentence
+    feared = judge(id, tables(False)[claim.study])
+    assert feared.outcome == "contradicted", feared.sentence
+    few = [row for row in tables(True)[claim.study] if row["seed"] < 2]
+    assert judge(id, few).outcome == "too_small_to_tell"
 
 
 @pytest.mark.parametrize("id", ["S0-decay", "S0-sgd"])
@@ -311,8 +317,8 @@ def test_the_recipe_answers_at_the_schedule_that_validation_prefers(id):
     lucky = [{**row, "schedule": "step", "status": "ok", "validation_accuracy": 0.5} for row in tables(False)["recipe"]]
     lucky = [{**row, "test_accuracy": row["test_accuracy"] + 0.1} for row in lucky]
     broken = [{**row, "schedule": "constant", "status": "diverged", "validation_accuracy": 0.9} for row in lucky]
-    expected = find(id).judge_from_tables({"recipe": rows})
-    assert find(id).judge_from_tables({"recipe": [*lucky, *broken, *liked]}).sentence == expected.sentence
+    expected = judge(id, rows)
+    assert judge(id, [*lucky, *broken, *liked]).sentence == expected.sentence
 
 
 @pytest.mark.parametrize("id", ["S0-decay", "S0-sgd"])
@@ -323,6 +329,6 @@ def test_the_test_data_choose_nothing_in_the_recipe(id):
         for row in rows
         if row["decay"] == 0.0
     ]
-    expected = find(id).judge_from_tables({"recipe": rows})
+    expected = judge(id, rows)
     for order in ([*rows, *lucky], [*lucky, *rows]):
-        assert find(id).judge_from_tables({"recipe": order}).sentence == expected.sentence
+        assert judge(id, order).sentence == expected.sentence

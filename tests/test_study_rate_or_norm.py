@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,8 @@ from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import evaluate
 from normgauge.papers.akbar2025.studies import rate_or_norm as study
-from normgauge.papers.court import ledger, poll
+from normgauge.papers.court import StudyTable, criteria
 from normgauge.papers.studies import execute
-from normgauge.papers.table import StudyTable
 
 SPEC = {"study": "rate-or-norm", "data": "digits", "samples": 128, "model": "mlp", "batch": 32, "measured": 32}
 SPEC |= {"norm": "batch", "rate": "own", "lr": 0.1, "seed": 0, "tuned_on": 1, "steps": 40, "target_loss": 0.5}
@@ -51,18 +51,25 @@ def table():
     trials = [row("none", "plain", 0.1, seed, 0.0, 0.0, **{**short, "score": 0.2}) for seed in range(2)]
     trials += [row("none", "plain", 0.3, seed, 0.0, 0.0, **{**error, "status": "diverged"}) for seed in range(2)]
     trials += [row("batch", "own", 0.3, seed, 0.3, 30.0, **(error if seed else {})) for seed in range(2)]
-    return StudyTable(tuple(rows), (*rows, *trials), ())
+    return finished([*rows, *trials], rows)
 
 
-def test_contrasts_leave_out_seeds_that_missed_the_target(table):
-    same, gain, flatter = study.contrasts(table).values()
+def finished(trials, rows):
+    """Return the table of these runs; what failed is a trial, and no measurement."""
+    return StudyTable(tuple(row for row in rows if row["status"] == "ok"), tuple(trials))
+
+
+def judge(table):
+    return {claim.id: claim.judge_table(table) for claim in criteria("rate-or-norm")}
+
+
+def test_criteria_leave_out_seeds_that_missed_the_target(table):
+    margins = {claim.id: list(claim.margins(table).values()) for claim in criteria("rate-or-norm")}
+    same, gain = margins["S0-bjorck"]
     assert same == pytest.approx([0.01 - (0.35 + 0.002 * s - 0.38 - 0.001 * s) for s in (0, 1, 2, 4)])
     assert gain == pytest.approx([0.07 - 0.001 * s for s in range(4)])
-    assert flatter == pytest.approx([1.0] * 4)
-    assert poll(study.contrasts(table)).outcome == "confirmed"
-    claim = next(claim for claim in ledger() if claim.id == "S0-bjorck")
-    verdict = claim.judge_from_tables({"rate-or-norm": table.rows})
-    assert verdict.outcome == "confirmed" and [item.instances for item in verdict.evidence] == [4, 4]
+    assert margins["rate-or-norm"] == [pytest.approx([1.0] * 4)]
+    assert {name: verdict.outcome for name, verdict in judge(table).items()} == dict.fromkeys(margins, "reproduced")
 
 
 def test_remarks_name_the_runs_that_missed_the_target_and_those_that_failed(table):
@@ -83,15 +90,20 @@ def with_curve(table):
     curve = [
         {**{k: r[k] for k in keys}, "reading": "loss", "step": 10, "layer": None, "value": 2.0} for r in table.rows
     ]
-    return StudyTable(table.rows, table.trials, tuple(curve))
+    return replace(table, readings=tuple(curve))
 
 
 def test_arms_at_different_rates_are_said_and_not_compared(table):
     rows = tuple({**r, "lr": 0.03} if (r["norm"], r["rate"]) == ("batch", "plain") else r for r in table.rows)
-    moved = StudyTable(rows, table.trials, ())
+    moved = replace(table, rows=rows)
     assert any("The rates differ: no BN ran at 0.01" in line and "0.03" in line for line in study.remarks(moved))
-    assert next(iter(study.contrasts(moved).values())) == []
-    assert poll(study.contrasts(moved)).outcome == "inconclusive"
+    verdict = judge(moved)["S0-bjorck"]
+    assert verdict.outcome == "premise_absent" and "no BN at 0.01, BN at 0.03" in verdict.sentence
+
+
+def test_a_rate_of_its_own_that_is_not_larger_is_no_premise(table):
+    rows = tuple({**r, "lr": 0.01} for r in table.rows)
+    assert judge(replace(table, rows=rows))["rate-or-norm"].outcome == "premise_absent"
 
 
 def test_an_arm_without_any_finished_run_does_not_end_the_study(table):
@@ -99,13 +111,13 @@ def test_an_arm_without_any_finished_run_does_not_end_the_study(table):
     rows = tuple(
         row("none", "plain", 0.01, r["seed"], 0.0, 0.0, **lost) if r["norm"] == "none" else r for r in table.rows
     )
-    bare = StudyTable(rows, rows, ())
-    assert study.remarks(bare)[0].startswith("no BN, its best rate (0.01): 5 of 5 runs did not reach")
-    assert poll(study.contrasts(bare)).outcome == "inconclusive"
+    bare = finished(rows, rows)
+    assert study.remarks(bare)[0] == "no BN, its best rate: no run finished."
+    assert judge(bare)["S0-bjorck"].outcome == "too_small_to_tell"
 
 
 def last(outcome):
-    return {reading["name"]: reading["value"] for reading in outcome.readings}
+    return {reading.name: reading.value for reading in outcome.readings}
 
 
 def test_training_stops_at_the_target():

@@ -6,8 +6,7 @@ from torch import nn
 
 from normgauge.lab import data
 from normgauge.papers.akbar2025.studies import shift
-from normgauge.papers.court.registry import find
-from normgauge.papers.table import StudyTable
+from normgauge.papers.court import StudyTable, criteria
 
 ARMS = (("none", "none"), *(("batch", name) for name in shift.STATISTICS))
 CUE_DROP = {"none": 0.2, "stored": 0.3, "recalibrated": 0.1, "batch": 0.5}
@@ -28,7 +27,7 @@ def table(cost, under=UNDER, seeds=4):
             if arm == "recalibrated" and seed and seed == seeds - 1:
                 knobs, images, cue = {**knobs, "status": "error"}, {}, {}
             rows += [{**knobs, "task": "images", **images}, {**knobs, "task": "cue", **cue}]
-    return StudyTable(tuple(rows), tuple(rows), ())
+    return StudyTable(tuple(row for row in rows if row["status"] == "ok"), tuple(rows))
 
 
 def said(found, start):
@@ -52,14 +51,14 @@ def test_the_remarks_name_every_arm_once_per_part():
     assert not any("nan" in line for line in lines)
 
 
-def test_the_contrasts_and_the_claim_are_of_stored_statistics():
-    found = shift.contrasts(table(CUE_DROP))
-    means = {name: sum(values) / len(values) for name, values in found.items()}
-    assert all(len(values) == 4 for values in found.values())
-    assert list(means.values()) == pytest.approx([-0.2, -0.2, -0.1], abs=0.01)
+def test_the_criteria_are_of_stored_statistics():
+    verdicts = {claim.id: claim.judge_table(table(CUE_DROP)) for claim in criteria("shift")}
+    assert all(item.instances == 4 for verdict in verdicts.values() for item in verdict.evidence)
+    assert [item.value for item in verdicts["S0-shift"].evidence] == pytest.approx([-0.2], abs=0.01)
+    assert [item.value for item in verdicts["shift"].evidence] == pytest.approx([-0.2, -0.1], abs=0.01)
     behind, ahead = table(CUE_DROP), table(CUE_DROP, {**UNDER, "stored": 0.6})
-    outcomes = [find("S0-shift").judge_from_tables({"shift": given.rows}).outcome for given in (behind, ahead)]
-    assert outcomes == ["not_confirmed", "confirmed"]
+    claim = next(claim for claim in criteria("shift") if claim.id == "S0-shift")
+    assert [claim.judge_table(given).outcome for given in (behind, ahead)] == ["contradicted", "reproduced"]
 
 
 def test_a_trained_network_is_shared_and_kept_without_its_data():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +14,14 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import Batches
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
-FULL = {"batch_size": "full", "decay": 0.0}
+FULL: dict[str, Any] = {"batch_size": "full", "decay": 0.0}
 TITLES = {"none": "none", "batch": "BN rows", "layer": "LN matrix", "weight": "WN rows of v"}
 
 
@@ -68,33 +69,35 @@ def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor
     return torch.cat(found)
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: at the smallest rate BN's norms stay within 1 %, less than without, and the change falls with the rate.
-
-    The exponent is that of the change against the rate at equal flow time (rate times steps): 1 where only the
-    finite steps move the norm.
-    """
+@finding(
+    "norm-conservation",
+    printed="rows before BN keep their norm as the rate tends to 0, and finite steps obey the law "
+    "|w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2",
+    criterion="full batch, no decay: at the smallest rate norms change by less than 1 % with BN and by less than "
+    "without; at equal flow time (rate times steps) the change falls with the rate by an exponent above 0.8 (1 where "
+    "only the finite steps move the norm); with decay and mini-batches too, the law holds to 1e-4",
+)
+def _conserved(table: StudyTable) -> Margins:
     rates = sorted({row["lr"] for row in table.rows})
+    span = math.log10(rates[-1] / rates[0])
     least = table.by_seed("norm_change", norm="batch", lr=rates[0], **FULL)
-    most = table.by_seed("norm_change", norm="batch", lr=rates[-1], **FULL)
-    without = table.by_seed("norm_change", norm="none", lr=rates[0], **FULL)
-    span = math.log(rates[-1] / rates[0])
+    growth = table.paired_log10("norm_change", rates[-1], rates[0], knob="lr", norm="batch", **FULL)
     return {
         "BN, smallest rate: 0.01 - largest relative change of a row's norm": [0.01 - v for v in least.values()],
-        "smallest rate: log10 of the change, none over BN": [math.log10(without[s] / least[s]) for s in least],
-        "BN: exponent of the change against the rate, minus 0.8": [
-            math.log(most[s] / least[s]) / span - 0.8 for s in least
-        ],
+        "smallest rate: log10 of the change, none over BN": table.paired_log10(
+            "norm_change", "none", "batch", lr=rates[0], **FULL
+        ),
+        "BN: exponent of the change against the rate, minus 0.8": [orders / span - 0.8 for orders in growth],
         "-4 - log10 of the law's relative error with BN": [-4 - math.log10(v) for v in _law_errors(table, "batch")],
     }
 
 
 def _law_errors(table: StudyTable, norm: str) -> list[float]:
     """Return per seed the worst error of the law over all rates, batches and decays."""
-    found: dict[int, float] = {}
+    worst: dict[int, float] = {}
     for row in table.where(norm=norm):
-        found[row["seed"]] = max(found.get(row["seed"], 1e-300), row["law_error"])
-    return list(found.values())
+        worst[row["seed"]] = max(worst.get(row["seed"], 1e-300), row["law_error"])
+    return list(worst.values())
 
 
 def figures(table: StudyTable) -> list[Figure]:
@@ -142,8 +145,8 @@ def remarks(table: StudyTable) -> list[str]:
     lines.append(
         "With decay and with mini-batches alike the law |w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2 holds to "
         f"{worst['batch']:.1g} (BN, limited by its eps), {worst['layer']:.1g} (LN) and {worst['weight']:.1g} (WN): a "
-        "mini-batch gradient is orthogonal to the weights too, so the random walk of S0's remark (iii) does not exist; "
-        "norms only grow without decay."
+        "mini-batch gradient is orthogonal to the weights too, so the random walk of the paper's remark (iii) does not "
+        "exist; norms only grow without decay."
     )
     return lines
 
@@ -178,7 +181,7 @@ register(
         question="Are the norms of normalized weights conserved in training, and what do finite steps add?",
         finding="Under gradient flow |w| is constant for rows before BN, for the matrix before LN, and |v| in weight "
         "normalization; finite steps, decay and mini-batch noise are said to disturb it.",
-        proxy="S0 gives no network; ours is 64-32-32-10 with ReLU on the 8x8 digits (1149 images), SGD without "
+        proxy="The paper gives no network; ours is 64-32-32-10 with ReLU on the 8x8 digits (1149 images), SGD without "
         "momentum, rates of equal flow time, in float64.",
         sizes={
             "smoke": _parts((0.25, 1.0), 3.0, samples=256, seeds=3),
@@ -186,7 +189,6 @@ register(
             "paper": _parts((0.001, 0.01, 0.1), 20.0, samples=1149, seeds=5),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("norm_change", "relative_norm", "law_error"),

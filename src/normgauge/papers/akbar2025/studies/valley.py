@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from normgauge.charts import against, surface
 from normgauge.errors import NonFiniteError
 from normgauge.lab.study import Study
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
 from normgauge.records import Spec
@@ -116,16 +116,23 @@ def _record_grid(record: Record, inputs: Tensor, labels: Tensor, norm: str, poin
         record(0, "surface", value, layer=f"{x:.4g} {y:.4g}")
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: with BN the valley is longer, the radius matters less, and the descent arrives in fewer steps."""
-    steps = {norm: table.by_seed("steps_to_lowest", norm=norm) for norm in NORMS}
-    both = sorted(steps["none"].keys() & steps["batch"].keys())
+@finding(
+    "valley",
+    printed="with BN the loss is flat along a ray of weights, and descent arrives sooner",
+    criterion="each arm at its best rate: with BN more decades of |w| are within 1 % of the lowest loss, |w| explains "
+    "less of the loss's variance, and fewer steps lead to within 1 % of the lowest loss",
+)
+def _flat_ray(table: StudyTable) -> Margins:
+    orders = {
+        norm: {seed: math.log10(max(steps, 1)) for seed, steps in table.by_seed("steps_to_lowest", norm=norm).items()}
+        for norm in NORMS
+    }
     return {
         "decades of |w| within 1 % of the lowest loss, BN minus none": table.paired("valley_decades", "batch", "none"),
         "share of the loss's variance due to |w|, none minus BN": table.paired("radial_share", "none", "batch"),
-        "log10 of steps to within 1 % of the lowest loss at each arm's best rate, none over BN": [
-            math.log10(max(steps["none"][s], 1) / max(steps["batch"][s], 1)) for s in both
-        ],
+        "log10 of steps to within 1 % of the lowest loss at each arm's best rate, none over BN": differences(
+            orders["none"], orders["batch"]
+        ),
     }
 
 
@@ -221,7 +228,6 @@ register(
             "paper": _study(8, 400, RATES, 41),
         },
         run=run,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=COLUMNS,
