@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import ledger, shipped_tables
-from normgauge.papers.court import than2025_consequences as consequences
-from normgauge.papers.court import than2025_layers as layers
-from normgauge.papers.court import than2025_networks as networks
+from normgauge.papers.court import StudyTable, ledger
 from normgauge.papers.court.registry import find
 from normgauge.papers.instances import feedforward
+from normgauge.papers.than2025.claims import consequences, layers, networks
 from normgauge.theory import lipschitz_norms, partition_bound
 
 VERDICTS = {
@@ -152,11 +150,10 @@ def test_the_slack_bounds_multinomial_deviations_over_many_draws():
     assert (rise > slack).double().mean() <= delta
 
 
-@pytest.mark.parametrize(("exponent", "outcome"), [(1.0, "confirmed"), (-1.0, "not_confirmed")])
+@pytest.mark.parametrize(("exponent", "outcome"), [(1.0, "reproduced"), (-1.0, "contradicted")])
 def test_the_criterion_tells_hope_from_fear(exponent, outcome):
     claim = find("S2-E1")
-    waits = claim.study not in shipped_tables()
-    assert claim.judge(torch.Generator()).status == ("not_run" if waits else "judged")
+    assert claim.judge(torch.Generator()).status == "judged"
     rows = [
         {
             "model": model,
@@ -168,7 +165,7 @@ def test_the_criterion_tells_hope_from_fear(exponent, outcome):
         for model in ("relu10", "resnet18")
         for seed in range(4)
     ]
-    assert claim.judge_from_tables({claim.study: rows}).outcome == outcome
+    assert claim.judge_table(StudyTable(tuple(rows))).outcome == outcome
 
 
 def test_statistics_that_move_with_the_weights_are_steeper_than_fixed_ones_allow():

@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import batchnorm_article_halfspaces as halfspaces
-from normgauge.papers.court import batchnorm_article_layer as layer
-from normgauge.papers.court import batchnorm_article_least_squares as least_squares
-from normgauge.papers.court import batchnorm_article_networks as networks
-from normgauge.papers.court import ledger, santurkar2018_weights
+from normgauge.papers.batchnorm_article.claims import halfspaces, layer, least_squares, networks
+from normgauge.papers.court import StudyTable, ledger
 from normgauge.papers.court.registry import find
-from normgauge.papers.court.shipped import shipped_tables
 from normgauge.papers.instances import gaussian
+from normgauge.papers.santurkar2018.claims import weights as santurkar2018_weights
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import gdnp, gradient_explosion, rayleigh, smoothness
 
@@ -227,11 +224,11 @@ def rows_for(id, good):
 @pytest.mark.parametrize("id", EXPERIMENTS)
 def test_the_criteria_tell_hope_from_fear(id):
     claim = find(id)
-    waits = claim.study not in shipped_tables()
-    assert claim.judge(torch.Generator()).status == ("not_run" if waits else "judged")
-    hoped = claim.judge_from_tables({claim.study: rows_for(id, good=True)})
-    assert hoped.outcome == "confirmed", hoped.sentence
-    feared = claim.judge_from_tables({claim.study: rows_for(id, good=False)})
-    assert feared.outcome == "not_confirmed", feared.sentence
-    few = [row for row in rows_for(id, good=True) if row["seed"] < 2]
-    assert claim.judge_from_tables({claim.study: few}).outcome == "inconclusive"
+    assert claim.judge(torch.Generator()).status == "judged"
+    rows = tuple(rows_for(id, good=True))
+    hoped = claim.judge_table(StudyTable(rows))
+    assert hoped.outcome == "reproduced", hoped.sentence
+    feared = claim.judge_table(StudyTable(tuple(rows_for(id, good=False))))
+    assert feared.outcome == "contradicted", feared.sentence
+    few = StudyTable(tuple(row for row in rows if row["seed"] < 2))
+    assert claim.judge_table(few).outcome == "too_small_to_tell"

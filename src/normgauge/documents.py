@@ -46,7 +46,7 @@ class Document:
             if data["version"] == cls.VERSION:
                 return from_plain(cls, data)
             got = f"version {data['version']}"
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"
         rule = f"a {cls.__name__} of version {cls.VERSION} is read"
         raise StoreError(explain(origin, rule, got, "Run the same command again: finished runs are kept"))

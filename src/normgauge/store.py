@@ -156,11 +156,18 @@ class Store:
         """Return the document of a kind, `None` where there is none.
 
         Raises:
-            StoreError: when another version of normgauge wrote it in a form this one does not read.
+            StoreError: when another version of normgauge wrote it in a form this one does not read, or it is damaged.
         """
         query = "SELECT body FROM documents WHERE name = ?"
-        row = self._connection.execute(query, (kind.__name__,)).fetchone()
-        return None if row is None else kind.of_json(json.loads(row[0]), self.path.name)
+        try:
+            row = self._connection.execute(query, (kind.__name__,)).fetchone()
+            data: Any = None if row is None else json.loads(row[0])
+        except (sqlite3.Error, ValueError) as error:
+            rule = f"its {kind.__name__} is JSON in an undamaged file"
+            raise StoreError(
+                explain(f"store {self.path.name}", rule, str(error), "Choose another --out, or restore the file")
+            ) from error
+        return None if row is None else kind.of_json(data, self.path.name)
 
     def finished(self) -> set[str]:
         """Return the ids of the runs that are stored."""

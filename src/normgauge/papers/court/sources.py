@@ -71,11 +71,13 @@ def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
             with Store(path) as store:
                 document = store.document(StudyDocument)
         except StoreError as error:
-            trouble.append(str(error))
+            trouble.append(f"{path.parent}: {error}")  # all stores have one file name
             continue
         if document is None:
             trouble.append(f"{path.parent}: not finished; the same `normgauge reproduce` command goes on with it.")
-        elif document.size in SIZES:
+        elif document.size not in SIZES:
+            trouble.append(f"{path.parent}: its size {document.size} is none of {', '.join(SIZES)}; it does not count.")
+        else:
             sources.setdefault(document.study, []).append(Source(document, str(path.parent)))
     return sources, trouble
 
@@ -89,11 +91,11 @@ def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[
         study: its name.
         reader: the reader's own runs of it.
     """
-    given = shipped().get(study)
+    chosen = given = shipped().get(study)
     largest = max(reader, key=lambda source: source.rank, default=None)
     if largest is not None and (given is None or largest.rank >= given.rank):
         chosen, word = largest, f"superseded by your runs of size {largest.document.size}"
     else:
         size = given.document.size if given else ""
-        chosen, word = given, f"does not supersede the runs shipped with normgauge, whose size {size} is larger"
+        word = f"does not supersede the runs shipped with normgauge, whose size {size} is larger"
     return chosen, [(source, word) for source in (*reader, *([given] if given else [])) if source is not chosen]

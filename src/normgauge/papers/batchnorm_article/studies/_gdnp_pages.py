@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from normgauge.charts import against, curves
@@ -45,7 +46,7 @@ def over_conditions(table: StudyTable, data: str, reading: str = "iterations") -
 
 def race_figures(table: StudyTable, what: str, far: str = "gradient norm, relative") -> list[Figure]:
     """Draw iterations over condition numbers per kind of data, and the curves at the largest one of the first kind."""
-    found = []
+    drawn = []
     for data in kinds(table):
         chart = against(
             over_conditions(table, data),
@@ -64,7 +65,7 @@ def race_figures(table: StudyTable, what: str, far: str = "gradient norm, relati
         caption = (
             f"Data {data}: {what} to the target, geometric mean and range over seeds, each method at its best step."
         )
-        found.append(Figure(f"{data}", chart, caption))
+        drawn.append(Figure(f"{data}", chart, caption))
     data, condition = kinds(table)[0], max(row["condition"] for row in table.rows)
     one = table.band("distance", lambda row: TITLES[row["method"]], data=data, condition=condition, seed=0)
     shown = [row for row in one if row["mean"] > 0]
@@ -77,8 +78,8 @@ def race_figures(table: StudyTable, what: str, far: str = "gradient norm, relati
         y_title=far,
         y_scale="log",
     )
-    found.append(Figure("curves", chart, f"One seed, data {data}, condition number {condition:g}."))
-    return found
+    drawn.append(Figure("curves", chart, f"One seed, data {data}, condition number {condition:g}."))
+    return drawn
 
 
 def kinds(table: StudyTable) -> list[str]:
@@ -93,18 +94,15 @@ def ratio(table: StudyTable, method: str, data: str, condition: float, reading: 
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def race_contrasts(table: StudyTable, ours_title: str = "GDNP") -> dict[str, list[float]]:
+def race_margins(table: StudyTable, data: Sequence[str], words: str = "GD over GDNP") -> dict[str, list[float]]:
     """Return per kind of data, condition number and seed log10 of gradient descent's iterations over GDNP's."""
-    found = {}
-    for data in kinds(table):
-        for condition in sorted({row["condition"] for row in table.rows}):
-            theirs, ours = (
-                table.by_seed("iterations", data=data, method=name, condition=condition) for name in ("gd", "gdnp")
-            )
-            found[f"{data}, condition {condition:g}: log10 iterations, GD over {ours_title}"] = [
-                math.log10(theirs[seed] / ours[seed]) for seed in sorted(theirs.keys() & ours.keys())
-            ]
-    return found
+    return {
+        f"{kind}, condition {condition:g}: log10 iterations, {words}": table.paired_log10(
+            "iterations", "gd", "gdnp", knob="method", data=kind, condition=condition
+        )
+        for kind in data
+        for condition in sorted({row["condition"] for row in table.where(data=kind)})
+    }
 
 
 def race_remarks(table: StudyTable, what: str) -> list[str]:
@@ -117,8 +115,8 @@ def race_remarks(table: StudyTable, what: str) -> list[str]:
         for method in METHODS[1:]:
             ratios = [ratio(table, method, data, condition) for condition in conditions]
             parts.append(f"{TITLES[method]} {', '.join(f'{value:.3g}' for value in ratios)}")
-        known = ", ".join(f"{condition:g}" for condition in conditions)
-        lines.append(f"Data {data}, {what} over GDNP's at condition {known}: {'; '.join(parts)}.")
+        numbers = ", ".join(f"{condition:g}" for condition in conditions)
+        lines.append(f"Data {data}, {what} over GDNP's at condition {numbers}: {'; '.join(parts)}.")
     for method in METHODS[1:]:
         ahead = [f"{data} {condition:g}" for data, condition in cells if ratio(table, method, data, condition) < 1]
         if ahead:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from normgauge.charts import curves
-from normgauge.papers.court import StudyTable
+from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure
 from normgauge.papers.studies import register
 from normgauge.papers.than2025.studies._layer_sizes import FACTOR, train_and_watch
 from normgauge.papers.than2025.studies.weight_norms import ARCHITECTURES, published, studies
 
 
-def contrasts(table: StudyTable) -> Mapping[str, Sequence[float]]:
-    """Positive: the product of deviations grew and ends above 1, so that 1/sigma reduces."""
-    found = {}
+@finding(
+    "variances",
+    printed="variances start small and grow far above 1, so that the product of 1/sigma reduces",
+    criterion="of every network the product of the deviations before normalizers (or activations) is larger after "
+    "training than before, and ends above 1",
+)
+def _growth(table: StudyTable) -> Margins:
+    margins = {}
     for model in _models(table):
-        last, first = (table.by_seed(f"{p}log10_sigma_product", model=model) for p in ("", "first_"))
-        found[f"{model}: growth of log10 of the product of sigma"] = [last[s] - first[s] for s in last]
-        found[f"{model}: log10 of the product of sigma"] = list(last.values())
-    return found
+        last, first = (table.by_seed(f"{when}log10_sigma_product", model=model) for when in ("", "first_"))
+        margins[f"{model}: growth of log10 of the product of sigma"] = differences(last, first)
+        margins[f"{model}: log10 of the product of sigma"] = list(last.values())
+    return margins
 
 
 def figures(table: StudyTable) -> list[Figure]:
     """Draw the products over training, and the layers of one run."""
-    found = [
+    drawn = [
         Figure(
             "products",
             curves(
@@ -45,8 +48,8 @@ def figures(table: StudyTable) -> list[Figure]:
         kept = sorted({row["series"] for row in rows})[:11]
         shown = [row for row in rows if row["series"] in kept]
         caption = f"{model}, one seed: variance of the first layers' outputs over training."
-        found.append(Figure(f"layers-{model}", curves(shown, y_title="variance", y_scale="log"), caption))
-    return found
+        drawn.append(Figure(f"layers-{model}", curves(shown, y_title="variance", y_scale="log"), caption))
+    return drawn
 
 
 def remarks(table: StudyTable) -> list[str]:
@@ -88,7 +91,6 @@ register(
             "paper": published("variances"),
         },
         run=train_and_watch,
-        contrasts=contrasts,
         figures=figures,
         remarks=remarks,
         columns=("largest_deviation", "log10_sigma_product", "rescaled_log10_sigma_product", "rescaled_output_change"),

@@ -1,0 +1,31 @@
+"""A network that cannot be trained is what the study of exploding gradients looks for: it is measured, not lost."""
+
+import pytest
+import torch
+
+from normgauge.papers.batchnorm_article.studies import gradient_explosion as study
+from normgauge.papers.court import StudyTable
+from normgauge.records import Run
+
+SPEC = {"part": "train", "data": "digits", "batch": 16, "steps": 3, "width": 8, "depth": 2, "skip": False, "seed": 0}
+
+
+@pytest.mark.parametrize(("rate", "diverged"), [(0.01, 0.0), (1e30, 1.0)])
+def test_a_network_that_broke_has_an_accuracy_and_says_that_it_broke(rate, diverged):
+    torch.set_default_dtype(torch.float32)  # as the studies run
+    run = Run({**SPEC, "lr": rate})
+    study.run(run.spec, run.record)
+    assert run.last("diverged") == diverged
+    assert 0 <= run.last("train_accuracy") <= 1 and 0 <= run.last("validation_accuracy") <= 1
+
+
+def test_the_finding_is_about_the_activations_no_listed_claim_speaks_of():
+    rows = [
+        {"part": "batch", "activation": activation, "batch_size": size, "seed": seed, "norm_growth": growth}
+        for activation in ("relu", "tanh")
+        for size, growth in ((8, 1.5), (64, 1.2))
+        for seed in range(3)
+    ]
+    margins = study._other_activations(StudyTable(tuple(rows)))
+    assert [name.partition(":")[0] for name in margins] == ["tanh", "tanh"]
+    assert all(value > 0 for values in margins.values() for value in values)
