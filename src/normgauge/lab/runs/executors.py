@@ -137,9 +137,7 @@ class Workers:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_in_processes(
-    specs: Specs, workers: Workers | int, task: Callable[[Any], Run] = execute
-) -> Iterator[Run]:
+def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
     """Run specs in worker processes with one thread each, yielding them as they finish.
 
     A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again, each
