@@ -82,11 +82,11 @@ def evaluate(
         pieces = [(ready(x), y) for x, y in batches]
     if statistics != "batch":  # samples do not depend on each other: one mean over all
         pieces = [(torch.cat([output for output, _ in pieces]), targets)]
-    loss = fmean(float(data.loss(output, y)) for output, y in pieces)
+    sizes = [len(y) for _, y in pieces]
+    loss = fmean([float(data.loss(output, y)) for output, y in pieces], sizes)
     if data.task != "classification":
         return Evaluation(loss, math.nan)
-    right = sum(int((output.argmax(1) == y).sum()) for output, y in pieces)
-    return Evaluation(loss, right / sum(len(y) for _, y in pieces))
+    return Evaluation(loss, sum(int((output.argmax(1) == y).sum()) for output, y in pieces) / sum(sizes))
 
 
 def recalibrated(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:

@@ -36,7 +36,7 @@ def _version(name: str) -> str | None:
 
 def _revision() -> str | None:
     """Return the git revision of a source checkout, with `+dirty` if it has uncommitted changes."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return None
     try:

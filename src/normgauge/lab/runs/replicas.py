@@ -140,7 +140,7 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
 
 def _environment(world: int) -> dict[str, str]:
     """Return the environment of a replica: this normgauge, its share of the cores, the loopback interface."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     interface = "lo0" if sys.platform == "darwin" else "lo"
     own = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": interface}
