@@ -1,7 +1,7 @@
 """Throughput of the batched ensemble against runs one by one: 32 small MLPs, and 32 of S1's 25-layer linear networks.
 
 Run with `python benchmarks/ensemble.py`; writes benchmarks/results/ensemble.json. Each round times a few steps of the
-separate runs (the loop of lab.training, networks and data ready), then of the ensemble, on one thread, so that a slow
+separate runs (the loop of lab.runs.train, networks and data ready), then of the ensemble, on one thread, so that a slow
 moment of the machine falls on both, and in processor seconds, so that other work does not count; the ratio of a round
 is theirs, and its median counts.
 """
@@ -20,8 +20,7 @@ import torch
 
 from normgauge.lab import data, models
 from normgauge.lab.runs.ensemble import fit_ensemble
-from normgauge.lab.runs.run import Trainer
-from normgauge.lab.runs.train import Batches
+from normgauge.lab.runs.train import train
 from normgauge.records import format_table
 
 MEMBERS = 32
@@ -45,10 +44,8 @@ def separate(networks: list[torch.nn.Module], dataset: data.Dataset, batch: int,
     """Return processor seconds of the steps of all members, one member after the other."""
     start = time.process_time()
     for seed, network in enumerate(networks):
-        trainer = Trainer(network, dataset, {"lr": RATE})
-        batches = Batches(len(dataset.train[1]), batch, seed)
-        for _ in range(steps):
-            trainer.step(next(batches))
+        optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+        train(network, dataset, optimizer, steps=steps, batch=batch, seed=seed)
     return time.process_time() - start
 
 

@@ -10,9 +10,9 @@ from normgauge.errors import InputError, ModelError
 from normgauge.lab import data, models
 from normgauge.lab.runs import ensemble
 from normgauge.lab.runs.ensemble import fit_ensemble, train_ensemble
-from normgauge.lab.runs.run import Trainer, execute
+from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.stacking import Stack
-from normgauge.lab.runs.train import Batches
+from normgauge.lab.runs.train import train
 
 SPEC = {
     "model": "mlp",
@@ -37,9 +37,8 @@ def points(task):
 
 def alone(network, dataset, rate, seed, steps, batch):
     """Return the losses of a run on its own, by the loop of `lab.runs.train`."""
-    trainer = Trainer(network, dataset, {"lr": rate})
-    batches = Batches(len(dataset.train[1]), batch, seed)
-    return [trainer.step(next(batches)) for _ in range(steps)]
+    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+    return train(network, dataset, optimizer, steps=steps, batch=batch, seed=seed).losses
 
 
 def flat_net(norm):
@@ -109,18 +108,18 @@ def test_specs_give_the_readings_of_execute():
     for ours, spec in zip(train_ensemble(specs), specs, strict=True):
         theirs = execute(spec)
         assert (ours.spec, ours.status) == (theirs.spec, theirs.status)
-        assert [(r["step"], r["name"], r["status"]) for r in ours.readings] == [
-            (r["step"], r["name"], r["status"]) for r in theirs.readings
+        assert [(r.step, r.name, r.status) for r in ours.readings] == [
+            (r.step, r.name, r.status) for r in theirs.readings
         ]
         for mine, other in zip(ours.readings, theirs.readings, strict=True):
-            if mine["value"] is not None and mine["name"] in (
+            if mine.status == "ok" and mine.name in (
                 "validation_loss",
                 "test_loss",
                 "train_loss",
                 "weight_norm",
                 "steps_to_target",
             ):
-                assert mine["value"] == pytest.approx(other["value"], rel=1e-3), mine["name"]
+                assert mine.value == pytest.approx(other.value, rel=1e-3), mine.name
         assert ours.provenance == theirs.provenance
 
 
@@ -149,4 +148,4 @@ def test_what_cannot_be_stacked_is_refused_or_run_alone():
     torch.set_default_dtype(torch.float32)
     specs = [{**SPEC, "norm": "weight", "lr": 0.1, "seed": s, "steps": 1, "measure_at": [1]} for s in (0, 1)]
     ours = train_ensemble(specs)
-    assert [outcome.readings for outcome in ours] == [execute(spec).readings for spec in specs]
+    assert [run.readings for run in ours] == [execute(spec).readings for spec in specs]

@@ -10,7 +10,7 @@ from torch import nn
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.layout import Layout, gains_from_channels_last
-from normgauge.lab.runs.train import fit
+from normgauge.lab.runs.train import train
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "layout.json"
 IMAGES = torch.randn(48, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_where_it_is_faster_training_is_the_same_up_to_rounding(norm, monkeypatc
     def losses() -> tuple[list[float], nn.Module]:
         network = models.build("vgg8", norm, (3, 16, 16), 3, 0)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
-        return fit(network, task(), optimizer, steps=6, batch=16, seed=0).losses, network
+        return train(network, task(), optimizer, steps=6, batch=16, seed=0).losses, network
 
     assert gains_from_channels_last(models.build("vgg8", norm, (3, 16, 16), 3, 0), IMAGES)
     moved, network = losses()
@@ -68,7 +68,7 @@ def test_steps_see_channels_last_memory_and_watchers_the_usual_one():
         watched.append(all(p.is_contiguous() for p in network.parameters()))
 
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    fit(network, task(), optimizer, steps=2, batch=16, seed=0, at=range(3), watch=watch)
+    train(network, task(), optimizer, steps=2, batch=16, seed=0, at=range(3), watch=watch)
     assert seen == [True, True] and watched == [True] * 3
 
 

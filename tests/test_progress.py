@@ -9,15 +9,15 @@ from rich.file_proxy import FileProxy
 
 from normgauge.lab import Study
 from normgauge.lab.runs.progress import StudiesBar, note_session
-from normgauge.lab.runs.run import Outcome
 from normgauge.lab.runs.sweep import sweep
 from normgauge.measure.curvature.products import residuals_shown
 from normgauge.papers.studies import experiments
+from normgauge.records import Run
 from normgauge.store import Store
 
 
 def at_once(spec):
-    return Outcome(dict(spec))
+    return Run(dict(spec))
 
 
 def test_the_bar_moves_with_weights_and_counts_what_was_there(tmp_path):
@@ -25,7 +25,7 @@ def test_the_bar_moves_with_weights_and_counts_what_was_there(tmp_path):
 
     def watched(spec):
         seen.append(round(bar.fraction, 6))
-        return Outcome(dict(spec))
+        return Run(dict(spec))
 
     specs = [{"n": n, "seed": 0} for n in range(4)]
     with Store(tmp_path / "runs.sqlite") as store, StudiesBar({"short": 1.0, "long": 3.0}, shown=False) as bar:

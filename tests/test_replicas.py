@@ -1,5 +1,6 @@
 """One run in two real processes: with synced statistics it equals the run of one process, with its own it does not."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from normgauge.errors import ModelError
 from normgauge.lab.runs import replicas
 from normgauge.lab.runs.replicas import shared_copy, synced
 from normgauge.lab.runs.run import execute
+from normgauge.records import plain
 
 DATA = """
 import torch
@@ -37,9 +39,9 @@ SPEC = {
 COMPARED = ("test_loss", "validation_loss", "train_loss", "weight_norm")
 
 
-def last(outcome):
-    assert outcome.status == "ok", outcome.sentence
-    return torch.tensor([r["value"] for r in outcome.readings if r["name"] in COMPARED])
+def last(run):
+    assert run.ok, run.sentence
+    return torch.tensor([reading.value for reading in run.readings if reading.name in COMPARED])
 
 
 @pytest.fixture
@@ -102,10 +104,9 @@ def test_a_run_is_the_same_in_another_process(data_module):
     script = (
         "import json, sys, torch; torch.set_default_dtype(torch.float64); "
         f"torch.set_num_threads({torch.get_num_threads()}); "
-        "from normgauge.lab.runs.run import execute; print(json.dumps(execute(json.loads(sys.argv[1])).readings))"
+        "from normgauge.lab.runs.run import execute; from normgauge.records import plain; "
+        "print(json.dumps(plain(execute(json.loads(sys.argv[1])).readings)))"
     )
-    import json
-
     words = [sys.executable, "-c", script, json.dumps(SPEC)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert json.loads(done.stdout.strip().splitlines()[-1]) == here.readings, done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == plain(here.readings), done.stderr

@@ -279,7 +279,7 @@ def _build(kind: Any, data: Any) -> Any:
         return _build(choices[0], data) if len(choices) == 1 else data
     if kind is float:
         return float("nan") if data is None else float(data)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
         return kind(
             **{item.name: _build(hints[item.name], data[item.name]) for item in fields(kind) if item.name in data}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,10 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.runs.probes import measure_network
 from normgauge.lab.runs.provenance import provenance
-from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.run import conclude, execute
 from normgauge.lab.runs.stacking import Stack
-from normgauge.lab.runs.train import DIVERGENCE_FACTOR, Batches
+from normgauge.lab.runs.train import Batches, Training, train
+from normgauge.records import Run, Spec
 from normgauge.rng import preserved_rng
 from normgauge.store import canonical
 
@@ -32,19 +33,6 @@ CACHE_BYTES = 2**20
 Watch = Callable[[int, int, nn.Module], None]
 
 
-@dataclass
-class MemberFit:
-    """What training did to one member: the loss of every step, and the step at which it diverged, if it did."""
-
-    losses: list[float] = field(default_factory=list)
-    diverged_at: int | None = None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the loss left every reasonable range."""
-        return self.diverged_at is not None
-
-
 def fit_ensemble(
     networks: Sequence[nn.Module],
     dataset: datasets.Dataset,
@@ -55,7 +43,7 @@ def fit_ensemble(
     batch: int,
     at: Collection[int] = (),
     watch: Watch | None = None,
-) -> list[MemberFit]:
+) -> list[Training]:
     """Train several small networks of one structure together by SGD, in place.
 
     Member i takes `w_i <- w_i - rates[i] * grad loss_i` on the batches that `seeds[i]` orders, exactly as it would
@@ -81,47 +69,61 @@ def fit_ensemble(
     if not len(networks) == len(rates) == len(seeds):
         got = f"{len(networks)}, {len(rates)} and {len(seeds)}"
         raise InputError(explain("fit_ensemble", "one rate and one seed for each network", got, "Give as many of each"))
-    results = [MemberFit() for _ in networks]
     together = _together(networks, min(batch, len(dataset.train[1])), dataset)
-    for start in range(0, len(networks), together):
-        part = slice(start, start + together)
-        chunk = _Chunk(list(range(len(networks)))[part], networks, dataset, rates, seeds, batch, results)
-        chunk.train(steps, at, watch)
-    return results
+    members = [
+        _Member(number, network, float(rate), Batches(len(dataset.train[1]), batch, int(seed)))
+        for number, (network, rate, seed) in enumerate(zip(networks, rates, seeds, strict=True))
+    ]
+    for start in range(0, len(members), together):
+        _Chunk(members[start : start + together], dataset).train(steps, at, watch)
+    return [member.training for member in members]
+
+
+@dataclass
+class _Member:
+    """One network of an ensemble: its rate, its order of batches, and what training did to it."""
+
+    number: int
+    network: nn.Module
+    rate: float
+    batches: Batches
+    training: Training = field(default_factory=Training)
 
 
 class _Chunk:
     """Members that are trained at once, and which of them are still alive."""
 
-    def __init__(
-        self,
-        members: list[int],
-        networks: Sequence[nn.Module],
-        dataset: datasets.Dataset,
-        rates: Sequence[float],
-        seeds: Sequence[int],
-        batch: int,
-        results: list[MemberFit],
-    ) -> None:
-        self.alive, self.networks, self.results, self.dataset = members, networks, results, dataset
-        self.stack = Stack([networks[member] for member in members])
+    def __init__(self, members: Sequence[_Member], dataset: datasets.Dataset) -> None:
+        self.alive, self.dataset = list(members), dataset
+        self.stack = Stack([member.network for member in members])
         self.inputs, self.targets = dataset.train[0].flatten(1), dataset.train[1]
-        self.rates = torch.tensor([float(rates[member]) for member in members], dtype=self.inputs.dtype)
-        self.streams = [Batches(len(self.targets), batch, int(seeds[member])) for member in members]
+        self.rates = torch.tensor([member.rate for member in members], dtype=self.inputs.dtype)
 
     def train(self, steps: int, at: Collection[int], watch: Watch | None) -> None:
-        for step in range(steps + 1):
-            if watch is not None and step in at:
-                for place, member in enumerate(self.alive):
-                    watch(member, step, self.stack.write(place, self.networks[member]))
-            if step == steps or not self.alive:
-                break
-            self._judge(self._step().tolist(), step)
+        """Train all members until the last step, or until none is alive, and write them back."""
+
+        def watch_all(step: int, _: nn.Module) -> None:
+            for place, member in enumerate(self.alive):
+                if watch is not None:
+                    watch(member.number, step, self.stack.write(place, member.network))
+
+        train(
+            nn.ModuleList(member.network for member in self.alive),
+            self.dataset,
+            steps=steps,
+            batch=None,  # members have orders of their own
+            seed=0,
+            at=at,
+            watch=watch_all,
+            step=lambda _: self._step(),
+            until=lambda *_: not self.alive,
+            ceiling=math.inf,  # each member is judged on its own
+        )
         self._write_back(range(len(self.alive)))
 
-    def _step(self) -> Tensor:
-        """Take one step of SGD with every member, and return their losses."""
-        rows = torch.stack([next(stream) for stream in self.streams])
+    def _step(self) -> float:
+        """Take one step of SGD with every member, part with those that diverged, and return the others' mean loss."""
+        rows = torch.stack([next(member.batches) for member in self.alive])
         count, batch = rows.shape
         inputs = self.inputs[rows.flatten()].view(count, batch, -1).transpose(1, 2)
         losses = _losses(self.dataset, self.stack(inputs), self.targets[rows])
@@ -132,35 +134,31 @@ class _Chunk:
             rates = self.rates.view(-1, 1, 1)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.addcmul_(gradient, rates, value=-1)
-        return losses.detach()
+        for member, loss in zip(self.alive, losses.detach().tolist(), strict=True):
+            member.training.add(loss)
+        self._part()
+        return fmean(member.training.losses[-1] for member in self.alive) if self.alive else 0.0
 
-    def _judge(self, losses: list[float], step: int) -> None:
-        staying = []
-        for place, (member, loss) in enumerate(zip(self.alive, losses, strict=True)):
-            result = self.results[member]
-            result.losses.append(loss)
-            if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(result.losses[0], 1.0):
-                staying.append(place)
-            else:
-                result.diverged_at = step + 1
+    def _part(self) -> None:
+        """Write back the members that diverged, and go on without them."""
+        staying = [place for place, member in enumerate(self.alive) if not member.training.diverged]
         if len(staying) < len(self.alive):
             self._write_back(set(range(len(self.alive))) - set(staying))
             chosen = torch.tensor(staying, dtype=torch.int64)
             self.stack.keep(chosen)
             self.rates = self.rates[chosen]
-            self.streams = [self.streams[place] for place in staying]
             self.alive = [self.alive[place] for place in staying]
 
     def _write_back(self, places: Collection[int]) -> None:
         for place in places:
-            self.stack.write(place, self.networks[self.alive[place]])
+            self.stack.write(place, self.alive[place].network)
 
 
 def train_ensemble(
-    specs: Sequence[Mapping[str, Any]],
+    specs: Sequence[Spec],
     *,
     measure: Callable[..., None] | None = measure_network,
-) -> list[Outcome]:
+) -> list[Run]:
     """Run specs as `normgauge.lab.runs.run.execute` does, those together that differ by rate and seed only.
 
     Args:
@@ -169,96 +167,78 @@ def train_ensemble(
         measure: `measure(record, network, dataset, spec, step)` at the scheduled steps; `None` records losses only.
 
     Returns:
-        The outcomes in the order of the specs, never an exception. Seconds are shared evenly in a group.
+        The runs in the order of the specs, never an exception. Seconds are shared evenly in a group.
 
     Examples:
         >>> spec = {"model": "dln", "norm": "batch", "data": "gaussian", "steps": 3, "batch": 32, "measure_at": [],
         ...         "measure_batch": 32, "target_loss": 1.0, "seed": 0}
-        >>> [outcome.status for outcome in train_ensemble([{**spec, "lr": 1e-4}, {**spec, "lr": 1e3}])]
+        >>> [run.status for run in train_ensemble([{**spec, "lr": 1e-4}, {**spec, "lr": 1e3}])]
         ['ok', 'diverged']
     """
     groups: dict[str, list[int]] = {}
     for place, spec in enumerate(specs):
         shared = {key: value for key, value in spec.items() if key not in ("lr", "seed")}
         groups.setdefault(canonical(shared), []).append(place)
-    outcomes: dict[int, Outcome] = {}
+    runs: dict[int, Run] = {}
     for places in groups.values():
         members = [specs[place] for place in places]
-        outcomes.update(zip(places, _run_group(members, measure), strict=True))
-    return [outcomes[place] for place in range(len(specs))]
+        runs.update(zip(places, _run_group(members, measure), strict=True))
+    return [runs[place] for place in range(len(specs))]
 
 
-def _run_group(specs: Sequence[Mapping[str, Any]], measure: Callable[..., None] | None) -> list[Outcome]:
+def _run_group(specs: Sequence[Spec], measure: Callable[..., None] | None) -> list[Run]:
     """Run specs that differ by rate and seed only; what cannot be stacked is run one by one."""
     first = specs[0]
     if len(specs) == 1 or not set(first) <= STACKABLE or first.get("optimizer", "sgd") != "sgd":
         return [execute(spec) for spec in specs]
     begin = time.perf_counter()
-    outcomes = [Outcome(dict(spec)) for spec in specs]
+    runs = [Run(dict(spec)) for spec in specs]
     try:
         with preserved_rng():
-            _train_group(outcomes, measure)
+            _train_group(runs, measure)
     except (MissingDataError, ModelError):
         return [execute(spec) for spec in specs]
     except NormgaugeError as error:
-        for outcome in outcomes:
-            outcome.status, outcome.sentence = "error", str(error)
-    for outcome in outcomes:
-        outcome.seconds = (time.perf_counter() - begin) / len(outcomes)
-        outcome.provenance = provenance()
-    return outcomes
+        for run in runs:
+            run.status, run.sentence = "error", str(error)
+    for run in runs:
+        run.seconds = (time.perf_counter() - begin) / len(runs)
+        run.provenance = provenance()
+    return runs
 
 
-def _train_group(outcomes: list[Outcome], measure: Callable[..., None] | None) -> None:
-    spec = outcomes[0].spec
+def _train_group(runs: list[Run], measure: Callable[..., None] | None) -> None:
+    spec = runs[0].spec
     dataset = datasets.load(spec["data"])
     networks = []
-    for outcome in outcomes:
-        torch.manual_seed(int(outcome.spec["seed"]))
+    for run in runs:
+        torch.manual_seed(int(run.spec["seed"]))
         networks.append(
-            models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(outcome.spec["seed"]))
+            models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(run.spec["seed"]))
         )
 
     def watch(member: int, step: int, network: nn.Module) -> None:
-        outcome = outcomes[member]
-        if measure is None or outcome.status != "ok":
+        run = runs[member]
+        if measure is None or not run.ok:
             return
         try:
-            measure(outcome.record, network, dataset, outcome.spec, step)
+            measure(run.record, network, dataset, run.spec, step)
         except NonFiniteError as error:
-            outcome.status, outcome.sentence = "diverged", str(error)
+            run.status, run.sentence = "diverged", str(error)
 
-    fits = fit_ensemble(
+    trainings = fit_ensemble(
         networks,
         dataset,
-        rates=[float(outcome.spec["lr"]) for outcome in outcomes],
-        seeds=[int(outcome.spec["seed"]) for outcome in outcomes],
+        rates=[float(run.spec["lr"]) for run in runs],
+        seeds=[int(run.spec["seed"]) for run in runs],
         steps=int(spec["steps"]),
         batch=int(spec["batch"]),
         at={int(step) for step in spec["measure_at"]},
         watch=watch,
     )
-    for outcome, fit in zip(outcomes, fits, strict=True):
-        _conclude(outcome, fit)
-
-
-def _conclude(outcome: Outcome, fit: MemberFit) -> None:
-    """Write what `execute` writes at the end of a run: divergence, or when the target loss was reached."""
-    if outcome.status != "ok":
-        return
-    if fit.diverged_at is not None:
-        outcome.status = "diverged"
-        outcome.sentence = (
-            f"the training loss was {fit.losses[-1]:.3g} at step {fit.diverged_at}, {fit.losses[0]:.3g} at the first"
-        )
-        return
-    target, reached = float(outcome.spec["target_loss"]), math.nan
-    for step in range(1, len(fit.losses) + 1):
-        recent = fit.losses[max(0, step - 10) : step]
-        if sum(recent) / len(recent) <= target:
-            reached = step
-            break
-    outcome.record(int(outcome.spec["steps"]), "steps_to_target", reached, status="nonconverged")
+    for run, training in zip(runs, trainings, strict=True):
+        if run.ok:
+            conclude(run, training)
 
 
 def _losses(dataset: datasets.Dataset, outputs: Tensor, targets: Tensor) -> Tensor:

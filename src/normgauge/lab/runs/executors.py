@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from normgauge.errors import ExecutorError, explain, require
-from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.run import execute
+from normgauge.records import Run
 
 Specs = Sequence[dict[str, Any]]
 # A worker that dies (out of memory, killed) takes the pool with it; the runs in flight are tried again this often.
@@ -23,16 +24,16 @@ CONNECT_SECONDS = 15.0
 _RUNNING = threading.Lock()
 
 
-def run_serially(specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
+def run_serially(specs: Specs, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
     """Run specs one after the other in this process."""
     for spec in specs:
         yield task(spec)
 
 
-def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Outcome] = execute) -> Iterator[Outcome]:
-    """Run specs on any `concurrent.futures.Executor`, yielding outcomes as they finish.
+def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
+    """Run specs on any `concurrent.futures.Executor`, yielding them as they finish.
 
-    A run whose worker cannot finish it becomes an outcome with status "error".
+    A run whose worker cannot finish it has status "error".
 
     Raises:
         ExecutorError: when the executor itself is gone; what it finished before has been yielded.
@@ -41,7 +42,7 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Outcome] = ex
     try:
         for future in as_completed(futures):
             try:
-                outcome = future.result()
+                run = future.result()
             except (BrokenExecutor, CancelledError) as error:
                 raise ExecutorError(
                     explain(
@@ -53,8 +54,8 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Outcome] = ex
                 ) from error
             except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
                 reason = f"its worker could not finish it: {type(error).__name__}: {error}"
-                outcome = Outcome(dict(futures[future]), "error", reason)
-            yield outcome
+                run = Run(dict(futures[future]), "error", reason)
+            yield run
     finally:
         for future in futures:
             future.cancel()
@@ -136,13 +137,11 @@ class Workers:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_in_processes(
-    specs: Specs, workers: Workers | int, task: Callable[[Any], Outcome] = execute
-) -> Iterator[Outcome]:
-    """Run specs in worker processes with one thread each, yielding outcomes as they finish.
+def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
+    """Run specs in worker processes with one thread each, yielding them as they finish.
 
     A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again, each
-    alone, so that a neighbour is not blamed; a spec that has broken the pool `ATTEMPTS` times becomes an outcome with
+    alone, so that a neighbour is not blamed; a spec that has broken the pool `ATTEMPTS` times becomes a run with
     status "error".
     """
     if isinstance(workers, int):
@@ -156,15 +155,15 @@ def run_in_processes(
         batch, others = (suspects[:1], [s for s in waiting if s is not suspects[0]]) if suspects else (waiting, [])
         left = dict(enumerate(batch))
         crew = Workers(1) if suspects else workers
-        futures: dict[Future[Outcome], int] = {}
+        futures: dict[Future[Run], int] = {}
         try:
             with _main_not_imported_again():
                 for key, spec in left.items():
                     futures[crew.pool().submit(task, spec)] = key
             for future in as_completed(futures):
-                outcome = future.result()
+                run = future.result()
                 del left[futures[future]]
-                yield outcome
+                yield run
         except BrokenProcessPool:
             crew.dismiss()
             for spec in list(left.values())[: crew.jobs]:  # the pool works in order, so the culprit is among the first
@@ -178,7 +177,7 @@ def run_in_processes(
         waiting = others
         for spec in left.values():
             if broken.get(id(spec), 0) >= ATTEMPTS:
-                yield Outcome(dict(spec), "error", f"its worker process died {ATTEMPTS} times; it may need more memory")
+                yield Run(dict(spec), "error", f"its worker process died {ATTEMPTS} times; it may need more memory")
             else:
                 waiting.append(spec)
 
@@ -188,7 +187,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _one_at_a_time(task: Callable[[Any], Outcome], spec: Any) -> Outcome:
+def _one_at_a_time(task: Callable[[Any], Run], spec: Any) -> Run:
     """Run a spec alone in its process: runs seed torch's global stream, which threads would share."""
     with _RUNNING:
         return task(spec)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from normgauge.documents import ComparisonDocument
 from normgauge.errors import StoreError, explain
-from normgauge.store import Store, canonical
-
-STORE_NAME = "runs.sqlite"
+from normgauge.records import plain
+from normgauge.store import STORE_NAME, Store, canonical, spec_id
 
 
 @dataclass(frozen=True)
@@ -88,31 +88,30 @@ def _agree(joined: Store, source: Store) -> None:
                     "Merge stores of one study, made with the same options",
                 )
             )
-    if "study" not in joined.documents() and "study" in source.documents():
-        joined.put_document("study", source.documents()["study"])
+    document = source.document(ComparisonDocument)
+    if document is not None and joined.document(ComparisonDocument) is None:
+        # the question alone: what a shard's own runs said is no answer of the joined ones
+        joined.put_document(replace(document, arms=(), answer="", decided=False, runs=()))
 
 
-def _question(store: Store) -> dict[str, Any]:
-    """Return what a store's runs are about: its study without the list of runs, or the study that the specs name."""
-    study = store.documents().get("study")
-    if study is not None:
-        return {key: value for key, value in study.items() if key != "runs"}
-    named = sorted({str(run["spec"].get("study")) for run in store.runs()})
+def _question(store: Store) -> Mapping[str, Any]:
+    """Return what a store's runs are about: the question of its comparison, or the study that the specs name."""
+    document = store.document(ComparisonDocument)
+    if document is not None:
+        question: Mapping[str, Any] = plain(document.question)
+        return question
+    named = sorted({str(run.spec.get("study")) for run in store.runs()})
     return {"name": named} if named else {}
 
 
-def _text(study: Mapping[str, Any], key: str) -> str:
-    return canonical({"": study.get(key)})[4:-1]
+def _text(question: Mapping[str, Any], key: str) -> str:
+    return canonical({"": question.get(key)})[4:-1]
 
 
 def _copy(source: Store, joined: Store) -> tuple[int, int]:
-    here = joined.finished()
-    readings: dict[str, list[dict[str, Any]]] = {}
-    for reading in source.readings():
-        readings.setdefault(reading["run"], []).append(reading)
-    runs = source.runs()
-    for run in runs:
-        if run["id"] not in here:
-            joined.put(run, readings.get(run["id"], []))
-    fresh = sum(run["id"] not in here for run in runs)
-    return fresh, len(runs) - fresh
+    """Return how many runs were new, and how many were there already."""
+    runs, here = source.runs(), joined.finished()
+    fresh = [run for run in runs if spec_id(run.spec) not in here]
+    for run in fresh:
+        joined.put(run)
+    return len(fresh), len(runs) - len(fresh)

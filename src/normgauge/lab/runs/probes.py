@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
+from normgauge.lab.runs.evaluate import evaluate
 from normgauge.measure import (
     covariate_shift,
     flatness,
@@ -21,6 +21,7 @@ from normgauge.measure import (
     spectrum,
 )
 from normgauge.objective import Objective
+from normgauge.records import Spec
 
 Record = Callable[..., None]
 
@@ -35,7 +36,7 @@ WEIGHT_NOISE = 0.2
 EVALUATED = 1000
 
 
-def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: Mapping[str, Any], step: int) -> None:
+def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: Spec, step: int) -> None:
     """Record every quantity at one step of training; a quantity that cannot be had becomes a hole with a status.
 
     Args:
@@ -46,11 +47,10 @@ def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: 
         step: the number of steps taken.
     """
     for split in ("validation", "test"):
-        inputs, targets = getattr(dataset, split)
-        loss, accuracy = _evaluate(network, dataset, inputs, targets)
-        record(step, f"{split}_loss", loss)
+        measured = evaluate(network, dataset, split, batch=EVALUATED)
+        record(step, f"{split}_loss", measured.loss)
         if dataset.task == "classification":
-            record(step, f"{split}_accuracy", accuracy)
+            record(step, f"{split}_accuracy", measured.accuracy)
     record(step, "weight_norm", _weight_norm(network))
     rows = slice(0, int(spec["measure_batch"]))
     batch = (dataset.train[0][rows], dataset.train[1][rows])
@@ -96,20 +96,6 @@ def _measure_decisions(record: Record, network: nn.Module, dataset: Dataset, ste
     record(step, "fgsm_accuracy", attacked.accuracy, status="skipped")
     shaken = flatness(objective, sigmas=(WEIGHT_NOISE,), samples=3, noises=("filter",), sharpness=())
     record(step, "noise_accuracy", shaken.entries[0].accuracy, kind="unbiased", status="skipped")
-
-
-def _evaluate(network: nn.Module, dataset: Dataset, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Return loss and accuracy with stored statistics, which is how the network would be used."""
-    was_training = network.training
-    network.eval()
-    with torch.no_grad():
-        output = torch.cat([network(part) for part in inputs.split(EVALUATED)])
-        loss = float(dataset.loss(output, targets))
-        accuracy = math.nan
-        if dataset.task == "classification":
-            accuracy = float((output.argmax(dim=1) == targets).double().mean())
-    network.train(was_training)
-    return loss, accuracy
 
 
 def _weight_norm(network: nn.Module) -> float:

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from normgauge.lab.runs.provenance import provenance
+from normgauge.records import plain
 
 
 class RunsBar:
@@ -147,7 +148,8 @@ def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int 
     session = {"studies": studies, "runs": bar.ran, "minutes": round(bar.minutes, 1), "jobs": jobs}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        json.dumps([*sessions, {**session, "finished": finished, **provenance()}], indent=1) + "\n", encoding="utf-8"
+        json.dumps([*sessions, {**session, "finished": finished, **plain(provenance())}], indent=1) + "\n",
+        encoding="utf-8",
     )
     return path
 

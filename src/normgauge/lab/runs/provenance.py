@@ -7,29 +7,24 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from normgauge.records import Provenance
 
 PACKAGES = ("normgauge", "torch", "numpy", "scipy", "scikit-learn", "altair")
 
 
 @cache
-def provenance() -> dict[str, Any]:
-    """Return versions, machine and code revision as plain data, the same for all runs of a process."""
-    revision = _revision()
-    return {
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "machine": {
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "device": "cuda" if torch.cuda.is_available() else "cpu",
-            "threads": torch.get_num_threads(),
-        },
-        "revision": revision,
-        "dirty": None if revision is None else revision.endswith("+dirty"),
+def provenance() -> Provenance:
+    """Return versions, machine and code revision, the same for all runs of a process."""
+    machine: dict[str, str | int] = {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
     }
+    return Provenance(platform.python_version(), {name: _version(name) for name in PACKAGES}, machine, _revision())
 
 
 def _version(name: str) -> str | None:
@@ -41,7 +36,7 @@ def _version(name: str) -> str | None:
 
 def _revision() -> str | None:
     """Return the git revision of a source checkout, with `+dirty` if it has uncommitted changes."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     if not (root / ".git").exists():
         return None
     try:

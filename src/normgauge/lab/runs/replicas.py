@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -20,29 +20,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.errors import InputError, ModelError, explain
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.run import Outcome, Trainer, guarded
+from normgauge.lab.runs.train import Step, descend
 from normgauge.nn.synced_batch import SyncedBatchNorm
+from normgauge.records import Run, Spec
 
 STATISTICS = ("replica", "synced")
+_RESULT = "run.pickle"
 
 
-def execute_split(spec: Mapping[str, Any]) -> Outcome:
-    """Run one spec in `spec["ddp"]` processes of this machine that share every batch, and never raise.
+def launch(run: Run, statement: str) -> None:
+    """Carry out a run in `spec["ddp"]` processes of this machine that share every batch, and take over its readings.
 
     Rank r takes rows r, r + n, ... of each batch, gradients are averaged; the run equals the one of a single process
     up to float error, except for batch statistics: "replica" takes them over each replica's share (stored ones are
     rank 0's), "synced" over the whole batch, as a single process does.
 
     Args:
-        spec: as in `normgauge.lab.runs.run.execute`, with `ddp` >= 2 and `statistics` "replica" or "synced".
+        run: its spec has `ddp` >= 2 and `statistics` "replica" or "synced"; see `normgauge.lab.runs.run.execute`.
+        statement: the Python statement each process executes; it enters a `Replica`.
+
+    Raises:
+        InputError: for other statistics, or a batch that cannot be shared evenly.
+        ModelError: when a process does not live until the end.
     """
-    outcome = Outcome(dict(spec))
-    return guarded(outcome, lambda: _launch(outcome))
-
-
-def _launch(outcome: Outcome) -> None:
-    spec = outcome.spec
-    world = int(spec["ddp"])
+    spec, world = run.spec, int(run.spec["ddp"])
     if spec.get("statistics", "replica") not in STATISTICS or int(spec["batch"]) % world or int(spec["batch"]) < world:
         raise InputError(
             explain(
@@ -53,17 +54,63 @@ def _launch(outcome: Outcome) -> None:
             )
         )
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
-        job = {"spec": spec, "world": world, "folder": folder, "dtype": str(spec.get("dtype", "float32"))}
-        path = Path(folder) / "job.json"
-        path.write_text(json.dumps(job), encoding="utf-8")
-        command = [sys.executable, "-c", "from normgauge.lab.runs.replicas import main; main()", str(path)]
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        command = [sys.executable, "-c", statement, str(path)]
         processes = [
             subprocess.Popen([*command, str(rank)], env=_environment(world), stderr=subprocess.PIPE, text=True)
             for rank in range(world)
         ]
         _wait(processes)
-        found = json.loads((Path(folder) / "outcome.json").read_text(encoding="utf-8"))
-    outcome.status, outcome.sentence, outcome.readings = found["status"], found["sentence"], found["readings"]
+        done = pickle.loads((Path(folder) / _RESULT).read_bytes())
+    run.status, run.sentence, run.readings = done.status, done.sentence, done.readings
+
+
+class Replica:
+    """This process as one of a split run: it meets the others on entering, and leaves with them."""
+
+    def __init__(self) -> None:
+        path, rank = sys.argv[1:]
+        self.spec: Spec = json.loads(Path(path).read_text(encoding="utf-8"))
+        self.folder, self.rank = Path(path).parent, int(rank)
+
+    def __enter__(self) -> Self:
+        torch.set_default_dtype(getattr(torch, str(self.spec.get("dtype", "float32"))))
+        meeting = (self.folder / "meeting").as_uri()
+        dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=int(self.spec["ddp"]))
+        return self
+
+    def hand_over(self, run: Run) -> None:
+        """Write the run for the process that launched it; rank 0 alone does."""
+        if self.rank == 0:
+            part = self.folder / "run.part"
+            part.write_bytes(pickle.dumps(run))
+            part.replace(self.folder / _RESULT)
+
+    def __exit__(self, *_: object) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def replica_step(network: nn.Module, dataset: Dataset, optimizer: torch.optim.Optimizer, spec: Spec) -> Step:
+    """Return a step on this process's share of the batch that gives the loss of the whole batch.
+
+    `network` stays plain and shares its tensors with the split one.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    twin = shared_copy(network)
+    if spec.get("statistics") == "synced":
+        twin = synced(twin, dist.new_group())  # its own group: statistics and gradients must not mix
+    split = nn.parallel.DistributedDataParallel(twin)
+    inputs, targets = dataset.train
+
+    def step(rows: Tensor) -> float:
+        own = rows[rank::world]
+        whole = descend(split, optimizer, (inputs[own], targets[own]), dataset.loss) / world
+        dist.all_reduce(whole)
+        return float(whole)
+
+    return step
 
 
 def _wait(processes: list[subprocess.Popen[str]]) -> None:
@@ -93,60 +140,11 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
 
 def _environment(world: int) -> dict[str, str]:
     """Return the environment of a replica: this normgauge, its share of the cores, the loopback interface."""
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     interface = "lo0" if sys.platform == "darwin" else "lo"
     own = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": interface}
     return {**os.environ, **own, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world))}
-
-
-def main() -> None:
-    """Run as one replica: `job.json` and the rank are the arguments; rank 0 writes `outcome.json`."""
-    job, rank = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), int(sys.argv[2])
-    torch.set_default_dtype(getattr(torch, job["dtype"]))
-    meeting = (Path(job["folder"]) / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=job["world"])
-    from normgauge.lab.runs.run import train
-
-    outcome = Outcome(job["spec"])
-    guarded(outcome, lambda: train(outcome, Replica))
-    if rank == 0:
-        found = {"status": outcome.status, "sentence": outcome.sentence, "readings": outcome.readings}
-        part = Path(job["folder"]) / "outcome.part"
-        part.write_text(json.dumps(found), encoding="utf-8")
-        part.replace(Path(job["folder"]) / "outcome.json")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-class Replica(Trainer):
-    """Trains this process's share of every batch; `network` stays plain and shares its tensors with the split one."""
-
-    def __init__(self, network: nn.Module, dataset: Dataset, spec: Mapping[str, Any]) -> None:
-        super().__init__(network, dataset, spec)
-        self.layout.channels_last = False  # gradients are reduced in buckets of the layout the weights had first
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        twin = shared_copy(network)
-        if spec.get("statistics") == "synced":
-            twin = synced(twin, dist.new_group())  # its own group: statistics and gradients must not mix
-        self.split = nn.parallel.DistributedDataParallel(twin)
-
-    def step(self, rows: Tensor) -> float:
-        """Take one step on this process's share of the batch, and return the loss of the whole batch."""
-        self.split.train()
-        self.optimizer.zero_grad()
-        share = rows[self.rank :: self.world]
-        loss = self.dataset.loss(self.split(self.dataset.train[0][share]), self.dataset.train[1][share])
-        loss.backward()
-        self.optimizer.step()
-        whole = loss.detach() / self.world
-        dist.all_reduce(whole)
-        return float(whole)
-
-    def measure(self, outcome: Outcome, step: int) -> None:
-        """Measure on rank 0, on the plain network: the other ranks wait at the next reduction."""
-        if self.rank == 0:
-            super().measure(outcome, step)
 
 
 def shared_copy(network: nn.Module) -> nn.Module:
@@ -161,17 +159,17 @@ def synced(network: nn.Module, group: Any = None) -> nn.Module:
     Raises:
         ModelError: when the network has no batch normalization, so that there would be nothing to sync.
     """
-    found = [
+    layers = [
         (part, name, child)
         for part in network.modules()
         for name, child in part.named_children()
         if isinstance(child, _BatchNorm)
     ]
-    if not found:
+    if not layers:
         raise ModelError(
             explain("statistics 'synced'", "the network has batch normalization", "none", "Use statistics 'replica'")
         )
-    for part, name, child in found:
+    for part, name, child in layers:
         layer = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine, group)
         layer.weight, layer.bias = child.weight, child.bias
         for ours, theirs in _BUFFERS.items():

@@ -9,8 +9,9 @@ from typing import Any
 from normgauge.errors import InputError, explain
 from normgauge.lab.runs.executors import Workers, available_cores, run_in_processes, run_on, run_serially
 from normgauge.lab.runs.progress import RunsBar, StudiesBar
-from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.run import execute
 from normgauge.lab.study import Study
+from normgauge.records import Run
 from normgauge.store import Store, spec_id
 
 
@@ -19,7 +20,7 @@ def sweep(
     store: Store,
     *,
     executor: Executor | Workers | int | None = None,
-    task: Callable[[Any], Outcome] = execute,
+    task: Callable[[Any], Run] = execute,
     shard: tuple[int, int] | None = None,
     progress: bool | StudiesBar = True,
     label: str = "runs",
@@ -31,7 +32,7 @@ def sweep(
         store: where finished runs are; only this process writes to it.
         executor: a `concurrent.futures.Executor`, `Workers` kept from sweep to sweep, a number of worker processes
             (1 runs in this process), or `None` for one process per core.
-        task: what a run is: a function from a spec to an `Outcome`.
+        task: what a run is: a function from a spec to a `Run`.
         shard: `(i, n)` runs the i-th of n parts only; see `part_of`.
         progress: show a bar with time left on stderr when it is a terminal; or the bar of many studies to move.
         label: what the bar is called.
@@ -50,9 +51,8 @@ def sweep(
     missing = [spec for spec in plan if spec_id(spec) not in finished]
     bar = progress if isinstance(progress, StudiesBar) else RunsBar(shown=progress and bool(missing))
     with bar.runs(label, len(plan), len(plan) - len(missing)) as advance:
-        for outcome in _outcomes(missing, executor, task) if missing else ():
-            run = {name: getattr(outcome, name) for name in ("spec", "status", "sentence", "seconds", "provenance")}
-            store.put(run, outcome.readings)
+        for run in _runs(missing, executor, task) if missing else ():
+            store.put(run)
             advance()
     return len(missing)
 
@@ -98,9 +98,9 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _outcomes(
-    specs: list[dict[str, Any]], executor: Executor | Workers | int | None, task: Callable[[Any], Outcome]
-) -> Iterator[Outcome]:
+def _runs(
+    specs: list[dict[str, Any]], executor: Executor | Workers | int | None, task: Callable[[Any], Run]
+) -> Iterator[Run]:
     if isinstance(executor, Executor):
         return run_on(executor, specs, task)
     if isinstance(executor, Workers) and executor.jobs > 1:

@@ -1,12 +1,13 @@
-"""The training loop studies share: data resident as tensors, any optimizer, a watcher on schedule."""
+"""The one training loop: any optimizer, schedule or step of one's own, a watcher on schedule, divergence as a value."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +19,13 @@ from normgauge.rng import generator
 
 # A loss this many times its first value is taken as divergence: training does not come back from there.
 DIVERGENCE_FACTOR = 10.0
+Loss = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Tensor], float]
 Watch = Callable[[int, nn.Module], None]
 
 
 @dataclass
-class Fit:
+class Training:
     """What training did: the loss of every step, and the step at which it diverged, if it did."""
 
     losses: list[float] = field(default_factory=list)
@@ -33,6 +36,13 @@ class Fit:
         """Whether the loss left every reasonable range."""
         return self.diverged_at is not None
 
+    def add(self, loss: float, ceiling: float | None = None) -> None:
+        """Add the loss of a step; it diverged if that is not finite or above the ceiling (see `train`)."""
+        self.losses.append(loss)
+        highest = DIVERGENCE_FACTOR * max(self.losses[0], 1.0) if ceiling is None else ceiling
+        if not math.isfinite(loss) or loss > highest:
+            self.diverged_at = len(self.losses)
+
     def steps_to(self, target: float, *, window: int = 10) -> int | None:
         """Return after how many steps the mean loss of the last `window` steps fell to `target`, `None` if never."""
         for step in range(1, len(self.losses) + 1):
@@ -42,96 +52,121 @@ class Fit:
         return None
 
 
-def fit(
+def train(
     network: nn.Module,
-    dataset: Dataset,
-    optimizer: torch.optim.Optimizer,
+    data: Dataset | tuple[Tensor, Tensor],
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     steps: int,
-    batch: int,
+    batch: int | None,
     seed: int,
     at: Collection[int] = (),
     watch: Watch | None = None,
     augment: bool = False,
     schedule: Callable[[int], float] | None = None,
+    clip: float | None = None,
     penalty: Callable[[nn.Module], Tensor] | None = None,
+    loss: Loss | None = None,
+    on_gradient: Callable[[int, float], None] | None = None,
+    step: Step | None = None,
+    until: Callable[[int, Sequence[float]], bool] | None = None,
     share: float | None = None,
-) -> Fit:
+    ceiling: float | None = None,
+) -> Training:
     """Train the network in place and return the losses; divergence ends training and is a value, not an exception.
 
     Steps use channels-last memory where that is faster (`Layout`); `watch` and the caller find the usual layout.
 
     Args:
         network: what to train.
-        dataset: its data; the order of batches depends on the seed only, so that arms can be paired.
-        optimizer: any torch optimizer over its parameters.
+        data: a dataset, of which the training split is used, or inputs and targets.
+        optimizer: any torch optimizer over its parameters; may be left out with a `step` of one's own.
         steps: how many.
-        batch: samples per step; the whole training split if larger.
+        batch: samples per step, the whole training split if larger; `None` is the whole split in its own order. The
+            order of batches depends on the seed only, so that arms can be paired.
         seed: of the order of batches and the augmentation.
         at: steps at which `watch(step, network)` is called, before that step; `steps` itself is the end.
         watch: the measuring function; it is called in whatever mode the network is.
         augment: random shifts by up to an eighth of the image and horizontal flips, drawn per batch row.
         schedule: step -> factor on every group's first learning rate.
-        penalty: network -> a term added to the loss (an l1 norm of scales, for instance).
+        clip: the largest norm of the gradient of all parameters together; a longer one is made as long.
+        penalty: network -> a term added to the loss (an l1 norm of scales, for instance); not part of `losses`.
+        loss: `loss(outputs, targets)`; the dataset's own if left out.
+        on_gradient: `on_gradient(step, loss)` after the backward pass, before clipping and before the optimizer moves.
+        step: `step(rows) -> loss`, a step of one's own on these rows of the training split instead of all of the above.
+        until: `until(steps taken, losses)` after every step that did not diverge; true ends training.
         share: at most this share of the time goes to measurements; see `MeasuringShare`.
+        ceiling: the loss above which training has diverged; 10 times the first one (or 10) if left out. A loss that is
+            not finite always ends it.
+
+    Raises:
+        InputError: without optimizer and step, without a loss, or with what a step of one's own would ignore.
+
+    Examples:
+        >>> line = nn.Linear(1, 1, bias=False)
+        >>> points = torch.ones(4, 1), torch.zeros(4, 1)
+        >>> sgd = torch.optim.SGD(line.parameters(), lr=0.1)
+        >>> done = train(line, points, sgd, steps=20, batch=None, seed=0, loss=nn.functional.mse_loss)
+        >>> len(done.losses), done.diverged, done.losses[-1] < 0.01 * done.losses[0]
+        (20, False, True)
     """
-    result = Fit()
-    measuring = MeasuringShare(share)
-    layout = Layout(network, dataset.train[0])
-    rates = [group["lr"] for group in optimizer.param_groups]
-    batches = Batches(len(dataset.train[1]), batch, seed)
-    source = generator(2000 + seed)
+    inputs, targets = data.train if isinstance(data, Dataset) else data
+    loss = data.loss if loss is None and step is None and isinstance(data, Dataset) else loss
+    ignored = step is not None and any((augment, clip, penalty, loss, on_gradient))
+    if ignored or (step is None and (optimizer is None or loss is None)):
+        rule = "an optimizer and a loss, or a step of one's own, which takes the place of everything about a step"
+        raise InputError(explain("train", rule, "both" if ignored else "neither", "Leave one out, or add it"))
+    training, measuring, layout = Training(), MeasuringShare(share), Layout(network, inputs)
+    layout.channels_last &= step is None  # the caller's own step may need the usual layout
+    groups = [] if optimizer is None else optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    batches, source = Batches(len(targets), batch, seed), generator(2000 + seed)
+
+    def usual(rows: Tensor) -> float:
+        some = inputs[rows]
+        some = layout.inputs(augmented(some, source) if augment else some)
+        look = None if on_gradient is None else partial(on_gradient, len(training.losses))
+        assert optimizer is not None and loss is not None
+        pair = (some, targets[rows])
+        return float(descend(network, optimizer, pair, loss, clip=clip, penalty=penalty, on_gradient=look))
+
     with layout.training():
-        for step in range(steps + 1):
-            if watch is not None and step in at and measuring.allows(essential=step in (0, steps)):
+        for count in range(steps + 1):
+            if watch is not None and count in at and measuring.allows(essential=count in (0, steps)):
                 with measuring.timed(), layout.measuring():
-                    watch(step, network)
-            if step == steps:
+                    watch(count, network)
+            if count == steps:
                 break
             if schedule is not None:
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                    group["lr"] = rate * schedule(step)
-            rows = next(batches)
-            inputs = dataset.train[0][rows]
-            inputs = layout.inputs(augmented(inputs, source) if augment else inputs)
-            network.train()
-            optimizer.zero_grad()
-            loss = dataset.loss(network(inputs), dataset.train[1][rows])
-            total = loss if penalty is None else loss + penalty(network)
-            total.backward()
-            optimizer.step()
-            result.losses.append(float(loss.detach()))
-            if _left_range(result.losses):
-                result.diverged_at = step + 1
+                for group, rate in zip(groups, rates, strict=True):
+                    group["lr"] = rate * schedule(count)
+            training.add((step or usual)(next(batches)), ceiling)
+            if training.diverged or (until is not None and until(count + 1, training.losses)):
                 break
-    return result
+    return training
 
 
-def _left_range(losses: list[float]) -> bool:
-    return not math.isfinite(losses[-1]) or losses[-1] > DIVERGENCE_FACTOR * max(losses[0], 1.0)
-
-
-def evaluate(
-    network: nn.Module, dataset: Dataset, split: str = "test", *, limit: int | None = None
-) -> tuple[float, float]:
-    """Return loss and accuracy on a split with stored statistics (eval mode); the network's mode is put back.
-
-    The accuracy of a regression is nan; so is the loss of a network that is no longer finite.
-    """
-    inputs, targets = (part[:limit] for part in getattr(dataset, split))
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    total, right = 0.0, 0
-    try:
-        with torch.no_grad():
-            for x, y in zip(inputs.split(512), targets.split(512), strict=True):
-                output = network(x)
-                total += float(dataset.loss(output, y)) * len(y)
-                right += int((output.argmax(1) == y).sum()) if dataset.task == "classification" else 0
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return total / len(targets), right / len(targets) if dataset.task == "classification" else math.nan
+def descend(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: tuple[Tensor, Tensor],
+    loss: Loss,
+    *,
+    clip: float | None = None,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+    on_gradient: Callable[[float], None] | None = None,
+) -> Tensor:
+    """Take one step of the optimizer on a batch in training mode, and return the loss before it; see `train`."""
+    network.train()
+    optimizer.zero_grad()
+    value = loss(network(batch[0]), batch[1])
+    (value if penalty is None else value + penalty(network)).backward()
+    if on_gradient is not None:
+        on_gradient(float(value.detach()))
+    if clip is not None:
+        nn.utils.clip_grad_norm_(network.parameters(), clip)
+    optimizer.step()
+    return value.detach()
 
 
 def augmented(images: Tensor, source: torch.Generator) -> Tensor:
@@ -190,14 +225,22 @@ class MeasuringShare:
 
 
 class Batches:
-    """An endless stream of shuffled batches; the order depends on the seed only, so arms can be paired."""
+    """An endless stream of shuffled batches; the order depends on the seed only, so arms can be paired.
 
-    def __init__(self, samples: int, batch: int, seed: int) -> None:
-        self._samples, self._batch = samples, min(batch, samples)
+    Args:
+        samples: how many there are.
+        batch: rows at a time, all of them if larger; `None` gives all in their own order.
+        seed: of the order.
+    """
+
+    def __init__(self, samples: int, batch: int | None, seed: int) -> None:
+        self._samples, self._batch = samples, None if batch is None else min(batch, samples)
         self._source = generator(1000 + seed)
         self._order = torch.empty(0, dtype=torch.int64)
 
     def __next__(self) -> Tensor:
+        if self._batch is None:
+            return torch.arange(self._samples)
         if len(self._order) < self._batch:  # a short rest is dropped: batch statistics want full batches
             self._order = torch.randperm(self._samples, generator=self._source)
         rows, self._order = self._order[: self._batch], self._order[self._batch :]

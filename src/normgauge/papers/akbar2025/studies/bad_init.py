@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from normgauge.charts import against, bars
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import Batches, evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
@@ -42,13 +43,13 @@ def run(spec: Spec, record: Record) -> None:
         _initialize(network, spec["init"], digits, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    course = fit(network, digits, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    course = train(network, digits, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
     for step in range(0, len(course.losses), max(1, steps // 25)):
         record(step, "loss", course.losses[step])
     # That a network cannot be trained is what is measured here: one that is no longer finite decides for the first
     # class, and its accuracy is that of a constant.
     for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(network, digits, split)[1])
+        record(steps, f"{split}_accuracy", evaluate(network, digits, split).accuracy)
     record(steps, "diverged", float(course.diverged))
 
 
@@ -102,17 +103,18 @@ def _losses(spec: Spec, digits: Dataset, factor: float, rate: float, eps: float 
     rest = [value for value in network.parameters() if not any(value is weight for weight in weights)]
     groups = [{"params": weights, "lr": rate}, {"params": rest, "lr": float(spec["lr"])}]
     optimizer = torch.optim.SGD(groups)
-    inputs, targets = digits.train[0].double(), digits.train[1]
-    batches = Batches(len(targets), int(spec["batch"]), int(spec["seed"]))
-    losses = []
-    for _ in range(int(spec["steps"])):
-        rows = next(batches)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(network(inputs[rows]), targets[rows])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.stack(losses)
+    steps = int(spec["steps"])
+    course = train(
+        network,
+        (digits.train[0].double(), digits.train[1]),
+        optimizer,
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=int(spec["seed"]),
+        loss=digits.loss,
+        ceiling=math.inf,
+    )
+    return torch.tensor([*course.losses, *[math.nan] * (steps - len(course.losses))], dtype=torch.float64)
 
 
 @empirical(

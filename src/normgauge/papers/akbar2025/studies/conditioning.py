@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import quotient_spectrum
 from normgauge.objective import Objective
@@ -41,19 +42,29 @@ def run(spec: Spec, record: Record) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     losses: list[float] = []
     slopes: list[float] = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(network(inputs), targets)
-        loss.backward()
+
+    def look(step: int, loss: float) -> None:
         norm = math.sqrt(sum(float(p.grad.square().sum()) for p in network.parameters() if p.grad is not None))
-        if not math.isfinite(norm) or float(loss.detach()) > 100:
-            break
-        losses.append(float(loss.detach()))
+        if not math.isfinite(norm) or loss > 100:
+            return
+        losses.append(loss)
         slopes.append(norm)
         if step % max(1, steps // 100) == 0:
-            record(step, "loss", losses[-1])
+            record(step, "loss", loss)
             record(step, "gradient_norm", norm)
-        optimizer.step()
+
+    train(
+        network,
+        (inputs, targets),
+        optimizer,
+        steps=steps,
+        batch=None,
+        seed=seed,
+        loss=nn.functional.mse_loss,
+        on_gradient=look,
+        until=lambda step, _: len(losses) < step,
+        ceiling=math.inf,
+    )
     _record_course(record, losses, slopes, steps)
     if len(losses) < steps:
         raise NonFiniteError(f"conditioning: the loss left every range at step {len(losses)}")

@@ -15,7 +15,8 @@ from normgauge.charts import against
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, differences, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -62,16 +63,17 @@ def run(spec: Spec, record: Record) -> None:
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
     network = _with_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    result = fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
-    record(steps, "train_accuracy", evaluate(network, dataset, "train")[1])
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation")[1])
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
+    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     if spec["norm"] == "batch":
         ratios = _variance_ratios(network, dataset)
         for number, ratio in enumerate(ratios, start=1):
             record(steps, "layer_variance_ratio", ratio, layer=str(number))
         record(steps, "variance_ratio", ratios[-1])  # dropout stands before all layers but the first
-        record(steps, "recalibrated_accuracy", evaluate(_recalibrated(network, dataset), dataset)[1])
+        again = evaluate(network, dataset, statistics="recalibrated", inputs=[dataset.train[0]])  # without dropout
+        record(steps, "recalibrated_accuracy", again.accuracy)
     if result.diverged:
         raise NonFiniteError(f"dropout: training diverged at step {result.diverged_at}")
 
@@ -101,20 +103,6 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     with torch.no_grad():
         twin(dataset.train[0])
     return seen
-
-
-def _recalibrated(network: nn.Module, dataset: Dataset) -> nn.Module:
-    """Return a copy whose stored statistics are those of the training data without dropout."""
-    twin = copy.deepcopy(network).train()
-    for part in twin.modules():
-        if isinstance(part, SeededDropout):
-            part.rate = 0.0
-        if isinstance(part, _BatchNorm):
-            part.reset_running_stats()
-            part.momentum = None
-    with torch.no_grad():
-        twin(dataset.train[0])
-    return twin
 
 
 @empirical(

@@ -12,7 +12,7 @@ from torch import nn
 from normgauge.charts import against, intervals
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import fit
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import stable_rate
 from normgauge.objective import Objective
@@ -64,7 +64,7 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     while rate >= lowest:
         network = _network(spec, digits, factor)
         optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-        course = fit(
+        course = train(
             network, digits, optimizer, steps=int(spec["steps"]), batch=int(spec["batch"]), seed=int(spec["seed"])
         )
         recent = course.losses[-10:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from normgauge.charts import against, histogram
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import Batches
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
@@ -30,32 +31,40 @@ CHECK = 10  # steps between two looks at the training error
 def run(spec: Spec, record: Record) -> None:
     """Train until no training point is wrong and measure there, then train on and measure the margins again."""
     seed, steps = int(spec["seed"]), int(spec["steps"])
-    train, validation, test = _data(seed)
+    training, validation, test = _data(seed)
     network = relu_network((50, 20, 1), spec["norm"], seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     size = SIZES[spec["batch"]] if spec["batch"] in SIZES else int(spec["batch"])
-    batches = Batches(len(train[1]), size, seed)
     measured = False
-    for step in range(steps + 1):
-        if not measured and (step == steps or (step % CHECK == 0 and _accuracy(network, *train) == 1.0)):
-            measured = True
-            record(step, "steps_to_zero_error", step)
-            record(step, "train_accuracy", _accuracy(network, *train))
-            record(step, "validation_accuracy", _accuracy(network, *validation))
-            record(step, "test_accuracy", _accuracy(network, *test))
-            _record_margins(record, step, network, train, "", keep=seed == 0)
-            _record_noise(record, step, network, train, seed)
-        if step == steps:
-            break
-        rows = next(batches)
-        optimizer.zero_grad()
-        loss = nn.functional.softplus(-train[1][rows] * network(train[0][rows])[:, 0]).mean()
-        loss.backward()
-        if not bool(torch.isfinite(loss.detach())):
-            raise NonFiniteError(f"margin: the loss was not finite at step {step + 1}")
-        optimizer.step()
+
+    def watch(step: int, network: nn.Module) -> None:
+        nonlocal measured
+        if measured or (step < steps and _accuracy(network, *training) < 1.0):
+            return
+        measured = True
+        record(step, "steps_to_zero_error", step)
+        record(step, "train_accuracy", _accuracy(network, *training))
+        record(step, "validation_accuracy", _accuracy(network, *validation))
+        record(step, "test_accuracy", _accuracy(network, *test))
+        _record_margins(record, step, network, training, "", keep=seed == 0)
+        _record_noise(record, step, network, training, seed)
+
+    done = train(
+        network,
+        training,
+        optimizer,
+        steps=steps,
+        batch=size,
+        seed=seed,
+        at={*range(0, steps, CHECK), steps},
+        watch=watch,
+        loss=lambda outputs, labels: nn.functional.softplus(-labels * outputs[:, 0]).mean(),
+        ceiling=math.inf,
+    )
+    if done.diverged:
+        raise NonFiniteError(f"margin: the loss was not finite at step {done.diverged_at}")
     record(steps, "late_test_accuracy", _accuracy(network, *test))
-    _record_margins(record, steps, network, train, "late_", keep=False)
+    _record_margins(record, steps, network, training, "late_", keep=False)
 
 
 def _data(seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import Batches
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
 from normgauge.papers.court import Margins, StudyTable, finding
@@ -33,12 +33,12 @@ def run(spec: Spec, record: Record) -> None:
     inputs = inputs.double()
     network = relu_network((math.prod(digits.shape), 32, 32, digits.classes), spec["norm"], seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, weight_decay=decay)
-    batches = Batches(len(targets), int(spec["batch"]), seed)
-    first = _squares(network, spec["norm"])
-    law = first
+    first = now = law = _squares(network, spec["norm"])
     change = 0.0
     stride = max(1, steps // 30)
-    for step in range(steps + 1):
+
+    def watch(step: int, network: nn.Module) -> None:
+        nonlocal now, change
         now = _squares(network, spec["norm"])
         change = max(change, float((now / first).sqrt().sub(1).abs().max()))
         if not math.isfinite(change):
@@ -46,14 +46,27 @@ def run(spec: Spec, record: Record) -> None:
         if step % stride == 0 or step == steps:
             record(step, "relative_norm", float((now / first).sqrt().mean()))
             record(step, "law_norm", float((law / first).sqrt().mean()))
-        if step == steps:
-            break
-        rows = next(batches)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(inputs[rows]), targets[rows]).backward()
+
+    def follow_law(step: int, loss: float) -> None:
+        nonlocal law
         slopes = _squares(network, spec["norm"], gradient=True)
         law = torch.as_tensor(after_sgd_step((1 - rate * decay) ** 2 * law, slopes, rate))
-        optimizer.step()
+
+    done = train(
+        network,
+        (inputs, targets),
+        optimizer,
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=seed,
+        at=range(steps + 1),
+        watch=watch,
+        loss=nn.functional.cross_entropy,
+        on_gradient=follow_law,
+        ceiling=math.inf,
+    )
+    if done.diverged:
+        raise NonFiniteError(f"norm-conservation: the weights were not finite at step {done.diverged_at}")
     record(steps, "norm_change", change)
     record(steps, "law_error", float((law.sqrt() / now.sqrt()).sub(1).abs().max()))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.charts import curves, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import DIVERGENCE_FACTOR, Batches, evaluate
+from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import quotient_spectrum
 from normgauge.objective import Objective
@@ -101,26 +100,10 @@ def _trained(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Trained,
     spec: Spec = {**dict(settings), "norm": norm}
     task = _task(spec["data"], int(spec["samples"]))
     found = _train(spec, task)
-    twin = _recomputed(found.network, task)
-    return found, {split: evaluate(twin, task, split)[1] for split in ("validation", "test")}
-
-
-def _recomputed(network: nn.Module, task: Dataset) -> nn.Module:
-    """Return a copy whose stored statistics are means over batches of the training images at these weights.
-
-    The moving average that training keeps lags behind where training is stopped abruptly.
-    """
-    twin = copy.deepcopy(network).train()
-    layers = [part for part in twin.modules() if isinstance(part, _BatchNorm)]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the cumulative average
     images = task.train[0]
-    count = min(POOL, len(images))
-    with torch.no_grad():
-        for batch in images[: len(images) // count * count].split(count) if layers else ():
-            twin(batch)
-    return twin
+    count = min(POOL, len(images))  # the moving average of training lags behind where it is stopped abruptly
+    twin = recalibrated(found.network, images[: len(images) // count * count].split(count))
+    return found, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
 
 
 def _train(spec: Spec, task: Dataset) -> Trained:
@@ -128,37 +111,30 @@ def _train(spec: Spec, task: Dataset) -> Trained:
     seed, steps, target = int(spec["seed"]), int(spec["steps"]), float(spec["target_loss"])
     network = models.build(spec["model"], spec["norm"], task.shape, task.classes, seed).float()
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=MOMENTUM)
-    batches = Batches(len(task.train[1]), int(spec["batch"]), seed)
-    losses: list[float] = []
-    course: list[tuple[int, float]] = []
-    for step in range(1, steps + 1):
-        rows = next(batches)
-        network.train()
-        optimizer.zero_grad()
-        loss = task.loss(network(task.train[0][rows]), task.train[1][rows])
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        if not math.isfinite(losses[-1]) or losses[-1] > DIVERGENCE_FACTOR * max(losses[0], 1.0):
-            return Trained(network, step, math.nan, course, reached=False, diverged=True)
-        if step % EVERY:
-            continue
-        if step % WINDOW == 0:
-            course.append((step, fmean(losses[-WINDOW:])))
-        if fmean(losses[-EVERY:]) <= NEAR * target and (now := _training_loss(network, task, spec)) <= target:
-            return Trained(network, step, now, course, reached=True, diverged=False)
-    now = _training_loss(network, task, spec)
-    return Trained(network, steps, now, course, reached=now <= target, diverged=not math.isfinite(now))
+    now = math.nan
+
+    def at_target(step: int, losses: Sequence[float]) -> bool:
+        nonlocal now
+        if step % EVERY or fmean(losses[-EVERY:]) > NEAR * target:
+            return False
+        now = _training_loss(network, task, spec)
+        return now <= target
+
+    done = train(network, task, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, until=at_target)
+    taken = len(done.losses)
+    ends = range(WINDOW, taken + (not done.diverged), WINDOW)
+    course = [(end, fmean(done.losses[end - WINDOW : end])) for end in ends]
+    if done.diverged:
+        return Trained(network, taken, math.nan, course, reached=False, diverged=True)
+    if taken == steps:
+        now = _training_loss(network, task, spec)
+    return Trained(network, taken, now, course, reached=now <= target, diverged=not math.isfinite(now))
 
 
 def _training_loss(network: nn.Module, task: Dataset, spec: Spec) -> float:
     """Return the mean loss of the first training images as training sees them: in batches, by their statistics."""
-    twin = copy.deepcopy(network).train()
     count = min(int(spec["batch"]), len(task.train[1]))
-    inputs, targets = (part[: max(count, PROBED // count * count)].split(count) for part in task.train)
-    with torch.no_grad():
-        pairs = zip(inputs, targets, strict=True)
-        return fmean(float(task.loss(twin(x), y)) for x, y in pairs if len(y) == count)
+    return evaluate(network, task, "train", statistics="batch", limit=max(count, PROBED), batch=count).loss
 
 
 def _sharpness(network: nn.Module, task: Dataset, spec: Spec) -> tuple[float, float, str]:

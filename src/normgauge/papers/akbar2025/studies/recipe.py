@@ -14,7 +14,8 @@ from torch import nn
 from normgauge.charts import against, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, differences, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -43,7 +44,7 @@ def run(spec: Spec, record: Record) -> None:
     dataset = data.load(spec["data"])
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed)
-    result = fit(
+    result = train(
         network,
         dataset,
         _optimizer(network, spec),
@@ -52,9 +53,9 @@ def run(spec: Spec, record: Record) -> None:
         seed=seed,
         schedule=partial(_factor, str(spec["schedule"]), steps),
     )
-    record(steps, "train_accuracy", evaluate(network, dataset, "train")[1])
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation")[1])
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
+    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "weight_norm", math.sqrt(sum(float(p.detach().square().sum()) for p in network.parameters())))
     if result.diverged:
         raise NonFiniteError(f"recipe: training diverged at step {result.diverged_at}")

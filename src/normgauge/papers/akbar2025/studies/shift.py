@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.charts import against, bars
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import Statistics, evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, differences, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -29,6 +30,7 @@ CITE = ("akbar2025",)
 BRIGHTNESS = (-1.0, -0.5, 0.5, 1.0)
 CONTRAST = (0.25, 0.5, 2.0, 4.0)
 STATISTICS = ("stored", "recalibrated", "batch")
+TRAINED = ("data", "task", "network", "norm", "lr", "steps", "batch", "seed")  # the knobs that a network depends on
 BATCH = 128
 #: A class's images are multiplied by a factor from 0.4 to 1.6 in training: a cue of scale and nothing else.
 CUE = 0.6
@@ -37,15 +39,15 @@ CUE = 0.6
 def run(spec: Spec, record: Record) -> None:
     """Train once per arm, then test under the arm's statistics; arms of one network share its training."""
     steps = int(spec["steps"])
-    knobs = (spec["data"], spec["network"], spec["norm"], float(spec["lr"]), steps, int(spec["batch"]))
-    network, diverged = _trained(*knobs, int(spec["seed"]), str(spec["task"]))
+    network, diverged = _trained(**{knob: spec[knob] for knob in TRAINED})
     dataset = _dataset(spec["data"], str(spec["task"]))
-    how = str(spec["statistics"])
+    how: Statistics = "stored" if spec["statistics"] == "none" else spec["statistics"]
 
     def accuracy(inputs: Tensor) -> float:
-        return _accuracy(network, inputs, dataset.test[1], how)
+        changed = replace(dataset, test=(inputs, dataset.test[1]))  # recalibrated on these inputs, without labels
+        return evaluate(network, changed, statistics=how, batch=BATCH, rest=True).accuracy
 
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation")[1])
+    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     clean = accuracy(dataset.test[0])
     record(steps, "clean_accuracy", clean)
     if spec["task"] == "images":
@@ -70,14 +72,12 @@ def run(spec: Spec, record: Record) -> None:
 # Networks only: a copy of the data per entry would stay in workers that go on to other studies. Four: the arms of one
 # network come as many runs apart as there are tuned rates, or seeds after the tuned ones.
 @lru_cache(maxsize=4)
-def _trained(
-    name: str, model: str, norm: str, rate: float, steps: int, batch: int, seed: int, task: str
-) -> tuple[nn.Module, bool]:
+def _trained(**spec: Any) -> tuple[nn.Module, bool]:
     """Return the trained network and whether it diverged; readers copy it before they change anything."""
-    dataset = _dataset(name, task)
-    network = models.build(model, norm, dataset.shape, dataset.classes, seed)
-    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-    result = fit(network, dataset, optimizer, steps=steps, batch=batch, seed=seed)
+    dataset, seed = _dataset(spec["data"], spec["task"]), int(spec["seed"])
+    network = models.build(spec["network"], spec["norm"], dataset.shape, dataset.classes, seed)
+    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+    result = train(network, dataset, optimizer, steps=int(spec["steps"]), batch=int(spec["batch"]), seed=seed)
     return network.eval(), result.diverged
 
 
@@ -99,27 +99,6 @@ def _cued(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
     inputs, targets = part
     factors = 1 + CUE * (2 * targets / (classes - 1) - 1)
     return inputs * factors.view(-1, *(1,) * (inputs.dim() - 1)), targets
-
-
-def _accuracy(network: nn.Module, inputs: Tensor, targets: Tensor, how: str) -> float:
-    """Return the accuracy with stored, recalibrated (on these inputs, without labels) or batch statistics."""
-    twin = copy.deepcopy(network).eval()
-    normalizers = [part for part in twin.modules() if isinstance(part, _BatchNorm)]
-    right = 0
-    with torch.no_grad():
-        if how == "recalibrated":
-            for part in normalizers:
-                part.reset_running_stats()
-                part.momentum = None
-                part.train()
-            for x in inputs.split(BATCH):
-                twin(x)
-            twin.eval()
-        for x, y in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
-            for part in normalizers:
-                part.train(how == "batch" and len(y) > 1)
-            right += int((twin(x).argmax(1) == y).sum())
-    return right / len(targets)
 
 
 @empirical(

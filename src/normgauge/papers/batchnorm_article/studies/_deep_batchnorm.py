@@ -80,20 +80,3 @@ def squared_gradients(
     slopes = torch.autograd.grad((pull * h).sum(), [*weights, *states])
     squares = [float(slope.square().sum()) for slope in slopes]
     return squares[:depth], squares[depth:]
-
-
-def recalibrate(network: nn.Module, inputs: Tensor) -> None:
-    """Give every batch normalization the statistics of these inputs, as they are when the whole network uses them.
-
-    Averages over training steps lag behind the weights, and the lag multiplies over depth.
-    """
-    modes = [(part, part.momentum) for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    network.train()
-    try:
-        for part, _ in modes:
-            part.momentum = 1.0
-        with torch.no_grad():
-            network(inputs)
-    finally:
-        for part, momentum in modes:
-            part.momentum = momentum

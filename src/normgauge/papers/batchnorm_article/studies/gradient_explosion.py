@@ -9,9 +9,10 @@ import torch
 
 from normgauge.charts import against
 from normgauge.lab import data as datasets
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, recalibrate, squared_gradients
+from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, squared_gradients
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
@@ -53,14 +54,14 @@ def _train(spec: Spec, record: Record) -> None:
         math.prod(dataset.shape), int(spec["width"]), int(spec["depth"]), dataset.classes, skip=spec["skip"], seed=seed
     )
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    done = fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    done = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     for step in range(0, len(done.losses), max(1, steps // 40)):
         record(step, "train_loss", done.losses[step])
-    recalibrate(network, dataset.train[0])
+    settled = recalibrated(network, [dataset.train[0]])
     # a network that broke answers all the same: whatever it says is its accuracy
     record(steps, "diverged", float(done.diverged))
     for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split)[1])
+        record(steps, f"{split}_accuracy", evaluate(settled, dataset, split).accuracy)
 
 
 @empirical(

@@ -11,9 +11,9 @@ from normgauge.charts import against
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
-from normgauge.lab.runs.train import Batches, evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.train import Batches, train
 from normgauge.lab.study import Study
-from normgauge.papers.batchnorm_article.studies._deep_batchnorm import recalibrate
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
@@ -70,7 +70,7 @@ def run(spec: Spec, record: Record) -> None:
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)
-    fit(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
     training.close()
     found = {"exponential": _stored(network), "cumulative": training.averages()}
     after, batches = Tracker(network), Batches(len(dataset.train[1]), size, 77 + seed)
@@ -80,16 +80,19 @@ def run(spec: Spec, record: Record) -> None:
             network(dataset.train[0][next(batches)])
     after.close()
     found |= {"recalibrated": after.averages(), "biased": after.averages(biased=True)}
-    recalibrate(network, dataset.train[0])
-    found["whole"] = _stored(network)
+    found["whole"] = _stored(recalibrated(network, [dataset.train[0]]))
     for name in ESTIMATES:
         _write(network, found[name])
         means, variances = _errors(found[name], found["whole"])
-        record(steps, f"accuracy_{name}", evaluate(network, dataset)[1])
-        record(steps, f"loss_{name}", evaluate(network, dataset)[0])
+        tested = evaluate(network, dataset)
+        record(steps, f"accuracy_{name}", tested.accuracy)
+        record(steps, f"loss_{name}", tested.loss)
         record(steps, f"mean_error_{name}", means)
         record(steps, f"variance_error_{name}", variances)
-    record(steps, "accuracy_batch", _with_batch_statistics(network, dataset, size))
+    by_batches = evaluate(
+        network, dataset, statistics="batch", batch=size, rest=True
+    )  # depends on a sample's neighbours
+    record(steps, "accuracy_batch", by_batches.accuracy)
 
 
 def _stored(network: nn.Module) -> Statistics:
@@ -115,18 +118,6 @@ def _errors(found: Statistics, truth: Statistics) -> tuple[float, float]:
         means.append(((mean - true_mean).abs() / true_variance.sqrt())[alive])
         variances.append((variance / true_variance).clamp_min(1e-12).log().abs()[alive])
     return float(torch.cat(means).mean()), float(torch.cat(variances).mean())
-
-
-def _with_batch_statistics(network: nn.Module, dataset: datasets.Dataset, size: int) -> float:
-    """Return test accuracy where every batch of this size is normalized by itself: it depends on its neighbours."""
-    inputs, targets = dataset.test
-    network.train()
-    right = total = 0
-    with torch.no_grad():
-        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            if len(y) > 1:
-                right, total = right + int((network(x).argmax(1) == y).sum()), total + len(y)
-    return right / total
 
 
 def _cells(table: StudyTable) -> tuple[list[int], list[int]]:

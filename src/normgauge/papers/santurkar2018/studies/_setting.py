@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +42,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 10000, "batch": 1000, "measures": 60},
     },
 }
+#: How accuracies on training data are taken: as training sees the first of them, in batches of the training's size.
+AS_TRAINED: dict[str, Any] = {"split": "train", "statistics": "batch", "limit": 1024}
 PROXY = (
     "Santurkar et al. 2018 train a VGG-like network on all of CIFAR-10 for 15,000 steps of batch 128, and a 25-layer "
     "deep linear network (DLN) for 10,000 full-batch steps; both from Glorot weights at one rate for all arms (0.1; "
@@ -158,29 +158,3 @@ def spaced(steps: int, count: int) -> list[int]:
         [0, 6, 25, 56, 100]
     """
     return sorted({round(steps * (k / max(1, count - 1)) ** 2) for k in range(count)})
-
-
-def training_accuracy(network: nn.Module, dataset: Dataset, batch: int, *, limit: int = 1024) -> float:
-    """Return the accuracy on training data as training sees it: batch statistics, noise on; nothing is written back.
-
-    A network that is no longer finite gets the accuracy of its broken guesses.
-    """
-    twin = copy.deepcopy(network).train()
-    inputs, targets = (part[:limit] for part in dataset.train)
-    count = min(batch, len(targets))
-    right = seen = 0
-    with torch.no_grad():
-        for x, y in zip(inputs.split(count), targets.split(count), strict=True):
-            if len(y) == count:  # a short rest would have other statistics
-                right += int((twin(x).argmax(1) == y).sum())
-                seen += count
-    return right / seen
-
-
-def final_loss(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
-    """Return the loss on training data with batch statistics; infinite where it is no longer a number."""
-    twin = copy.deepcopy(network).train()
-    with torch.no_grad():
-        count = int(spec["batch"])
-        value = float(dataset.loss(twin(dataset.train[0][:count]), dataset.train[1][:count]))
-    return value if math.isfinite(value) else math.inf

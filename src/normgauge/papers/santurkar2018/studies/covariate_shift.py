@@ -9,7 +9,7 @@ from torch import nn
 
 from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import fit
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import covariate_shift
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
@@ -52,7 +52,7 @@ def run(spec: Spec, record: Record) -> None:
                     record(step, "layer_l2", entry.l2, layer=entry.layer)
 
     steps = int(spec["steps"])
-    result = fit(
+    result = train(
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=rate),

@@ -12,20 +12,20 @@ from torch import nn
 
 from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import activations, landscape
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import (
+    AS_TRAINED,
     PROXY,
     blocks,
-    final_loss,
     measuring,
     prepare,
     spaced,
     study,
-    training_accuracy,
 )
 from normgauge.papers.studies import register
 from normgauge.records import Spec
@@ -59,7 +59,7 @@ def run(spec: Spec, record: Record) -> None:
         values = next(iter(activations(objective, layers=middle).values.values()))
         _record_distribution(record, step, values, histogram=step == steps)
 
-    result = fit(
+    result = train(
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
@@ -72,13 +72,15 @@ def run(spec: Spec, record: Record) -> None:
     for name, values in seen.items():
         known = [value for value in values if math.isfinite(value)]
         record(steps, name, median(known) if known else math.nan)
-    loss = final_loss(network, dataset, spec)
+    size = int(spec["batch"])
+    loss = evaluate(network, dataset, "train", statistics="batch", limit=size, batch=size).loss
+    loss = loss if math.isfinite(loss) else math.inf
     record(steps, "train_loss", loss)
     score = -loss
     if model == "vgg":
-        score = training_accuracy(network, dataset, int(spec["batch"]))
+        score = evaluate(network, dataset, batch=size, **AS_TRAINED).accuracy
         record(steps, "train_accuracy", score)
-        record(steps, "test_accuracy", evaluate(network, dataset)[1])
+        record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "score", score)
     if result.diverged:
         raise NonFiniteError(f"lp-norms: training diverged at step {result.diverged_at}")

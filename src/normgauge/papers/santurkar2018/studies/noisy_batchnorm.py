@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import PROXY, blocks, prepare, spaced, study, training_accuracy
+from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -54,7 +55,7 @@ def run(spec: Spec, record: Record) -> None:
             record(step, "unit_deviation", float(variance[0].sqrt()))
         last.update(mean=mean, variance=variance)
 
-    result = fit(
+    result = train(
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
@@ -69,8 +70,8 @@ def run(spec: Spec, record: Record) -> None:
     for name, values in seen.items():
         known = [value for value in values if math.isfinite(value)]
         record(steps, name, median(known) if known else math.nan)
-    record(steps, "train_accuracy", training_accuracy(network, dataset, int(spec["batch"])))
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "diverged", float(result.diverged))
     if result.diverged and spec["norm"] != "noise":  # that noise alone prevents training is what is measured
         raise NonFiniteError(f"noisy-batchnorm: training diverged at step {result.diverged_at}")

@@ -13,7 +13,8 @@ import torch
 from normgauge.charts import intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
@@ -49,9 +50,9 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    result = fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
     for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split)[1])
+        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     record(steps, "train_loss", fmean(result.losses[-10:]))
     if result.diverged:
         raise NonFiniteError(f"zoo: the training loss left every reasonable range at step {result.diverged_at}")

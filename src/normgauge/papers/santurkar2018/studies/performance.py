@@ -11,11 +11,12 @@ from torch import nn
 
 from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import PROXY, prepare, study, training_accuracy
+from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, prepare, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -31,9 +32,9 @@ def run(spec: Spec, record: Record) -> None:
     window = max(1, steps // 15)
 
     def watch(step: int, network: nn.Module) -> None:
-        record(step, "test_accuracy_now", evaluate(network, dataset, limit=500)[1])
+        record(step, "test_accuracy_now", evaluate(network, dataset, limit=500).accuracy)
 
-    result = fit(
+    result = train(
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
@@ -47,9 +48,9 @@ def run(spec: Spec, record: Record) -> None:
     for end in range(window, len(result.losses) + 1, window):
         record(end, "loss", fmean(result.losses[end - window : end]))
     record(steps, "train_loss", fmean(result.losses[-window:]))
-    record(steps, "train_accuracy", training_accuracy(network, dataset, int(spec["batch"])))
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation")[1])
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
+    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     if result.diverged:
         raise NonFiniteError(f"performance: training diverged at step {result.diverged_at}")
 

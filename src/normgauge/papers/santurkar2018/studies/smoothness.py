@@ -10,7 +10,7 @@ from torch import nn
 
 from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import fit
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import Landscape, landscape
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
@@ -51,7 +51,7 @@ def run(spec: Spec, record: Record) -> None:
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = fit(
+    result = train(
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=rate),

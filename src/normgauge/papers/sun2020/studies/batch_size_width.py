@@ -13,7 +13,8 @@ from torch import nn
 from normgauge.charts import against, heatmap
 from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -32,10 +33,10 @@ def run(spec: Spec, record: Record) -> None:
     steps = min(int(spec["steps"]), max(1, int(spec["samples"]) // size))
     network = network_of(int(spec["width"]), math.prod(dataset.shape), dataset.classes, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    done = fit(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
     record(steps, "train_loss", fmean(done.losses[-10:]))
     for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split)[1])
+        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
 
 
 def network_of(width: int, inputs: int, classes: int, seed: int) -> nn.Sequential:

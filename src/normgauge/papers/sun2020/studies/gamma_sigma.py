@@ -14,7 +14,8 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models import Normalized
 from normgauge.lab.models.normalized import normalized_layers, rescale
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -53,8 +54,8 @@ def run(spec: Spec, record: Record) -> None:
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     at = sorted({round(steps * k / 20) for k in range(21)})
-    fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch)
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
+    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch)
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     _gauge(record, steps, network, dataset, batch)
 
 

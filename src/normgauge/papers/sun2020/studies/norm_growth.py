@@ -17,7 +17,8 @@ from normgauge.lab.models.normalized import (
     normalized_layers,
     scaled_together,
 )
-from normgauge.lab.runs.train import Batches, evaluate
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -41,20 +42,37 @@ def run(spec: Spec, record: Record) -> None:
     part = normalized_layers(network)[WATCHED]
     weight, together = direction_weight(part), scaled_together(part)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, weight_decay=decay)
-    batches = Batches(len(dataset.train[1]), int(spec["batch"]), seed)
-    norms, products, law = [joint_norm([weight])], [], joint_norm(together) ** 2
-    for step in range(steps):
-        if step % max(1, steps // 50) == 0:
-            record(step, "watched_norm", norms[-1])
-        before = joint_norm(together) ** 2
-        _step(network, dataset, optimizer, next(batches))
-        slope = joint_norm([p.grad for p in together if p.grad is not None])
-        law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
-        products.append(slope**2 * before)
+    norms: list[float] = []
+    products: list[float] = []
+    law = joint_norm(together) ** 2
+
+    def watch(step: int, _: nn.Module) -> None:
         norms.append(joint_norm([weight]))
         if not math.isfinite(norms[-1]):
-            raise NonFiniteError(f"norm-growth: the weights were not finite at step {step + 1}")
-    record(steps, "watched_norm", norms[-1])
+            raise NonFiniteError(f"norm-growth: the weights were not finite at step {step}")
+        if step % max(1, steps // 50) == 0 or step == steps:
+            record(step, "watched_norm", norms[-1])
+
+    def follow_law(step: int, loss: float) -> None:
+        nonlocal law
+        slope = joint_norm([p.grad for p in together if p.grad is not None])
+        law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
+        products.append(slope**2 * joint_norm(together) ** 2)
+
+    done = train(
+        network,
+        dataset,
+        optimizer,
+        steps=steps,
+        batch=int(spec["batch"]),
+        seed=seed,
+        at=range(steps + 1),
+        watch=watch,
+        on_gradient=follow_law,
+        ceiling=math.inf,
+    )
+    if done.diverged:
+        raise NonFiniteError(f"norm-growth: the weights were not finite at step {done.diverged_at}")
     third = max(1, steps // 3)
     record(steps, "norm_growth", norms[-1] / norms[0] - 1)
     record(steps, "late_norm_growth", norms[-1] / norms[-1 - third] - 1)
@@ -62,14 +80,7 @@ def run(spec: Spec, record: Record) -> None:
     if decay:
         record(steps, "equilibrium", sgd_equilibrium(rate, decay, sum(products[-third:]) / third).norm)
         record(steps, "joint_norm", joint_norm(together))
-    record(steps, "test_accuracy", evaluate(network, dataset)[1])
-
-
-def _step(network: nn.Module, dataset: datasets.Dataset, optimizer: torch.optim.Optimizer, rows: torch.Tensor) -> None:
-    network.train()
-    optimizer.zero_grad()
-    dataset.loss(network(dataset.train[0][rows]), dataset.train[1][rows]).backward()
-    optimizer.step()
+    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
 
 
 @empirical(

@@ -13,7 +13,8 @@ from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
@@ -32,7 +33,7 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     strength = float(spec["l1"])
-    result = fit(
+    result = train(
         network,
         dataset,
         optimizer,
@@ -43,14 +44,14 @@ def run(spec: Spec, record: Record) -> None:
     )
     if result.diverged:
         raise NonFiniteError(f"pruning: the training loss left every reasonable range at step {result.diverged_at}")
-    record(0, "full_accuracy", evaluate(network, dataset)[1])
+    record(0, "full_accuracy", evaluate(network, dataset).accuracy)
     example = dataset.validation[0][:32]
     for way in WAYS:
         found = []
-        record(0, f"{way}_accuracy", evaluate(network, dataset)[1])
+        record(0, f"{way}_accuracy", evaluate(network, dataset).accuracy)
         for sparsity in spec["sparsities"]:
             done = prune_norms(network, way, sparsity / 100, example, seed=int(spec["seed"]))  # type: ignore[arg-type]
-            found.append(evaluate(done.model, dataset)[1])
+            found.append(evaluate(done.model, dataset).accuracy)
             record(sparsity, f"{way}_accuracy", found[-1])
             record(sparsity, f"{way}_proof", done.proof)
             if sparsity == TUNED_AT:
@@ -61,7 +62,7 @@ def run(spec: Spec, record: Record) -> None:
 def _tuned(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     model = copy.deepcopy(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(spec["lr"]) / 3, momentum=0.9)
-    fit(
+    train(
         model,
         dataset,
         optimizer,
@@ -69,7 +70,7 @@ def _tuned(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
         batch=int(spec["batch"]),
         seed=int(spec["seed"]),
     )
-    return evaluate(model, dataset)[1]
+    return evaluate(model, dataset).accuracy
 
 
 @finding(

@@ -11,7 +11,8 @@ from normgauge.charts import against, intervals
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers, rescale
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure import robustness
 from normgauge.papers.court import Margins, StudyTable, differences, empirical
@@ -40,10 +41,10 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     decay = float(spec["decay"]) if spec["decayed"] else 0.0
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9, weight_decay=decay)
-    fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     network.eval()
     record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
-    record(steps, "train_accuracy", evaluate(network, dataset, "train")[1])
+    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     batch = (dataset.test[0][: int(spec["attacked"])], dataset.test[1][: int(spec["attacked"])])
     noisy = robustness(network, batch, attack="gaussian", radius=float(spec["noise"]), seed=seed)
     attacked = _under_bim(network, batch, spec)

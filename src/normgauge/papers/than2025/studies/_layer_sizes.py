@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.train import train
 from normgauge.measure import operator_norm
 from normgauge.papers.experiment import Record
 from normgauge.records import Spec
@@ -109,7 +110,7 @@ def train_and_watch(spec: Spec, record: Record) -> None:
             record(step, "first_log10_sigma_product", sizes.log10_product(sizes.deviations))
 
     at = {0, steps // 4, steps // 2, steps} if steps >= 8 else {0, steps}
-    result = fit(
+    result = train(
         network,
         dataset,
         optimizer,
@@ -122,7 +123,7 @@ def train_and_watch(spec: Spec, record: Record) -> None:
     if result.diverged:
         raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
     _record_rescaling(record, steps, network, batch)
-    record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000)[1])
+    record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000).accuracy)
 
 
 def _record_rescaling(record: Record, steps: int, network: nn.Module, batch: Tensor) -> None:

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import evaluate, fit
+from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.train import train
 from normgauge.measure import operator_norm
 from normgauge.papers.experiment import Record
 from normgauge.papers.than2025.studies._layer_sizes import in_unit_ball
@@ -95,12 +96,12 @@ def trained(spec: Spec, record: Record) -> Trained:
     network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
     start = settled(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
-    result = fit(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     if result.diverged:
         raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
     end = settled(network, dataset)
     for split in ("train", "validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000)[1])
+        record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000).accuracy)
     return Trained(start, end, dataset, float(reach or 1))
 
 
@@ -113,13 +114,7 @@ def _magnified(dataset: Dataset, factor: float) -> Dataset:
 
 def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
     """Return a copy in evaluation mode whose BatchNorms hold the statistics of the training data, its 'population'."""
-    model = copy.deepcopy(network).train()
-    for part in model.modules():
-        if isinstance(part, _BatchNorm):
-            part.momentum = 1.0  # one pass over the data as one batch replaces what was there
-    with torch.no_grad():
-        model(dataset.train[0][:limit])
-    return model.eval()
+    return recalibrated(network, [dataset.train[0][:limit]])
 
 
 def printed_products(network: nn.Module, inputs: Tensor) -> Products:

@@ -1,0 +1,127 @@
+"""The one evaluation: loss and accuracy on a split under stored, recalibrated or batch statistics."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from normgauge.errors import unknown_name
+from normgauge.lab.data import Dataset
+
+Statistics = Literal["stored", "batch", "recalibrated"]
+STATISTICS: tuple[str, ...] = get_args(Statistics)
+_COUNT = "num_batches_tracked"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean loss and accuracy on a split.
+
+    Attributes:
+        loss: not finite for a network that no longer is.
+        accuracy: the share of right decisions; nan for a regression. A network that is no longer finite gets that of
+            its broken guesses.
+    """
+
+    loss: float
+    accuracy: float
+
+
+def evaluate(
+    network: nn.Module,
+    data: Dataset,
+    split: str = "test",
+    *,
+    statistics: Statistics = "stored",
+    limit: int | None = None,
+    batch: int = 512,
+    rest: bool = False,
+    inputs: Iterable[Tensor] | None = None,
+) -> Evaluation:
+    """Return loss and accuracy on a split; the network, its modes included, is left as it was.
+
+    Args:
+        network: what to evaluate.
+        data: where the split is.
+        split: train, validation or test.
+        statistics: "stored", as the network would be used (evaluation mode); "recalibrated", with stored statistics
+            taken anew on a copy (see `recalibrated`); "batch", as training sees it, noise included: training mode on a
+            copy, every batch by its own statistics.
+        limit: how many samples of the split, from the first.
+        batch: samples at a time.
+        rest: whether a short last batch counts under batch statistics; its statistics are others, and a single sample
+            has none and never counts.
+        inputs: the batches that statistics are recalibrated on; those of the split if left out.
+
+    Raises:
+        UnknownNameError: for another word for the statistics.
+
+    Examples:
+        >>> from normgauge.lab.data import load
+        >>> digits = load("digits")
+        >>> network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+        >>> 0 <= evaluate(network, digits, statistics="batch", limit=100, batch=50).accuracy < 0.5
+        True
+    """
+    if statistics not in STATISTICS:
+        raise unknown_name("statistics", statistics, STATISTICS)
+    samples, targets = (part[:limit] for part in getattr(data, split))
+    smallest = 1 if statistics != "batch" else 2 if rest else min(batch, len(targets))
+    batches = [(x, y) for x, y in zip(samples.split(batch), targets.split(batch), strict=True) if len(y) >= smallest]
+    if statistics == "recalibrated":
+        network = recalibrated(network, (x for x, _ in batches) if inputs is None else inputs)
+    with torch.no_grad(), _prepared(network, statistics) as ready:
+        pieces = [(ready(x), y) for x, y in batches]
+    if statistics != "batch":  # samples do not depend on each other: one mean over all
+        pieces = [(torch.cat([output for output, _ in pieces]), targets)]
+    sizes = [len(y) for _, y in pieces]
+    loss = fmean([float(data.loss(output, y)) for output, y in pieces], sizes)
+    if data.task != "classification":
+        return Evaluation(loss, math.nan)
+    return Evaluation(loss, sum(int((output.argmax(1) == y).sum()) for output, y in pieces) / sum(sizes))
+
+
+def recalibrated(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:
+    """Return a copy whose stored statistics are the means over these batches of inputs at its weights.
+
+    The moving average that training keeps lags behind the weights, and the lag multiplies over depth. Only layers that
+    store statistics are in training mode meanwhile: dropout and noise are off.
+
+    Args:
+        network: it is left as it was.
+        inputs: batches, weighted equally.
+    """
+    twin = copy.deepcopy(network).eval()
+    layers = [part for part in twin.modules() if _COUNT in dict(part.named_buffers(recurse=False))]
+    for layer in layers:
+        layer.train()
+        layer.momentum = None  # type: ignore[assignment]  # the cumulative average
+        for name, buffer in layer.named_buffers(recurse=False):
+            if name == _COUNT or name.startswith("running_"):
+                buffer.zero_()
+    with torch.no_grad():
+        for batch in inputs if layers else ():
+            twin(batch)
+    return twin.eval()
+
+
+@contextmanager
+def _prepared(network: nn.Module, statistics: Statistics) -> Iterator[nn.Module]:
+    """Yield the network in evaluation mode, with its modes put back afterwards, or a copy in training mode."""
+    if statistics == "batch":
+        yield copy.deepcopy(network).train()
+        return
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        yield network.eval()
+    finally:
+        for module, mode in modes:
+            module.training = mode
