@@ -152,7 +152,7 @@ def test_a_store_without_a_document_gets_a_page_of_its_runs(content, tmp_path):
 
 def test_the_page_of_a_shard_says_how_to_get_an_answer(content, tmp_path):
     seen = body_of(drawn(replaced(content, arms=(), answer="", runs=()), tmp_path / "page.html"))
-    assert "No answer is stored yet: join the shards by normgauge merge, then run normgauge compare" in seen
+    assert "No answer is stored yet: join the shards by normgauge merge, then run the same command" in seen
     assert content.document.question.title in seen and 'id="comparison-table"' not in seen
 
 

@@ -21,8 +21,8 @@ def answer(content: PageContent) -> str:
     if document is None:
         return '<p class="answer-text">No answer is stored yet: run the same command again.</p>'
     if not document.answer:
-        how = f"join the shards by normgauge merge, then run {text(document.command)}"
-        return f'<p class="answer-text">No answer is stored yet: {how}</p>'
+        how = "join the shards by normgauge merge, then run the same command without --shard"
+        return f'<p class="answer-text">No answer is stored yet: {how}.</p>'
     verdict = "The data decide" if document.decided else "The data cannot tell"
     return (
         f'<p class="verdict {"yes" if document.decided else "no"}">{verdict}</p>'
