@@ -1,6 +1,5 @@
 """The lab: paired arms, divergence as a value, resumable sweeps, and an answer that follows from the numbers."""
 
-import math
 import os
 import signal
 import subprocess
@@ -14,13 +13,11 @@ import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import data, models
 from normgauge.lab.compare import comparison_study, measuring_steps
-from normgauge.lab.comparison import compare_runs
 from normgauge.lab.models.small import SMALL
 from normgauge.lab.runs.executors import run_in_processes
 from normgauge.lab.runs.run import Outcome, execute
 from normgauge.lab.runs.sweep import sweep
 from normgauge.nn import registry
-from normgauge.stats import interval, leads, paired_difference
 from normgauge.store import Store, spec_id
 
 SPEC = {
@@ -189,74 +186,6 @@ def test_an_interrupted_command_resumes(tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
-# -- statistics and the answer -----------------------------------------------------------------------------------
-
-
-def test_interval_against_scipy():
-    from scipy import stats
-
-    values = [0.3, 0.1, 0.7, 0.4]
-    found = interval(values)
-    low, high = stats.t.interval(0.95, 3, loc=found.mean, scale=stats.sem(values))
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert math.isnan(interval([1.0]).low) and interval([]).n == 0
-
-
-def test_pairing_removes_what_seeds_share():
-    noisy = {seed: 10.0 * seed for seed in range(4)}
-    better = {seed: value + 1.0 + 0.01 * (-1) ** seed for seed, value in noisy.items()}
-    assert paired_difference(better, noisy).excludes_zero
-    assert leads({"a": better, "b": noisy}, "a", higher=True)["b"].mean == pytest.approx(1.0)
-
-
-def fake_runs(accuracies, diverged=()):
-    """Stored runs as the comparison reads them: arm -> rate -> accuracies by seed."""
-    runs, readings = [], []
-    for norm, by_rate in accuracies.items():
-        for lr, values in by_rate.items():
-            for seed, value in enumerate(values):
-                identity = f"{norm}-{lr}-{seed}"
-                status = "diverged" if (norm, lr) in diverged else "ok"
-                spec = {"norm": norm, "lr": lr, "seed": seed, "model": "mlp", "data": "digits", "steps": 5}
-                runs.append({"id": identity, "spec": spec, "status": status})
-                for name in ("test_accuracy", "validation_accuracy"):
-                    readings.append({"run": identity, "step": 5, "name": name, "value": value})
-    return runs, readings
-
-
-def test_the_answer_names_a_winner_when_the_data_can_tell(tmp_path):
-    runs, readings = fake_runs({"none": {0.1: [0.80, 0.81, 0.82]}, "batch": {0.1: [0.5] * 3, 1.0: [0.90, 0.911, 0.92]}})
-    result = compare_runs(runs, readings, tmp_path, tuning_seeds=3)
-    assert result.decided and result.chosen["batch"] == {"lr": 1.0}
-    assert result.answer.startswith(
-        "Use batch at learning rate 1 here (mlp, digits, 5 steps): 91.0 % test accuracy, 10.03 points"
-    )
-    assert "next best, none" in result.answer
-    assert [row["norm"] for row in result.rows] == ["batch", "none"]
-
-
-def test_the_answer_admits_a_tie(tmp_path):
-    runs, readings = fake_runs({"none": {0.1: [0.80, 0.90, 0.85]}, "batch": {0.1: [0.91, 0.82, 0.85]}})
-    result = compare_runs(runs, readings, tmp_path, tuning_seeds=3)
-    assert not result.decided and "The data cannot tell batch and none apart" in result.answer
-
-
-def test_the_answer_says_when_nothing_trained(tmp_path):
-    runs, readings = fake_runs({"none": {0.1: [0.1]}}, diverged={("none", 0.1)})
-    result = compare_runs(runs, readings, tmp_path, tuning_seeds=1)
-    assert "No normalizer trained" in result.answer and not result.decided
-    assert "none" in str(result)
-
-
-def test_rates_are_chosen_on_tuning_seeds_and_stability_on_all(tmp_path):
-    runs, readings = fake_runs(
-        {"none": {0.1: [0.7, 0.7, 0.99], 0.3: [0.8, 0.8, 0.1], 1.0: [0.2] * 3}}, diverged={("none", 1.0)}
-    )
-    result = compare_runs(runs, readings, tmp_path, tuning_seeds=2)
-    assert result.chosen["none"] == {"lr": 0.3}
-    assert result.rows[0]["stable_up_to"] == "0.3"
-
-
 def test_study_roles_are_checked():
     with pytest.raises(InputError, match="each knob has one role. Got two for lr"):
         ng.Study("s", "?", scientific={"lr": [1]}, nuisance={"lr": [2]})
@@ -285,25 +214,6 @@ def test_measuring_steps_hold_both_ends():
     for count in (2, 3, 5, 9):
         steps = measuring_steps(80, count)
         assert steps[0] == 0 and steps[-1] == 80 and len(steps) == count
-
-
-def test_compare_takes_the_users_own_factory(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "def factory(norm):\n"
-        "    layers = [nn.Flatten(), nn.Linear(64, 8)]\n"
-        "    layers += [nn.BatchNorm1d(8)] if norm == 'batch' else []\n"
-        "    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 10))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    result = ng.compare(
-        model="mine:factory", norms=["none", "batch"], rates=[0.1], seeds=1, steps=3, size="smoke", executor=1, out="o"
-    )
-    assert result.counts == {"ok": 2}, result
-    command = Store(result.store).documents()["provenance"]["command"]
-    assert command.startswith("normgauge compare --model mine:factory --data digits --norms none,batch --rates 0.1")
-    assert result.frame().shape[0] == 2
-    assert result.chart().to_dict()
 
 
 def test_every_registered_normalizer_builds_on_the_mlp_and_the_vgg():

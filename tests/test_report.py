@@ -1,37 +1,40 @@
-"""The report: one page from stored tables, complete, honest about holes, safe with any text, alive in a browser."""
+"""The report: one page from stored runs, complete, honest about holes, safe with any text, alive in a browser."""
 
 import dataclasses
 import json
+import math
 import re
-import sys
-from types import ModuleType
 
 import pytest
 
 from browser import ask, needs_browser
 from normgauge import charts
+from normgauge.documents import Arm, Metric, from_plain
 from normgauge.errors import StoreError
-from normgauge.papers.court import Evidence, Ledger, Verdict, ledger
-from normgauge.report import ReportTables, page, page_of_store
+from normgauge.records import Provenance, Reading, Run, plain
+from normgauge.report import page, page_of_store
+from normgauge.report._content import PageContent
 from normgauge.report._pictures import curve_rows, final_rows
+from normgauge.stats import Interval
+from normgauge.store import Store, spec_id
 from reference import report as twin
-from report_cases import NORMS, RATES, realistic, small
+from report_cases import NORMS, RATES, realistic, replaced, small
 
 NASTY = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&"
 
 
 @pytest.fixture(scope="module")
-def tables():
+def content():
     return realistic()
 
 
+def drawn(content, path):
+    return page(content.runs, content.document, path)
+
+
 @pytest.fixture(scope="module")
-def html(tables, tmp_path_factory):
-    return page(tables, tmp_path_factory.mktemp("report") / "new" / "report.html")
-
-
-def replaced(tables, **documents):
-    return dataclasses.replace(tables, documents={**tables.documents, **documents})
+def html(content, tmp_path_factory):
+    return drawn(content, tmp_path_factory.mktemp("report") / "new" / "report.html")
 
 
 def body_of(path):
@@ -43,23 +46,25 @@ def data_of(path):
     return json.loads(re.search(r'id="report-data">(.*?)</script>', path.read_text(encoding="utf-8")).group(1))
 
 
-def test_page_says_what_was_found_how_and_with_what(html, tables):
+def test_page_says_what_was_found_how_and_with_what(html, content):
     seen = body_of(html)
-    documents = tables.documents
+    document = content.document
     for words in (
-        documents["study"]["title"],
-        documents["study"]["question"],
-        documents["answer"]["sentence"],
-        documents["provenance"]["command"],
-        documents["provenance"]["versions"]["torch"],
+        document.question.title,
+        document.question.question,
+        document.answer,
+        document.command,
+        document.finished,
+        document.provenance.versions["torch"],
         "How Does Batch Normalization Help Optimization?",
         "momentum",
-        *(column["title"] for column in documents["columns"]),
+        "norm none: never reached loss 0.5.",
+        *(metric.title for metric in document.metrics),
     ):
         assert words in seen
-    assert seen.count("<tr data-ok=") == len(tables.runs)
-    for run in tables.runs:
-        assert run["sentence"] in seen
+    assert seen.count("<tr data-ok=") == len(content.runs)
+    for run in content.runs:
+        assert run.sentence in seen and spec_id(run.spec) in seen
 
 
 def test_page_needs_no_network(html):
@@ -70,9 +75,9 @@ def test_page_needs_no_network(html):
 
 
 @pytest.mark.parametrize("metric", ["train_loss", "weight_norm"])
-def test_curve_rows_agree_with_loops(tables, metric):
-    rows = curve_rows(tables, metric)
-    expected = twin.curve(tables, metric)
+def test_curve_rows_agree_with_loops(content, metric):
+    rows = curve_rows(content, metric)
+    expected = twin.curve(content.runs, metric)
     assert len(rows) == len(expected)
     for row in rows:
         mean, low, high, n = expected[row["arm"], row["setting"], row["step"]]
@@ -80,9 +85,9 @@ def test_curve_rows_agree_with_loops(tables, metric):
         assert row["mean"] == pytest.approx(mean)
 
 
-def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(tables):
-    rows = {(row["arm"], row["lr"]): row for row in final_rows(tables, "train_loss", "lr")}
-    expected = twin.final(tables, "train_loss")
+def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(content):
+    rows = {(row["arm"], row["lr"]): row for row in final_rows(content, "train_loss", "lr")}
+    expected = twin.final(content.runs, "train_loss")
     assert set(rows) == set(expected)
     for key, (mean, failed, runs) in expected.items():
         assert (rows[key]["failed"], rows[key]["runs"]) == (failed, runs)
@@ -90,188 +95,156 @@ def test_final_rows_agree_with_loops_and_leave_failed_runs_out_of_the_mean(table
     assert any(row["mean"] is None for row in rows.values()), "the case has settings where all runs diverged"
 
 
-def test_shares_are_stored_as_fractions_and_shown_in_percent(tables):
-    for shown, stored in zip(tables.comparison, tables.documents["comparison"], strict=True):
-        for key in ("test_accuracy", "test_accuracy_low", "test_accuracy_high"):
-            assert shown[key] == pytest.approx(100 * stored[key])
-        assert shown["train_loss"] == stored["train_loss"]
-    fractions = twin.curve(tables, "test_accuracy")
-    for row in curve_rows(tables, "test_accuracy"):
+def test_shares_are_stored_as_fractions_and_shown_in_percent(content, html):
+    for arm in content.document.arms:
+        value = arm.values["test_accuracy"]
+        words = f"<b>{100 * value.mean:.1f}</b>"
+        assert words in body_of(html) and f"{100 * value.low:.1f} &ndash; {100 * value.high:.1f}" in body_of(html)
+    fractions = twin.curve(content.runs, "test_accuracy")
+    for row in curve_rows(content, "test_accuracy"):
         assert row["mean"] == pytest.approx(100 * fractions[row["arm"], row["setting"], row["step"]][0])
 
 
-def test_what_rows_hold_beyond_their_columns_is_shown(html, tables):
+def test_the_largest_stable_rate_of_every_arm_is_shown(html, content):
     seen = body_of(html)
-    assert ">stable up to<" in seen and seen.count("&gt;= ") == 2 * len(tables.documents["comparison"])
-
-
-def test_a_store_with_other_runs_shows_those_of_the_study(tables, tmp_path, monkeypatch):
-    some = [run["id"] for run in tables.runs[:4]]
-    stored = ReportTables(tables.runs, tables.readings[:9], {"study": {**tables.documents["study"], "runs": some}})
-    module = ModuleType("normgauge.store")
-    module.Store = type("Store", (FakeStore,), {"tables": stored})
-    monkeypatch.setitem(sys.modules, "normgauge.store", module)
-    (tmp_path / "runs.sqlite").touch()
-    assert body_of(page_of_store(tmp_path / "runs.sqlite", tmp_path / "p.html")).count("<tr data-ok=") == 4
+    assert ">stable up to<" in seen and seen.count("&gt;= ") == 2 * len(content.document.arms)
 
 
 def test_best_is_marked_only_where_the_data_decide(html, tmp_path):
     assert 'class="best"' in body_of(html)
-    open_question = page(small(decided=False), tmp_path / "open.html")
+    open_question = drawn(small(decided=False), tmp_path / "open.html")
     assert 'class="best"' not in body_of(open_question)
     assert "The data cannot tell" in body_of(open_question)
 
 
-def test_best_follows_the_direction_of_the_column(tmp_path):
-    tables = ReportTables(small().runs, [], small().documents)
-    rows = [{"norm": "batch", "lr": 0.1, "n": 3, "m": 2.0}, {"norm": "layer", "lr": 0.1, "n": 3, "m": 1.0}]
+def test_best_follows_the_direction_of_the_metric(tmp_path):
+    arms = tuple(
+        Arm({"norm": norm}, {"lr": 0.1}, 3, {"m": Interval(value, math.nan, math.nan, 3)})
+        for norm, value in (("batch", 2.0), ("layer", 1.0))
+    )
     for better, value in (("higher", "2"), ("lower", "1"), (None, None)):
-        column = {"name": "m", "title": "M", "unit": "", "better": better, "help": ""}
-        seen = body_of(page(replaced(tables, comparison=rows, columns=[column]), tmp_path / "page.html"))
+        case = replaced(small(), arms=arms, metrics=(Metric("m", "M", better=better),))
+        seen = body_of(drawn(case, tmp_path / "page.html"))
         assert re.findall(r'<b>([^<]*)</b> <span class="best"', seen) == ([] if value is None else [value])
 
 
 def test_missing_numbers_are_dashes_and_never_nan(tmp_path):
-    tables = small()
-    rows = [dict(row) for row in tables.documents["comparison"]]
-    rows[1] |= {"test_accuracy": float("nan"), "train_loss": None, "top_eigenvalue_low": float("-inf")}
-    path = page(replaced(tables, comparison=rows), tmp_path / "page.html")
+    content = small()
+    first, second, *others = content.document.arms
+    values = dict(second.values)
+    del values["test_accuracy"], values["train_loss"]
+    values["top_eigenvalue"] = dataclasses.replace(values["top_eigenvalue"], low=-math.inf)
+    case = replaced(content, arms=(first, dataclasses.replace(second, values=values), *others))
+    path = drawn(case, tmp_path / "page.html")
     assert body_of(path).count('class="num missing"') == 1 + 2
     assert data_of(path)["charts"]["intervals"]["spec"]["datasets"]["rows"][1]["x"] is None
 
 
-@pytest.mark.parametrize("name", ["study", "comparison", "columns", "answer", "chosen", "provenance"])
-def test_page_without_one_document_shows_the_rest(name, tmp_path):
-    tables = small()
-    documents = {key: body for key, body in tables.documents.items() if key != name}
-    path = page(dataclasses.replace(tables, documents=documents), tmp_path / "page.html")
+def test_a_store_without_a_document_gets_a_page_of_its_runs(content, tmp_path):
+    with Store(tmp_path / "runs.sqlite") as store:
+        for run in content.runs:
+            store.put(run)
+    path = page_of_store(tmp_path / "runs.sqlite", tmp_path / "page.html")
     kinds = [entry["kind"] for entry in data_of(path)["charts"].values()]
-    assert "curve" in kinds and "final" in kinds and "runs-table" in body_of(path)
+    assert "curve" in kinds and "final" in kinds and body_of(path).count("<tr data-ok=") == len(content.runs)
+    assert "No answer is stored yet: run the same command again" in body_of(path)
 
 
-def test_page_of_nothing_and_of_failures_only(tables, tmp_path):
-    empty = page(ReportTables([], [], {}), tmp_path / "empty.html")
+def test_the_page_of_a_shard_says_how_to_get_an_answer(content, tmp_path):
+    seen = body_of(drawn(replaced(content, arms=(), answer="", runs=()), tmp_path / "page.html"))
+    assert "No answer is stored yet: join the shards by normgauge merge, then run the same command" in seen
+    assert content.document.question.title in seen and 'id="comparison-table"' not in seen
+
+
+def test_page_of_nothing_and_of_failures_only(content, tmp_path):
+    empty = page([], None, tmp_path / "empty.html")
     assert "No answer is stored yet" in body_of(empty) and data_of(empty)["charts"] == {}
-    broken = [{**run, "status": "error", "sentence": "no disk"} for run in tables.runs]
-    path = page(ReportTables(broken, [], {}), tmp_path / "broken.html")
+    broken = [Run(run.spec, "error", "no disk") for run in content.runs]
+    path = page(broken, None, tmp_path / "broken.html")
     assert body_of(path).count("no disk") == len(broken)
     assert body_of(path).count('<tr data-ok="yes">') == 0
 
 
-def test_without_a_study_the_knobs_are_found_in_the_runs(tables):
-    bare = ReportTables(tables.runs, tables.readings)
+def test_without_a_document_the_knobs_are_taken_from_the_runs(content):
+    bare = PageContent(content.runs)
     assert (bare.scientific, bare.nuisance, bare.arms) == (("norm",), ("lr",), NORMS)
     assert bare.settings == [f"lr {rate:g}" for rate in RATES] and bare.chosen == {}
 
 
-def test_several_scientific_knobs_make_one_arm_each():
+def test_several_scientific_knobs_make_one_arm_each(content):
     runs = [
-        {
-            "id": f"{a}{b}{lr}",
-            "status": "ok",
-            "seconds": 1.0,
-            "spec": {"norm": a, "act": b, "lr": lr, "wd": 0.1, "seed": 0},
-        }
+        Run({"norm": a, "act": b, "lr": lr, "wd": 0.1, "seed": 0})
         for a in ("none", "batch")
         for b in ("relu", "tanh")
         for lr in (0.1, 1.0)
     ]
-    study = {"scientific": {"norm": ["batch", "none"], "act": ["relu", "tanh"]}, "nuisance": {"lr": [0.1, 1.0]}}
-    rows = [{"norm": "none", "act": "tanh", "lr": 1.0, "n": 1}]
-    tables = ReportTables(runs, [], {"study": study, "comparison": rows})
-    assert tables.arms == ["batch / relu", "batch / tanh", "none / relu", "none / tanh"]
-    assert tables.chosen == {"none / tanh": "lr 1"}
+    scientific = {"norm": ("batch", "none"), "act": ("relu", "tanh")}
+    question = dataclasses.replace(content.document.question, scientific=scientific)
+    arms = (Arm({"norm": "none", "act": "tanh"}, {"lr": 1.0}, 1, {}),)
+    case = PageContent(runs, dataclasses.replace(content.document, question=question, arms=arms))
+    assert case.arms == ["batch / relu", "batch / tanh", "none / relu", "none / tanh"]
+    assert case.chosen == {"none / tanh": {"lr": 1.0}}
 
 
 def test_unknown_citations_are_named_not_dropped(tmp_path):
-    tables = small()
-    study = {**tables.documents["study"], "cite": ["santurkar2018", "nobody1900"]}
-    seen = body_of(page(replaced(tables, study=study), tmp_path / "page.html"))
+    content = small()
+    question = dataclasses.replace(content.document.question, cite=("santurkar2018", "nobody1900"))
+    seen = body_of(drawn(replaced(content, question=question), tmp_path / "page.html"))
     assert "@inproceedings{santurkar2018" in seen and "Not in the bibliography: nobody1900" in seen
 
 
 def hostile():
-    """The same tables, with markup wherever a string can stand."""
-    tables = small(steps=12)
-    rename = {"batch": NASTY}
+    """The same runs and document, with markup wherever a string can stand."""
+    content = small(steps=12)
     runs = [
-        {
-            **run,
-            "id": NASTY + run["id"],
-            "sentence": NASTY,
-            "spec": {**run["spec"], "norm": rename.get(n := run["spec"]["norm"], n)},
-        }
-        for run in tables.runs
+        Run(
+            {**run.spec, "norm": NASTY if run.spec["norm"] == "batch" else run.spec["norm"]},
+            run.status,
+            NASTY,
+            [
+                Reading(NASTY if r.name == "test_accuracy" else r.name, r.value, r.kind, status=r.status, step=r.step)
+                for r in run.readings
+            ],
+        )
+        for run in content.runs
     ]
-    runs[0]["status"] = NASTY
-    readings = [
-        {**row, "run": NASTY + row["run"], "name": row["name"].replace("test_accuracy", NASTY)}
-        for row in tables.readings
-    ]
-    documents = json.loads(json.dumps(tables.documents).replace('"batch"', json.dumps(NASTY)))
-    documents["study"] |= {"title": NASTY, "question": NASTY, "cite": [NASTY], "fixed": {NASTY: NASTY}}
-    documents["answer"]["sentence"] = NASTY
-    documents["provenance"] = {"versions": {NASTY: NASTY}, "machine": {NASTY: [NASTY]}, "command": NASTY, NASTY: NASTY}
-    documents["columns"][0] |= {"title": NASTY, "unit": NASTY, "help": NASTY}
-    documents["comparison"][0]["note"] = NASTY
-    return ReportTables(runs, readings, documents)
+    runs[0].status = NASTY
+    text = json.dumps(plain(content.document)).replace('"batch"', json.dumps(NASTY))
+    document = from_plain(type(content.document), json.loads(text))
+    named = {"title": NASTY, "question": NASTY, "cite": (NASTY,), "fixed": {NASTY: NASTY}}
+    arm = dataclasses.replace(document.arms[0], remarks=(NASTY,), stable_up_to=NASTY)
+    metric = dataclasses.replace(document.metrics[0], title=NASTY, unit=NASTY, help=NASTY)
+    changed = dataclasses.replace(
+        document,
+        question=dataclasses.replace(document.question, **named),
+        metrics=(metric, *document.metrics[1:]),
+        arms=(arm, *document.arms[1:]),
+        answer=NASTY,
+        provenance=Provenance(NASTY, {NASTY: NASTY}, {NASTY: NASTY}, NASTY),
+        command=NASTY,
+        finished=NASTY,
+    )
+    return PageContent(runs, changed)
 
 
 def test_no_text_becomes_markup(tmp_path):
-    text = page(hostile(), tmp_path / "page.html").read_text(encoding="utf-8").replace(charts.javascript(), "")
+    text = drawn(hostile(), tmp_path / "page.html").read_text(encoding="utf-8").replace(charts.javascript(), "")
     assert "<img" not in text and "window.hacked = 1</script>" not in text
     assert text.count("</script>") == 3
     assert "&lt;/script&gt;&lt;script&gt;" in text, "the text itself is still there"
 
 
-class FakeStore:
-    """The founder's store, as the report sees it."""
-
-    tables = None
-
-    def __init__(self, path):
-        self.path = path
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def runs(self):
-        return self.tables.runs
-
-    def readings(self):
-        return self.tables.readings
-
-    def documents(self):
-        return self.tables.documents
+def test_page_of_a_store_is_the_page_of_its_runs(content, html, tmp_path):
+    other = Run({"norm": "batch", "lr": 7.0, "seed": 0})
+    with Store(tmp_path / "runs.sqlite") as store:
+        for run in [other, *content.runs]:
+            store.put(run)
+        store.put_document(content.document)
+    stored = page_of_store(tmp_path / "runs.sqlite", tmp_path / "page.html")
+    assert stored.read_text() == html.read_text(), "runs of other settings are left out"
 
 
-def test_page_of_a_store_is_the_page_of_its_tables(tables, html, tmp_path, monkeypatch):
-    module = ModuleType("normgauge.store")
-    module.Store = type("Store", (FakeStore,), {"tables": tables})
-    monkeypatch.setitem(sys.modules, "normgauge.store", module)
-    stored = tmp_path / "runs.sqlite"
-    stored.touch()
-    assert page_of_store(stored, tmp_path / "page.html").read_text() == html.read_text()
-
-
-def test_page_of_a_real_store(tables, tmp_path):
-    store = pytest.importorskip("normgauge.store", reason="the store is not in this branch yet")
-    with store.Store(tmp_path / "runs.sqlite") as opened:
-        for run in tables.runs[:6]:
-            opened.put(run, [row for row in tables.readings if row["run"] == run["id"]])
-        for name, body in tables.documents.items():
-            opened.put_document(name, body)
-    seen = body_of(page_of_store(tmp_path / "runs.sqlite", tmp_path / "page.html"))
-    assert seen.count("<tr data-ok=") == 6 and tables.documents["answer"]["sentence"] in seen
-
-
-def test_a_store_that_is_not_there_is_not_made(tmp_path, monkeypatch):
-    module = ModuleType("normgauge.store")
-    module.Store = FakeStore
-    monkeypatch.setitem(sys.modules, "normgauge.store", module)
+def test_a_store_that_is_not_there_is_not_made(tmp_path):
     with pytest.raises(StoreError, match="the store must exist"):
         page_of_store(tmp_path / "typo.sqlite", tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
@@ -281,7 +254,7 @@ READY = "await until(() => document.documentElement.dataset.ready);"
 
 
 @needs_browser
-def test_the_page_lives_in_a_browser_without_network(html, tables):
+def test_the_page_lives_in_a_browser_without_network(html, content):
     found = ask(
         html,
         READY
@@ -337,7 +310,7 @@ def test_the_page_lives_in_a_browser_without_network(html, tables):
         found.dark = [ink(), line()];
         """,
     )
-    metrics = {row["name"] for row in tables.readings}
+    metrics = set(content.values)
     assert found["drawn"] == [1] * (1 + len(metrics) + 1), "intervals, one curve per metric, one sweep"
     assert found["requests"] == 0
     numbers = [float(value) for value in found["descending"]]
@@ -349,8 +322,8 @@ def test_the_page_lives_in_a_browser_without_network(html, tables):
     assert found["at_one"] == 12 + 5 * 7, "only batch lives through learning rate 1; the others end at step 7"
     assert re.match(r"arm\w+step\d+mean[\d.]+low[\d.]+high[\d.]+settinglr [\d.]+n3$", found["tooltip"])
     assert len(found["sweep"]) == 1 and found["swept"] == [["final-lr-1", 1]]
-    bad = sum(run["status"] != "ok" for run in tables.runs)
-    assert found["runs"] == [len(tables.runs), bad, len(tables.runs)]
+    bad = sum(not run.ok for run in content.runs)
+    assert found["runs"] == [len(content.runs), bad, len(content.runs)]
     assert found["light"][0] != found["dark"][0] and found["light"][1] != found["dark"][1]
 
 
@@ -364,7 +337,7 @@ def test_the_page_never_scrolls_sideways(html, width):
 @needs_browser
 def test_hostile_text_stays_text_in_a_browser(tmp_path):
     found = ask(
-        page(hostile(), tmp_path / "page.html"),
+        drawn(hostile(), tmp_path / "page.html"),
         READY
         + """
         found.drawn = all("[data-chart] svg.marks").length;
@@ -379,33 +352,3 @@ def test_hostile_text_stays_text_in_a_browser(tmp_path):
     )
     assert found["drawn"] >= 4 and found["chip"] == NASTY and found["tooltip"]
     assert not found["hacked"] and found["requests"] == 0
-
-
-def judged_claims():
-    verdict = Verdict("empirical", "confirmed", "judged", (Evidence("gain", "margin", 0.3, 0.1, 5),), "all above 0")
-    book = Ledger((ledger(ids=["S1-l1"])["S1-l1"].settled(verdict),))
-    return [*json.loads(book.json()), {"id": "S9-later", "verdict": "holds", "status": "judged"}]
-
-
-def test_the_claims_a_study_decides_are_shown_and_unknown_ones_named(tables, tmp_path):
-    path = page(replaced(tables, claims=judged_claims()), tmp_path / "report.html")
-    seen = body_of(path)
-    assert 'id="S1-l1"' in seen and "confirmed" in seen and "<math>" in seen and "&plusmn; 0.1" in seen
-    assert "Not in the ledger of this version: S9-later" in seen
-    assert 'id="claims"' not in body_of(page(tables, tmp_path / "plain.html"))
-
-
-@needs_browser
-def test_the_page_with_claims_still_sorts(tables, tmp_path):
-    path = page(replaced(tables, claims=judged_claims()), tmp_path / "report.html")
-    found = ask(
-        path,
-        """
-      await until(() => document.documentElement.dataset.ready === "yes");
-      const heading = document.querySelector("#runs-table th, #runs th");
-      heading.querySelector("button").click();
-      found.sort = heading.getAttribute("aria-sort");
-      found.overflow = document.scrollingElement.scrollWidth - innerWidth;
-    """,
-    )
-    assert found["sort"] in ("ascending", "descending") and found["overflow"] <= 0

@@ -38,6 +38,10 @@ class Interval:
         """Whether the whole interval lies on one side of zero."""
         return self.low > 0 or self.high < 0
 
+    def times(self, factor: float) -> Interval:
+        """Return it in another unit, as shares in per cent."""
+        return Interval(factor * self.mean, factor * self.low, factor * self.high, self.n)
+
     def __str__(self) -> str:
         """Return `mean (low..high)`, or the mean alone where one value says nothing about the spread."""
         ends = "" if math.isnan(self.low) else f" ({format_number(self.low, 3)}..{format_number(self.high, 3)})"
@@ -126,13 +130,17 @@ def paired_difference(
     return interval(differences, bounds=(None if width is None else -width, width), confidence=confidence)
 
 
+def joint_confidence(comparisons: int) -> float:
+    """Return the confidence of each of several intervals that hold all at once with 95 %: Bonferroni's 1 - 0.05 / m."""
+    return 1 - (1 - CONFIDENCE) / max(comparisons, 1)
+
+
 def leads(
     arms: Mapping[str, Mapping[int, float]], best: str, *, higher: bool, bounds: Bounds = FREE
 ) -> dict[str, Interval]:
     """Return for every other arm how far the best one is ahead, with intervals that hold all at once.
 
-    The confidence is Bonferroni's, 1 - 0.05 / (number of other arms): with many arms one of them would otherwise look
-    different by chance.
+    With many arms one of them would otherwise look different by chance: see `joint_confidence`.
 
     Args:
         arms: arm -> seed -> value.
@@ -141,7 +149,7 @@ def leads(
         bounds: of the quantity.
     """
     others = [name for name in arms if name != best]
-    confidence = 1 - (1 - CONFIDENCE) / max(len(others), 1)
+    confidence = joint_confidence(len(others))
     ahead = {}
     for name in others:
         pair = (arms[best], arms[name]) if higher else (arms[name], arms[best])

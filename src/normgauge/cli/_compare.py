@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from normgauge.errors import InputError, explain, require
+from normgauge.records import plain
+
+if TYPE_CHECKING:
+    from normgauge.lab import Comparison
 
 DATA = (
     "digits, gaussian, cifar10, cifar100, fashion-mnist (see `normgauge data`), the path of a folder of images, or "
@@ -51,6 +57,7 @@ def compare(
     """
     from normgauge.lab import compare as run_comparison
     from normgauge.lab import compare_shard
+    from normgauge.lab.compare import ShardDone
     from normgauge.lab.runs.executors import connected
     from normgauge.lab.runs.sweep import parse_shard
     from normgauge.report import page_of_store
@@ -58,35 +65,41 @@ def compare(
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    settings: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "norms": _names(norms),
-        "rates": _numbers(rates),
-        "seeds": seeds,
-    }
-    settings |= {"steps": steps, "batch": batch, "size": size.value, "ddp": ddp, "statistics": statistics}
-    part = None if shard is None else parse_shard(shard)
+    job: Callable[..., Comparison | ShardDone]
+    job = run_comparison if shard is None else partial(compare_shard, parse_shard(shard))
     try:
         with connected(cluster) if cluster else nullcontext(jobs) as executor:
-            if part is not None:
-                typer.echo(compare_shard(part, out=out, executor=executor, **settings))
-                return
-            result = run_comparison(out=out, executor=executor, **settings)
+            result = job(
+                model=model,
+                data=data,
+                norms=_names(norms),
+                rates=_numbers(rates),
+                seeds=seeds,
+                steps=steps,
+                batch=batch,
+                size=size.value,
+                ddp=ddp,
+                statistics=statistics,
+                out=out,
+                executor=executor,
+            )
     except KeyboardInterrupt:
         notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
+    if isinstance(result, ShardDone):
+        typer.echo(result)
+        return
     page = page_of_store(result.store, out / "report.html")
     if as_json:
         document = {
-            "rows": list(result.rows),
+            "rows": result.rows,
             "answer": result.answer,
             "decided": result.decided,
             "counts": result.counts,
-            "store": str(result.store),
-            "report": str(page),
+            "store": result.store,
+            "report": page,
         }
-        typer.echo(json.dumps(_without_nan(document), indent=2))
+        typer.echo(json.dumps(plain(document), indent=2))
         return
     Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
     trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
@@ -116,12 +129,3 @@ def _numbers(text: str | None) -> list[float] | None:
         raise InputError(
             explain("--rates", "learning rates are numbers separated by commas", repr(text), "Write --rates 0.1,0.3,1")
         ) from error
-
-
-def _without_nan(value: object) -> object:
-    """Return the document with nan replaced by null, which JSON has a word for."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value

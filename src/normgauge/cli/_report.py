@@ -16,8 +16,9 @@ def report(
 ) -> None:
     """Write the HTML page of stored runs: self-contained, opens by double click."""
     from normgauge.report import page_of_store
+    from normgauge.store import STORE_NAME
 
-    path = store / "runs.sqlite" if store.is_dir() else store
+    path = store / STORE_NAME if store.is_dir() else store
     if not path.exists():
         raise StoreError(
             explain("report", "STORE is a file runs.sqlite or its folder", str(store), "Run normgauge compare first")

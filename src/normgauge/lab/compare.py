@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from normgauge.documents import ComparisonDocument
 from normgauge.errors import InputError, explain
 from normgauge.lab import data as datasets
 from normgauge.lab import models
-from normgauge.lab.comparison import COLUMNS, Comparison, compare_runs
+from normgauge.lab.comparison import METRICS, Comparison, judge
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.sweep import part_of, sweep
 from normgauge.lab.study import Study
-from normgauge.store import Store, spec_id
+from normgauge.store import STORE_NAME, Store, spec_id
 
 Size = Literal["smoke", "small"]
 
 DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
-STORE_NAME = "runs.sqlite"
 # What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {"rates": (0.1, 1.0), "seeds": 2, "tuning_seeds": 1, "steps": 12, "measured": 2},
@@ -114,10 +115,19 @@ def measuring_steps(steps: int, count: int) -> list[int]:
 
 def compare(
     *,
+    model: str = "vgg",
+    data: str | None = None,
+    norms: Sequence[str] = DEFAULT_NORMS,
+    rates: Sequence[float] | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    size: Size = "small",
+    ddp: int = 1,
+    statistics: str = "replica",
     out: str | Path = "normgauge-out",
     executor: Executor | int | None = None,
     progress: bool = True,
-    **settings: Any,
 ) -> Comparison:
     """Train the same network under several normalizers and say which one to use here, or that one cannot tell.
 
@@ -127,15 +137,35 @@ def compare(
     Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs.
 
     Args:
+        model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
+        norms: names of the normalizer registry.
+        rates: learning rates of SGD, tuned for each normalizer.
+        seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
+        steps: how many steps of SGD.
+        batch: the batch size; full batch for the Gaussian regression, else 128.
+        size: "smoke" or "small", which gives what is not said.
+        ddp: processes that share each run's batches.
+        statistics: with `ddp` > 1, "replica" (each process its own batch statistics) or "synced" (those of all).
         out: the folder of the store.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
         progress: show a progress bar on stderr.
-        **settings: model, data, norms, rates, seeds, steps, batch, size, ddp, statistics; see `comparison_study`.
 
     Returns:
         The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
     """
-    study = comparison_study(**settings)
+    study = comparison_study(
+        model=model,
+        data=data,
+        norms=norms,
+        rates=rates,
+        seeds=seeds,
+        steps=steps,
+        batch=batch,
+        size=size,
+        ddp=ddp,
+        statistics=statistics,
+    )
     with Store(Path(out) / STORE_NAME) as store:
         sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
         first = conclude(study, store, study.plan())
@@ -162,10 +192,19 @@ class ShardDone:
 def compare_shard(
     shard: tuple[int, int],
     *,
+    model: str = "vgg",
+    data: str | None = None,
+    norms: Sequence[str] = DEFAULT_NORMS,
+    rates: Sequence[float] | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    size: Size = "small",
+    ddp: int = 1,
+    statistics: str = "replica",
     out: str | Path = "normgauge-out",
     executor: Executor | int | None = None,
     progress: bool = True,
-    **settings: Any,
 ) -> ShardDone:
     """Run one of n parts of a comparison into a store of its own, for job arrays; `normgauge merge` joins the stores.
 
@@ -174,18 +213,39 @@ def compare_shard(
 
     Args:
         shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
+        model: as in `compare`, and the same for all shards; so are the settings that follow.
+        data: as in `compare`.
+        norms: as in `compare`.
+        rates: as in `compare`.
+        seeds: as in `compare`.
+        steps: as in `compare`.
+        batch: as in `compare`.
+        size: as in `compare`.
+        ddp: as in `compare`.
+        statistics: as in `compare`.
         out: the folder of this shard's store; no two shards may share one.
         executor: as in `compare`.
         progress: show a progress bar on stderr.
-        **settings: as in `compare`, the same for all shards.
     """
-    study = comparison_study(**settings)
+    study = comparison_study(
+        model=model,
+        data=data,
+        norms=norms,
+        rates=rates,
+        seeds=seeds,
+        steps=steps,
+        batch=batch,
+        size=size,
+        ddp=ddp,
+        statistics=statistics,
+    )
     plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:
-        store.put_document("study", study.describe([]))
         number = 1
         if {spec_id(spec) for spec in plan} <= store.finished():
             number, plan = 2, _second_round(study, conclude(study, store, plan))
+        else:
+            store.put_document(_unanswered(study))  # so that a merge knows what the runs are about
         ran = sweep(plan, store, executor=executor, shard=shard, progress=progress, label=label)
         return ShardDone(ran, len(part_of(plan, shard)), number, store.path)
 
@@ -195,16 +255,27 @@ def _second_round(study: Study, first: Comparison) -> list[dict[str, Any]]:
 
 
 def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Comparison:
-    """Judge the stored runs of these specs, and write table, answer and settings beside them."""
-    ids = [spec_id(spec) for spec in specs]
-    result = compare_runs(store.runs(ids), store.readings(ids), store.path, tuning_seeds=study.tried)
-    store.put_document("study", study.describe(ids))
-    store.put_document("columns", [asdict(column) for column in COLUMNS])
-    store.put_document("comparison", [_json_row(row) for row in result.rows])
-    store.put_document("answer", {"sentence": result.answer, "decided": result.decided})
-    store.put_document("chosen", result.chosen)
-    store.put_document("provenance", {**provenance(), "command": command_of(study), "finished": _now()})
-    return result
+    """Judge the stored runs of these specs, and write what was found beside them."""
+    ids = tuple(spec_id(spec) for spec in specs)
+    runs = store.runs(ids)
+    arms, answer, decided = judge(runs, tuning_seeds=study.tried)
+    document = replace(_unanswered(study), arms=arms, answer=answer, decided=decided, runs=ids)
+    store.put_document(document)
+    return Comparison(document, store.path, Counter(run.status for run in runs))
+
+
+def _unanswered(study: Study) -> ComparisonDocument:
+    return ComparisonDocument(
+        question=study.describe(),
+        metrics=METRICS,
+        arms=(),
+        answer="",
+        decided=False,
+        runs=(),
+        provenance=provenance(),
+        command=command_of(study),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def command_of(study: Study) -> str:
@@ -222,11 +293,3 @@ def command_of(study: Study) -> str:
     if "ddp" in fixed:
         words |= {"--ddp": str(fixed["ddp"]), "--statistics": fixed["statistics"]}
     return "normgauge compare " + " ".join(f"{option} {shlex.quote(value)}" for option, value in words.items())
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not isinstance(value, float) or value == value}

@@ -3,76 +3,108 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from normgauge.records import Result, format_number
-from normgauge.stats import Interval, interval, leads
+from normgauge.documents import Arm, ComparisonDocument, Metric
+from normgauge.records import Result, Run, format_number, format_table, plain
+from normgauge.stats import (
+    MOST_SEEDS,
+    Bounds,
+    Choice,
+    Interval,
+    choose,
+    interval,
+    joint_confidence,
+    leads,
+    seeds_to_decide,
+)
 
 if TYPE_CHECKING:
     import altair
 
-Run = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One metric of the comparison: where it is read, how it is written, what it means."""
-
-    name: str
-    title: str
-    unit: str
-    better: str | None
-    help: str
-    brief: bool = True  # shown in the terminal; the page and the frame have all of them
-    when: str = "last"  # "first" or "last" measured step of a run, or the "mean" over them
-
-    @property
-    def factor(self) -> float:
-        """What a stored value is multiplied by for reading: shares are stored as fractions."""
-        return 100.0 if self.unit == "%" else 1.0
-
-
-COLUMNS = (
-    Column("test_accuracy", "test accuracy", "%", "higher", "Share of test samples classified right."),
-    Column("test_loss", "test loss", "", "lower", "Loss on the test split, stored statistics."),
-    Column("train_loss", "training loss", "", "lower", "Loss of the measuring batch at the end, batch statistics."),
-    Column("steps_to_target", "steps to target", "", "lower", "Steps until the training loss fell below the target."),
-    Column(
-        "effective_beta", "effective beta", "", "lower", "Largest |change of gradient| / |step|, mean.", when="mean"
+SHARE: Bounds = (0.0, 1.0)
+SIZE: Bounds = (0.0, None)
+ACCURACY = Metric(
+    "test_accuracy", "test accuracy", "Share of test samples classified right.", "%", "higher", bounds=SHARE
+)
+LOSS = Metric("test_loss", "test loss", "Loss on the test split, stored statistics.", better="lower", bounds=SIZE)
+METRICS = (
+    ACCURACY,
+    LOSS,
+    Metric(
+        "train_loss",
+        "training loss",
+        "Loss of the measuring batch at the end, batch statistics.",
+        better="lower",
+        bounds=SIZE,
     ),
-    Column(
-        "gradient_distance", "gradient change", "", "lower", "Change of the gradient along itself, mean.", when="mean"
+    Metric(
+        "steps_to_target",
+        "steps to target",
+        "Steps until the training loss fell below the target.",
+        better="lower",
+        bounds=SIZE,
     ),
-    Column(
-        "top_eigenvalue", "top eigenvalue", "", None, "Largest Hessian eigenvalue, mean over training.", when="mean"
+    Metric(
+        "effective_beta",
+        "effective beta",
+        "Largest |change of gradient| / |step|, mean.",
+        better="lower",
+        when="mean",
+        bounds=SIZE,
     ),
-    Column(
+    Metric(
+        "gradient_distance",
+        "gradient change",
+        "Change of the gradient along itself, mean.",
+        better="lower",
+        when="mean",
+        bounds=SIZE,
+    ),
+    Metric("top_eigenvalue", "top eigenvalue", "Largest Hessian eigenvalue, mean over training.", when="mean"),
+    Metric(
         "shift_cosine",
         "shift cosine",
-        "",
-        "higher",
         "Cosine of gradients before and after lower layers move.",
-        False,
-        "mean",
+        better="higher",
+        brief=False,
+        when="mean",
+        bounds=(-1.0, 1.0),
     ),
-    Column(
+    Metric(
         "gradient_growth",
         "gradient growth",
-        "",
-        None,
         "Factor per layer of the squared gradient at the start.",
-        False,
-        "first",
+        brief=False,
+        when="first",
+        bounds=SIZE,
     ),
-    Column("margin", "margin", "", "higher", "Median test margin over the norm of the last layer.", False),
-    Column("fgsm_accuracy", "accuracy under FGSM", "%", "higher", "Test accuracy under FGSM of radius 0.2.", False),
-    Column("noise_accuracy", "under weight noise", "%", "higher", "Test accuracy with 20 % noise on filters.", False),
-    Column("weight_norm", "weight norm", "", None, "Norm of all weight tensors at the end."),
+    Metric("margin", "margin", "Median test margin over the norm of the last layer.", better="higher", brief=False),
+    Metric(
+        "fgsm_accuracy",
+        "accuracy under FGSM",
+        "Test accuracy under FGSM of radius 0.2.",
+        "%",
+        "higher",
+        brief=False,
+        bounds=SHARE,
+    ),
+    Metric(
+        "noise_accuracy",
+        "under weight noise",
+        "Test accuracy with 20 % noise on filters.",
+        "%",
+        "higher",
+        brief=False,
+        bounds=SHARE,
+    ),
+    Metric("weight_norm", "weight norm", "Norm of all weight tensors at the end.", bounds=SIZE),
 )
+_NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,216 +112,202 @@ class Comparison(Result):
     """One row per arm at its own best learning rate, and the sentence that answers the question.
 
     Attributes:
-        rows: arm, chosen rate, n, then mean, low and high of every metric.
-        answer: the sentence.
-        decided: whether the data can tell the best arm from all others.
-        chosen: arm -> the tuned setting.
+        document: what was found, as the store and the page have it.
         store: where the runs are.
         counts: runs by status.
     """
 
-    rows: tuple[dict[str, Any], ...]
-    answer: str
-    decided: bool
-    chosen: dict[str, dict[str, float]]
+    document: ComparisonDocument
     store: Path
-    counts: dict[str, int]
+    counts: Mapping[str, int]
+
+    @property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One per arm, best first: norm, lr, n, stable_up_to, then mean, low and high of every metric."""
+        return tuple(self._rows())
+
+    @property
+    def answer(self) -> str:
+        """The sentence."""
+        return self.document.answer
+
+    @property
+    def decided(self) -> bool:
+        """Whether the data can tell the best arm from all others."""
+        return self.document.decided
+
+    @property
+    def chosen(self) -> dict[str, dict[str, float]]:
+        """Normalizer -> the tuned setting; without those of which no run finished."""
+        return {arm.knobs["norm"]: dict(arm.setting) for arm in self.document.arms if arm.setting}
 
     def _title(self) -> str:
         return "Each normalizer at its own best learning rate: mean (95 % interval over seeds)"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.rows]
+        rows = []
+        for arm in self.document.arms:
+            row = {**arm.knobs, "lr": arm.setting.get("lr"), "n": arm.n, "stable_up_to": arm.stable_up_to}
+            for metric in self.document.metrics:
+                value = plain(arm.values.get(metric.name, _NOTHING))
+                row |= {metric.name: value["mean"], **{f"{metric.name}_{end}": value[end] for end in ("low", "high")}}
+            rows.append(row)
+        return rows
 
     def __str__(self) -> str:
-        """Return the table with intervals, then the answer."""
-        from normgauge.records import format_table
-
-        return format_table(self.readable_rows(), title=self._title(), footer=f"\n{self.answer}")
+        """Return the table with intervals, what to know about the chosen rates, then the answer."""
+        remarks = [f"\n{remark}" for arm in self.document.arms for remark in arm.remarks]
+        return format_table(self.readable_rows(), title=self._title(), footer="".join([*remarks, f"\n\n{self.answer}"]))
 
     def readable_rows(self) -> list[dict[str, str]]:
         """Return the rows as text, each metric as `mean (low..high)`."""
-        shown = [c for c in COLUMNS if c.brief and any(row.get(c.name) is not None for row in self.rows)]
-        if any(row.get("test_accuracy") is not None for row in self.rows):
-            shown = [column for column in shown if column.name != "test_loss"]
+        arms = self.document.arms
+        shown = [m for m in self.document.metrics if m.brief and any(m.name in arm.values for arm in arms)]
+        if ACCURACY in shown:
+            shown = [metric for metric in shown if metric != LOSS]
         table = []
-        for row in self.rows:
-            cells = {"norm": str(row["norm"]), "rate": format_number(row["lr"]), "n": str(row["n"])}
-            for column in shown:
-                title = f"{column.title} {column.unit}".strip()
-                cells[title] = _cell(row, column)
-            cells["stable up to"] = str(row["stable_up_to"])
-            table.append(cells)
+        for arm in arms:
+            cells = {**arm.knobs, "rate": format_number(arm.setting.get("lr")), "n": str(arm.n)}
+            for metric in shown:
+                value = arm.values.get(metric.name)
+                cells[f"{metric.title} {metric.unit}".strip()] = (
+                    "-" if value is None else str(value.times(metric.factor))
+                )
+            table.append({**cells, "stable up to": arm.stable_up_to})
         return table
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the primary metric with its interval per arm."""
         from normgauge.charts import intervals
 
-        metric = "test_accuracy" if any(row.get("test_accuracy") is not None for row in self.rows) else "test_loss"
-        rows = [
-            {"norm": r["norm"], "value": r[metric], "low": r[f"{metric}_low"], "high": r[f"{metric}_high"]}
-            for r in self.rows
-            if r.get(metric) is not None
-        ]
-        return intervals(rows, value="value", series="norm", low="low", high="high", title=metric.replace("_", " "))
+        arms = self.document.arms
+        metric = ACCURACY if any(ACCURACY.name in arm.values for arm in arms) else LOSS
+        rows = [{**arm.knobs, **plain(arm.values[metric.name])} for arm in arms if metric.name in arm.values]
+        return intervals(rows, value="mean", series="norm", title=metric.title)
 
 
-def _cell(row: Mapping[str, Any], column: Column) -> str:
-    values = [row.get(f"{column.name}{edge}") for edge in ("", "_low", "_high")]
-    mean, low, high = (None if v is None else format_number(column.factor * v, 3) for v in values)
-    if mean is None:
-        return "-"
-    return mean if low is None or high is None else f"{mean} ({low}..{high})"
-
-
-def compare_runs(
-    runs: Sequence[Run], readings: Sequence[Mapping[str, Any]], store: Path, *, tuning_seeds: int
-) -> Comparison:
+def judge(runs: Sequence[Run], *, tuning_seeds: int) -> tuple[tuple[Arm, ...], str, bool]:
     """Judge stored runs: tune the learning rate of each arm on validation data, compare on test data.
 
-    An arm's rate is the one with the best mean validation metric over the tuning seeds, among those at which
-    every tuning seed finished (if there is none, among those at which some did). Differences between arms are
-    paired by seed.
+    Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
+    not finish is no measurement.
 
     Args:
-        runs: runs of a `Store`, with norm, lr and seed in their spec.
-        readings: their readings.
-        store: where they are, for the record.
+        runs: with norm, lr and seed in their spec.
         tuning_seeds: rates are chosen on seeds below this one, so that later seeds cannot change the choice.
+
+    Returns:
+        The arms, best first, the sentence, and whether the data can tell the best arm from all others.
     """
-    curves = _curves(readings)
-    arms: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        arms[run["spec"]["norm"]][run["spec"]["lr"]].append(run)
-    accuracy = any("test_accuracy" in metrics for metrics in curves.values())
-    primary, sign = ("accuracy", 1.0) if accuracy else ("loss", -1.0)
-    rows, chosen, scores = [], {}, {}
-    for norm, by_rate in arms.items():
-        tried = {r: [run for run in group if run["spec"]["seed"] < tuning_seeds] for r, group in by_rate.items()}
-        rate = _best_rate(tried, curves, f"validation_{primary}", sign)
-        row: dict[str, Any] = {"norm": norm, "lr": rate, "n": 0, "stable_up_to": _stable_up_to(by_rate)}
-        if rate is not None:
-            chosen[norm] = {"lr": rate}
-            good = [run for run in by_rate[rate] if run["status"] == "ok"]
-            row["n"] = len(good)
-            for column in COLUMNS:
-                row.update(_metric(column, good, curves))
-            scores[norm] = {run["spec"]["seed"]: _last(curves[run["id"]], f"test_{primary}") for run in good}
-        rows.append(row)
-    sentence, decided = _answer(scores, chosen, runs, accuracy=accuracy)
-    order = sorted(rows, key=lambda row: -sign * _or(row.get(f"test_{primary}"), -sign * math.inf))
-    counts: dict[str, int] = defaultdict(int)
-    for run in runs:
-        counts[run["status"]] += 1
-    return Comparison(tuple(order), sentence, decided, chosen, store, dict(counts))
+    accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
+    primary = ACCURACY if accuracy else LOSS
+    choices = choose(
+        [run.row() for run in runs if run.spec["seed"] < tuning_seeds],
+        by=primary.name.replace("test", "validation"),
+        over=("lr",),
+        within=("norm",),
+        higher=accuracy,
+    )
+    chosen = {choice.arm["norm"]: choice for choice in choices}
+    arms = [_arm(norm, runs, chosen.get(norm)) for norm in dict.fromkeys(run.spec["norm"] for run in runs)]
+
+    def place(arm: Arm) -> tuple[bool, float, str]:
+        mean = arm.values.get(primary.name, _NOTHING).mean
+        return math.isnan(mean), -mean if accuracy else mean, arm.knobs["norm"]
+
+    arms.sort(key=place)
+    return tuple(arms), *_answer(arms, runs, primary)
 
 
-def _curves(readings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Return run -> metric -> its values in the order of the steps (holes left out)."""
-    curves: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for reading in sorted(readings, key=lambda row: row["step"]):
-        if reading["value"] is not None:
-            curves[reading["run"]][reading["name"]].append(reading["value"])
-    return curves
+def _arm(norm: str, runs: Sequence[Run], choice: Choice | None) -> Arm:
+    own = [run for run in runs if run.spec["norm"] == norm]
+    stable = _stable_up_to(own)
+    if choice is None:
+        return Arm({"norm": norm}, {}, 0, {}, stable)
+    finished = _finished(own, choice.arm, choice.setting)
+    values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in METRICS}
+    measured = {name: value for name, value in values.items() if value.n}
+    return Arm(choice.arm, choice.setting, len(finished), measured, stable, tuple(choice.remarks()))
 
 
-def _last(metrics: Mapping[str, Sequence[float]], name: str) -> float:
-    return metrics[name][-1] if metrics.get(name) else math.nan
+def _finished(runs: Sequence[Run], *knobs: Mapping[str, Any]) -> list[Run]:
+    wanted = {knob: value for some in knobs for knob, value in some.items()}
+    return [run for run in runs if run.ok and all(run.spec[knob] == value for knob, value in wanted.items())]
 
 
-def _best_rate(
-    by_rate: Mapping[float, Sequence[Run]], curves: Mapping[str, Any], metric: str, sign: float
-) -> float | None:
-    finished = {rate: [run for run in group if run["status"] == "ok"] for rate, group in by_rate.items()}
-    whole = [rate for rate, group in by_rate.items() if len(finished[rate]) == len(group)]
-    candidates = whole or [rate for rate, good in finished.items() if good]
-    if not candidates:
-        return None
-
-    def score(rate: float) -> float:
-        values = [_last(curves[run["id"]], metric) for run in finished[rate]]
-        mean = sum(values) / len(values)
-        return sign * mean if math.isfinite(mean) else -math.inf
-
-    return max(sorted(candidates), key=score)  # of equal rates the smallest
+def _values(metric: Metric, runs: Sequence[Run]) -> list[float]:
+    pick = {"first": lambda series: series[0], "last": lambda series: series[-1], "mean": fmean}[metric.when]
+    return [pick(series) for run in runs if (series := run.series(metric.name))]
 
 
-def _stable_up_to(by_rate: Mapping[float, Sequence[Run]]) -> str:
+def _stable_up_to(runs: Sequence[Run]) -> str:
     """Name the largest rate below which no seed diverged; the grid's end is a lower bound."""
     stable = None
-    for rate in sorted(by_rate):
-        if any(run["status"] != "ok" for run in by_rate[rate]):
-            return "-" if stable is None else format_number(stable)
+    for rate in sorted({run.spec["lr"] for run in runs}):
+        if any(not run.ok for run in runs if run.spec["lr"] == rate):
+            return format_number(stable)
         stable = rate
     return f">= {format_number(stable)}"
 
 
-def _metric(column: Column, runs: Sequence[Run], curves: Mapping[str, Any]) -> dict[str, Any]:
-    values = []
-    for run in runs:
-        series = curves[run["id"]].get(column.name, [])
-        if series:
-            values.append({"first": series[0], "last": series[-1], "mean": sum(series) / len(series)}[column.when])
-    if not values:
-        return {column.name: None, f"{column.name}_low": None, f"{column.name}_high": None}
-    found = interval(values)
-    low, high = (None, None) if math.isnan(found.low) else (found.low, found.high)
-    if column.unit == "%" and low is not None and high is not None:
-        low, high = max(low, 0.0), min(high, 1.0)
-    return {column.name: found.mean, f"{column.name}_low": low, f"{column.name}_high": high}
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None or math.isnan(value) else value
-
-
-def _answer(
-    scores: Mapping[str, Mapping[int, float]], chosen: Mapping[str, Any], runs: Sequence[Run], *, accuracy: bool
-) -> tuple[str, bool]:
+def _answer(arms: Sequence[Arm], runs: Sequence[Run], metric: Metric) -> tuple[str, bool]:
     """Write the sentence: use this one, at this rate, by this margin; or that the data cannot tell."""
-    scores = {norm: values for norm, values in scores.items() if values and not any(map(math.isnan, values.values()))}
-    where = _setting(runs)
-    if not scores:
+    spec = runs[0].spec if runs else {}
+    where = f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"
+    trained = [arm for arm in arms if metric.name in arm.values]
+    if not trained:
         return f"No normalizer trained on {where}: every run diverged or failed. Try smaller rates (--rates).", False
-    unit, factor = (" points", 100.0) if accuracy else ("", 1.0)
-    means = {norm: factor * sum(values.values()) / len(values) for norm, values in scores.items()}
-    best = (max if accuracy else min)(means, key=lambda norm: means[norm])
-    result = f"{means[best]:.1f} % test accuracy" if accuracy else f"test loss {means[best]:.3g}"
-    if len(scores) == 1:
-        return f"Only {best} trained on {where}: {result} at learning rate {chosen[best]['lr']:g}.", True
-    ahead = leads(scores, best, higher=accuracy)
-    rivals = [norm for norm, lead in ahead.items() if not lead.excludes_zero]
-    second = min(ahead, key=lambda norm: ahead[norm].mean)
+    best, rate = trained[0].knobs["norm"], f"learning rate {trained[0].setting['lr']:g}"
+    mean = metric.factor * trained[0].values[metric.name].mean
+    result = f"{mean:.1f} % {metric.title}" if metric.unit else f"{metric.title} {mean:.3g}"
+    if len(trained) == 1:
+        return f"Only {best} trained on {where}: {result} at {rate}.", True
+    scores = {arm.knobs["norm"]: _scores(metric, _finished(runs, arm.knobs, arm.setting)) for arm in trained}
+    ahead = leads(scores, best, higher=metric.better == "higher", bounds=metric.bounds)
+    order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
+    rivals = [norm for norm in order if not ahead[norm].excludes_zero]
+    closest = (rivals or order)[0]
+    lead = _lead(ahead[closest], metric)
     if not rivals:
-        lead = _lead(ahead[second], factor, unit)
-        rate = f"learning rate {chosen[best]['lr']:g}"
-        return f"Use {best} at {rate} here ({where}): {result}, {lead} ahead of the next best, {second}.", True
-    rivals.sort(key=lambda norm: ahead[norm].mean)
-    beaten = [norm for norm in ahead if norm not in rivals]
+        return f"Use {best} at {rate} here ({where}): {result}, {lead} ahead of the next best, {closest}.", True
+    beaten = [norm for norm in order if norm not in rivals]
     also = f"; {best} does beat {_listed(beaten)}" if beaten else ""
+    more = _seeds_needed(scores[best], scores[closest], len(ahead))
     sentence = (
-        f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} leads with {result} at "
-        f"learning rate {chosen[best]['lr']:g}, {_lead(ahead[second], factor, unit)} ahead of {second}{also}."
+        f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} leads with {result} at {rate}, "
+        f"{lead} ahead of {closest}{also}. {more} tell {best} from {closest}."
     )
     return sentence, False
 
 
-def _lead(lead: Interval, factor: float, unit: str) -> str:
-    mean, low, high = (_plain(factor * value) for value in (lead.mean, lead.low, lead.high))
+def _scores(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
+    return {run.spec["seed"]: value for run in runs if (value := run.last(metric.name)) is not None}
+
+
+def _seeds_needed(best: Mapping[int, float], rival: Mapping[int, float], others: int) -> str:
+    """Say how many seeds would tell two arms apart, as the beginning of a sentence."""
+    differences = [best[seed] - rival[seed] for seed in sorted(best.keys() & rival.keys())]
+    if len(differences) < 2:
+        return "It takes at least two seeds that both finish to"
+    seeds = seeds_to_decide(differences, confidence=joint_confidence(others))
+    if seeds is None:
+        return f"If lead and spread stay as they are, no number of seeds up to {MOST_SEEDS:,} would"
+    # the interval inside the bounds is a little wider than the one that the number is made for
+    return f"If lead and spread stay as they are, about {max(seeds, len(differences) + 1):,} seeds would"
+
+
+def _lead(lead: Interval, metric: Metric) -> str:
+    shown = lead.times(metric.factor)
+    unit = " points" if metric.unit else ""
     if math.isnan(lead.low):
-        return f"{mean}{unit} (no interval from n = {lead.n})"
-    return f"{mean}{unit} (95 % interval {low} to {high}, paired over n = {lead.n} seeds)"
+        return f"{_decimals(shown.mean)}{unit} (no interval from n = {lead.n})"
+    ends = f"{_decimals(shown.low)} to {_decimals(shown.high)}"
+    return f"{_decimals(shown.mean)}{unit} (95 % interval {ends}, paired over n = {lead.n} seeds)"
 
 
-def _plain(value: float) -> str:
+def _decimals(value: float) -> str:
     """Write a difference without an exponent where two decimals can show it."""
     return f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
-
-
-def _setting(runs: Sequence[Run]) -> str:
-    spec = runs[0]["spec"] if runs else {}
-    return f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"
 
 
 def _listed(names: Sequence[str]) -> str:

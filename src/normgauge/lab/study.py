@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from normgauge.documents import Question
 from normgauge.errors import InputError, explain
 
 
@@ -89,17 +90,16 @@ class Study:
         """
         return [{**dict(self.fixed), **arm, "seed": seed} for seed in range(self.tried, self.seeds) for arm in chosen]
 
-    def describe(self, runs: Sequence[str]) -> dict[str, Any]:
-        """Return the study as plain data for the store and the report, with the ids of its runs."""
-        return {
-            "name": self.name,
-            "title": self.title or self.name,
-            "question": self.question,
-            "scientific": {knob: list(values) for knob, values in self.scientific.items()},
-            "nuisance": {knob: list(values) for knob, values in self.nuisance.items()},
-            "fixed": dict(self.fixed),
-            "seeds": self.seeds,
-            "cite": list(self.cite),
-            "tuning_seeds": self.tried,
-            "runs": list(runs),
-        }
+    def describe(self) -> Question:
+        """Return the study as the store and the page know it."""
+        return Question(
+            name=self.name,
+            title=self.title or self.name,
+            question=self.question,
+            scientific={knob: tuple(values) for knob, values in self.scientific.items()},
+            nuisance={knob: tuple(values) for knob, values in self.nuisance.items()},
+            fixed=dict(self.fixed),
+            seeds=self.seeds,
+            tuning_seeds=self.tried,
+            cite=self.cite,
+        )

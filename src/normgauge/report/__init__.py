@@ -1,4 +1,4 @@
-"""Stored tables -> one self-contained HTML page; sees no model. Needs the `lab` extra to draw."""
+"""Stored runs and documents -> one self-contained HTML page; sees no model. Needs the `lab` extra to draw."""
 
 from normgauge.report._ledger import ledger_page as ledger_page
 from normgauge.report._page import page as page
@@ -6,11 +6,9 @@ from normgauge.report._page import page_of_store as page_of_store
 from normgauge.report._study import Picture as Picture
 from normgauge.report._study import study_markdown as study_markdown
 from normgauge.report._study import write_study as write_study
-from normgauge.report._tables import ReportTables as ReportTables
 
 __all__ = [
     "Picture",
-    "ReportTables",
     "ledger_page",
     "page",
     "page_of_store",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from normgauge.records import format_number
-from normgauge.report._tables import show
+from normgauge.records import STATUSES, format_number
+from normgauge.report._content import show
 
 
 def text(value: Any) -> str:
@@ -47,8 +47,8 @@ def seconds(value: Any) -> str:
 
 def badge(status: str) -> str:
     """Return a run's status as a coloured word."""
-    known = status if status in ("ok", "diverged", "error", "skipped", "nonconverged") else "other"
-    return f'<span class="badge badge-{known}">{text(status)}</span>'
+    colour = status if status in STATUSES else "other"
+    return f'<span class="badge badge-{colour}">{text(status)}</span>'
 
 
 def heading(title: str, *, first: str = "ascending", numeric: bool = False, tip: str = "") -> str:
@@ -71,14 +71,3 @@ def pairs(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> str:
 def swatch(index: int) -> str:
     """Return the mark of an arm in its colour, cycling as the charts do."""
     return f'<span class="swatch" style="--arm: var(--c{index % 8})" aria-hidden="true"></span>'
-
-
-def finite(value: Any) -> Any:
-    """Return nested data as JSON can hold it: `nan` and infinities as nothing."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value

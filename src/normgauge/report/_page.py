@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from normgauge import charts
+from normgauge.documents import ComparisonDocument
 from normgauge.errors import StoreError, explain
-from normgauge.report import _claim, _pictures, _sections
-from normgauge.report._markup import finite, swatch, text
-from normgauge.report._tables import ReportTables
-
-_CLAIMS_HINT = (
-    '<p class="hint">What this study decides about sentences of the papers, by criteria fixed before it ran. '
-    "<code>normgauge claims --html FILE</code> writes the whole ledger.</p>"
-)
+from normgauge.records import Run, plain
+from normgauge.report import _pictures, _sections
+from normgauge.report._content import PageContent
+from normgauge.report._markup import swatch, text
+from normgauge.store import Store
 
 
-def page(tables: ReportTables, out: str | Path) -> Path:
-    """Write the tables as one HTML file without any reference to the network, and return its path.
+def page(runs: Sequence[Run], document: ComparisonDocument | None, out: str | Path) -> Path:
+    """Write runs and what was concluded from them as one HTML file without any reference to the network.
 
     The file holds its own style, script, data and the Vega runtime, and forbids the browser every request.
-    Missing documents leave their part out; runs that failed are shown with their sentence.
+    Without a document it shows the runs; those that failed are shown with their sentence.
 
     Args:
-        tables: runs, readings and documents.
+        runs: with their readings.
+        document: what was concluded from them, `None` where nothing was yet.
         out: the file to write; its folder is made.
 
     Returns:
@@ -37,7 +36,7 @@ def page(tables: ReportTables, out: str | Path) -> Path:
         MissingExtraError: when altair or vl-convert is not installed.
     """
     target = Path(out)
-    html = compose(tables)
+    html = compose(PageContent(runs, document))
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(html, encoding="utf-8")
     return target
@@ -54,60 +53,55 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
         The path of the page.
 
     Raises:
-        StoreError: when there is no such file, or it is no store.
+        StoreError: when there is no such file, it is no store, or another version of normgauge wrote it.
         MissingExtraError: when altair or vl-convert is not installed.
     """
-    from normgauge.store import Store
-
     source = Path(store_path)
     if not source.is_file():  # opening would make an empty store, and a typo would give an empty page
         raise StoreError(
             explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
         )
     with Store(source) as store:
-        runs, readings, documents = store.runs(), store.readings(), store.documents()
-    ids = set(documents.get("study", {}).get("runs") or (run["id"] for run in runs))
-    kept = [run for run in runs if run["id"] in ids]  # a store may hold runs of earlier settings too
-    return page(ReportTables(kept, [row for row in readings if row["run"] in ids], documents), out)
+        document = store.document(ComparisonDocument)
+        # a store may hold runs of earlier settings too
+        return page(store.runs(document.runs or None if document else None), document, out)
 
 
-def compose(tables: ReportTables) -> str:
+def compose(content: PageContent) -> str:
     """Return the whole page as one string."""
-    pictures = _pictures.specs(tables)
-    study = tables.document("study")
-    title = str(study.get("title") or study.get("name") or "normgauge report")
+    pictures = _pictures.specs(content)
+    study = content.document.question if content.document else None
     data = {
         "charts": pictures,
         "themes": {mode: charts.config(mode) for mode in charts.PALETTES},
-        "chosen": tables.chosen,
+        "chosen": {arm: content.setting(setting) for arm, setting in content.chosen.items()},
     }
     parts = {
-        "title": text(title),
+        "title": text(study.title if study else "normgauge report"),
         "policy": charts.POLICY,
-        "question": text(study.get("question") or ""),
+        "question": text(study.question if study else ""),
         "palette": "".join(
             f"--c{k}: light-dark({light}, {dark});"
             for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
         ),
-        "answer": _sections.answer(tables),
+        "answer": _sections.answer(content),
         "hero_chart": _figure("intervals", pictures["intervals"]) if "intervals" in pictures else "",
-        "tiles": _sections.tiles(tables),
-        "comparison": _section("comparison", "Comparison", _comparison_hint(tables), _sections.comparison(tables)),
-        "pictures": _charts(tables, pictures),
-        "claims": _section("claims", "Claims of the papers", _CLAIMS_HINT, _claim.stored(tables.rows("claims"))),
-        "runs": _section("runs", "Runs", _runs_hint(tables), _sections.runs(tables)),
-        "settings": _section("settings", "Settings", "", _cards(_sections.settings(tables))),
-        "provenance": _section("provenance", "Made with", "", _cards(_sections.provenance(tables))),
-        "citation": _section("citation", "How to cite", "", _sections.citation(tables)),
-        "css": _asset("page.css") + _asset("claim.css"),
+        "tiles": _sections.tiles(content),
+        "comparison": _section("comparison", "Comparison", _comparison_hint(content), _sections.comparison(content)),
+        "pictures": _charts(content, pictures),
+        "runs": _section("runs", "Runs", _runs_hint(content), _sections.runs(content)),
+        "settings": _section("settings", "Settings", "", _cards(_sections.settings(content))),
+        "provenance": _section("provenance", "Made with", "", _cards(_sections.provenance(content))),
+        "citation": _section("citation", "How to cite", "", _sections.citation(content)),
+        "css": _asset("page.css"),
         "js": _asset("page.js"),
         "vega": charts.javascript() if pictures else "",
-        "data": charts.script_json(finite(data)),
+        "data": charts.script_json(plain(data)),
     }
     return Template(_asset("page.html")).substitute(parts)
 
 
-def _charts(tables: ReportTables, pictures: Mapping[str, Mapping[str, Any]]) -> str:
+def _charts(content: PageContent, pictures: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the curves and the sweep, under one bar of switches that rules them all."""
     curves = {name: entry for name, entry in pictures.items() if entry["kind"] == "curve"}
     finals = {name: entry for name, entry in pictures.items() if entry["kind"] == "final"}
@@ -115,12 +109,12 @@ def _charts(tables: ReportTables, pictures: Mapping[str, Mapping[str, Any]]) -> 
         return ""
     chips = "".join(
         f'<button type="button" class="chip" aria-pressed="true" data-arm="{text(arm)}">{swatch(k)}{text(arm)}</button>'
-        for k, arm in enumerate(tables.arms)
+        for k, arm in enumerate(content.arms)
     )
     parts = [f'<div class="toolbar" role="group" aria-label="Series"><span class="label">Show</span>{chips}']
-    if curves and len(tables.settings) > 1:
-        first = ['<option value="">each at its chosen setting</option>'] if tables.chosen else []
-        options = first + [f'<option value="{text(s)}">all at {text(s)}</option>' for s in tables.settings]
+    if curves and len(content.settings) > 1:
+        first = ['<option value="">each at its chosen setting</option>'] if content.chosen else []
+        options = first + [f'<option value="{text(s)}">all at {text(s)}</option>' for s in content.settings]
         parts.append(f'<label class="label">Curves <select id="setting">{"".join(options)}</select></label>')
     parts.append("</div>")
     if curves:
@@ -160,17 +154,17 @@ def _cards(body: str) -> str:
     return f'<div class="cards">{body}</div>' if body else ""
 
 
-def _comparison_hint(tables: ReportTables) -> str:
-    decided = tables.document("answer").get("decided")
+def _comparison_hint(content: PageContent) -> str:
+    decided = content.document is not None and content.document.decided
     mark = "The best of a column is marked." if decided else "No best is marked: the data cannot tell."
     return f'<p class="hint">Mean with interval; click a heading to sort. {mark}</p>'
 
 
-def _runs_hint(tables: ReportTables) -> str:
-    bad = sum(run["status"] != "ok" for run in tables.runs)
+def _runs_hint(content: PageContent) -> str:
+    bad = sum(not run.ok for run in content.runs)
     return (
         '<div class="filter" role="group" aria-label="Which runs">'
-        f'<button type="button" class="chip" aria-pressed="true" data-runs="all">all {len(tables.runs)}</button>'
+        f'<button type="button" class="chip" aria-pressed="true" data-runs="all">all {len(content.runs)}</button>'
         f'<button type="button" class="chip" aria-pressed="false" data-runs="bad">not ok {bad}</button></div>'
     )
 
