@@ -14,7 +14,7 @@ def numbers(*shape, seed=0):
 
 
 def filled(model, seed=0):
-    """Give a model float64 weights, gains near one, small biases and stored statistics of data that are not standard."""
+    """Give a model float64 weights, gains near one, small biases and stored statistics that are not standard."""
     model = model.double()
     with torch.no_grad():
         for number, (name, tensor) in enumerate([*model.named_parameters(), *model.named_buffers()]):

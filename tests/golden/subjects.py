@@ -1,5 +1,6 @@
 """Every file of golden values by its name."""
 
 from golden.instruments import INSTRUMENTS
+from golden.verdicts import VERDICTS
 
-SUBJECTS = {"instruments": INSTRUMENTS}
+SUBJECTS = {"instruments": INSTRUMENTS, "verdicts": VERDICTS}
