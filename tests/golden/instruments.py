@@ -89,12 +89,16 @@ def _():
 
 @pin("spectrum")
 def _():
-    def one(o):
+    def one(make):
+        o, told = objective(make), {"quotient": known_symmetries(make)}
         bottom = {"hessian": 1, "gauss_newton": 0, "empirical_fisher": 0, "quotient": 1}  # others end at zero
-        found = {of: ng.spectrum(o, top=2, bottom=count, of=of, tol=1e-8) for of, count in bottom.items()}
+        found = {
+            of: ng.spectrum(o, top=2, bottom=count, of=of, tol=1e-8, symmetries=told.get(of))
+            for of, count in bottom.items()
+        }
         return {of: fields(item, "top", "bottom", "status", "dimension") for of, item in found.items()}
 
-    return of_models(one, mlp, conv)
+    return {"mlp": one(mlp), "conv": one(conv)}
 
 
 @pin("spectrum of a transformer block")
@@ -104,11 +108,8 @@ def _():
 
 @pin("quotient_spectrum")
 def _():
-    def one(o):
-        found = ng.quotient_spectrum(o, top=2, tol=1e-8)
-        return fields(found, "top", "blocks", "sharpness", "negatives", "gauge")
-
-    return of_models(one, mlp, conv)
+    found = ng.quotient_spectrum(objective(mlp), top=2, tol=1e-8)
+    return fields(found, "top", "blocks", "sharpness", "negatives", "gauge")
 
 
 @pin("layer_spectra")
@@ -231,7 +232,9 @@ def _():
 @pin("gradient_flow")
 def _():
     o = objective(deep)
-    fixed = ng.gradient_flow(o, 0.5, integrator="runge_kutta", steps=10, rates=[0.25])
+    fixed = ng.gradient_flow(
+        o, 0.5, integrator="runge_kutta", steps=10, rates=[0.25], symmetries=known_symmetries(deep)
+    )
     return {
         "losses": fixed.losses[::5],
         "distance": fixed.distances,
@@ -241,7 +244,7 @@ def _():
 
 @pin("gradient_flow, adaptive", rel=1e-5)
 def _():
-    found = ng.gradient_flow(objective(deep), 0.5)
+    found = ng.gradient_flow(objective(deep), 0.5, symmetries=known_symmetries(deep))
     return {"loss": found.losses[-1], "end": objective(deep).flatten(found.parameters), "status": found.status}
 
 

@@ -14,6 +14,8 @@ DIGITS = 10  # written; far more than any tolerance asks for
 FLOOR = 1e-12  # absolute: what exact arithmetic makes zero
 VERSION = ".".join(torch.__version__.split(".")[:2])
 
+ADVICE = "if this is meant: python tests/golden/write.py, a commit of its own, an entry under Numbers in the changelog"
+
 Values = dict[str, Any]
 
 
@@ -26,7 +28,8 @@ class Section:
         compute: returns the numbers; a nested mapping or sequence is flattened to `a.b.0`.
         rel: relative tolerance of every float; numbers that are whole, words, truths and `None` must be equal.
         elsewhere: the tolerance on another torch than the one that wrote the file, where the numbers hang on torch's
-            random streams, which may change between versions; `None` where they do not.
+            random streams, which may change between versions; infinite where only the keys can be compared, `None`
+            where the numbers do not hang on streams.
     """
 
     name: str
@@ -63,6 +66,12 @@ class Subject(dict[str, Section]):
 
     def stored(self) -> dict[str, Any]:
         return json.loads(self.path.read_text(encoding="utf-8"))
+
+    def departures(self, name: str, values: Values) -> list[str]:
+        """Say where the values of a section are not the stored ones."""
+        stored = self.stored()
+        told = differences(values, stored["sections"].get(name, {}), self[name].tolerance(stored["torch"]))
+        return [*told, ADVICE] if told else []
 
     def write(self, sections: Mapping[str, Values]) -> None:
         text = json.dumps({"torch": VERSION, "sections": dict(sections)}, indent=1, ensure_ascii=False, allow_nan=False)
@@ -108,6 +117,8 @@ def differences(found: Values, stored: Values, rel: float) -> list[str]:
 
 
 def agree(value: Any, stored: Any, rel: float) -> bool:
+    if rel == math.inf:
+        return True
     if isinstance(value, float) and isinstance(stored, float):
         return math.isclose(value, stored, rel_tol=rel, abs_tol=FLOOR)
     return type(value) is type(stored) and value == stored
