@@ -44,12 +44,16 @@ def test_every_optimizer_and_normalizer_is_pinned():
     assert layers == set(ng.nn.registry.names())
 
 
+def strict(key):
+    return 1e-6
+
+
 STORED = {"loss": 2.0, "count": 3, "zero": 0.0, "word": "ok", "limit": "inf", "none": None}
 
 
 def test_equal_values_and_values_within_the_tolerance_agree():
-    assert differences(STORED, STORED, 0.0) == []
-    assert differences({**STORED, "loss": 2.0 * (1 + 0.9e-6), "zero": FLOOR / 2}, STORED, 1e-6) == []
+    assert differences(STORED, STORED, lambda key: 0.0) == []
+    assert differences({**STORED, "loss": 2.0 * (1 + 0.9e-6), "zero": FLOOR / 2}, STORED, strict) == []
 
 
 @pytest.mark.parametrize(
@@ -69,20 +73,25 @@ def test_equal_values_and_values_within_the_tolerance_agree():
     ],
 )
 def test_a_value_that_is_off_or_new_is_told(change):
-    told = differences({**STORED, **change}, STORED, 1e-6)
+    told = differences({**STORED, **change}, STORED, strict)
     assert len(told) == 1 and told[0].startswith(next(iter(change)))
 
 
 def test_a_value_that_is_missing_is_told():
-    assert differences({}, {"loss": 2.0}, 1e-6) == ["loss: stored, not computed"]
+    assert differences({}, {"loss": 2.0}, strict) == ["loss: stored, not computed"]
 
 
 def test_another_torch_widens_only_what_hangs_on_its_random_streams():
     drawn, exact = Section("drawn", dict, 1e-6, elsewhere=0.3), Section("exact", dict, 1e-6)
-    assert drawn.tolerance("0.0") == 0.3 and exact.tolerance("0.0") == 1e-6
+    assert drawn.tolerance("loss", "0.0") == 0.3 and exact.tolerance("loss", "0.0") == 1e-6
     trained = {"loss": 2.0, "outcome": "confirmed"}
-    assert differences({"loss": 9.0, "outcome": None}, trained, math.inf) == []
-    assert len(differences({"loss": 9.0}, trained, math.inf)) == 1
+    assert differences({"loss": 9.0, "outcome": None}, trained, lambda key: math.inf) == []
+    assert len(differences({"loss": 9.0}, trained, lambda key: math.inf)) == 1
+
+
+def test_a_loose_pattern_widens_only_its_keys():
+    section = Section("study", dict, 1e-4, loose=("accuracy", 0.1))
+    assert section.tolerance("arms.batch.accuracy") == 0.1 and section.tolerance("arms.batch.loss") == 1e-4
 
 
 def test_what_is_written_is_what_is_compared(tmp_path):

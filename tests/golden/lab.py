@@ -15,6 +15,7 @@ from golden.pins import Subject, flatten
 
 LAB = Subject("lab")
 
+# Settings of `compare`. On plain kernels only dln's slopes and curvature moved by more than 2e-6, by up to 1.4e-3.
 COMPARISONS = {
     "mlp on digits": {"model": "mlp", "norms": ("none", "batch", "layer")},
     "dln on gaussian": {"model": "dln", "norms": ("none", "batch"), "rates": (1e-3, 1e-2), "seeds": 1, "steps": 3},
@@ -39,42 +40,42 @@ def compared(settings):
     }
 
 
-# Study -> relative tolerance. Training amplifies rounding, so another CPU's kernels move what is read after it: these
-# are a few times what torch's plain kernels (ATEN_CPU_CAPABILITY=default) change against vectorized ones.
+# Study -> relative tolerance, and keys that have another. Training amplifies rounding, so another CPU's kernels move
+# what is read after it: these are a few times what torch's plain kernels (ATEN_CPU_CAPABILITY=default) change.
 STUDIES = {
-    "conditioning": 1e-4,
-    "implicit-bias": 1e-4,
-    "margin": 1e-4,
-    "norm-conservation": 1e-4,
-    "rate-or-norm": 1e-4,
-    "recipe": 0.1,  # one validation sample more or less
-    "saddle-escape": 1e-4,
-    "shift": 1e-4,
-    "trajectories": 1e-4,
-    "valley": 1e-4,
-    "learning-rate-range": 1e-4,
-    "bad-init": 1e-4,
-    "dropout": 1e-4,
-    "lp-norms": 0.5,  # the largest deviation of a batch is one sample's
-    "performance": 1e-4,
-    "smoothness": 1e-2,
-    "normalizer-zoo": 1e-4,
-    "covariate-shift": 1e-2,
-    "noisy-batchnorm": 1e-4,
-    "capacity": 2e-2,
-    "generalization-bound": 0.15,  # the steepest point found
-    "variances": 0.1,  # one training sample more or less
-    "weight-norms": 0.1,  # the same
-    "gradient-explosion": 0.05,  # small differences of accuracies
-    "halfspace": 1e-4,
-    "inference-statistics": 1e-4,
-    "least-squares": 1e-4,
-    "one-hidden-layer": 1e-4,
-    "batch-size-width": 1e-4,
-    "gamma-sigma": 1e-4,
-    "norm-growth": 1e-3,
-    "pruning": 1e-4,
-    "robustness": 2e-2,  # of outputs after a change that should do nothing
+    "conditioning": (1e-4,),
+    "implicit-bias": (1e-4,),
+    "margin": (1e-4,),
+    "norm-conservation": (1e-4,),
+    "rate-or-norm": (1e-4,),
+    "recipe": (1e-4, ("accuracy", 0.1)),  # one sample more or less
+    "saddle-escape": (1e-4,),
+    "shift": (1e-4,),
+    "trajectories": (1e-4,),
+    "valley": (1e-4,),
+    "learning-rate-range": (1e-4,),
+    "bad-init": (1e-4,),
+    "dropout": (1e-4,),
+    "lp-norms": (1e-2, ("linf", 0.5)),  # the largest deviation of a batch is one sample's
+    "performance": (1e-4,),
+    "smoothness": (1e-2,),
+    "normalizer-zoo": (1e-4,),
+    "covariate-shift": (1e-2,),
+    "noisy-batchnorm": (1e-4,),
+    "capacity": (1e-2, (r"contrasts.*\.1$", 2e-2)),  # half widths of three seeds
+    "generalization-bound": (1e-2, ("slopes seen|slope_seen|sum_seen", 0.15)),  # the steepest point found
+    "variances": (1e-3, ("accuracy", 0.1)),
+    "weight-norms": (1e-3, ("accuracy", 0.1)),
+    "gradient-explosion": (1e-4, ("accuracy", 0.05)),
+    "halfspace": (1e-4,),
+    "inference-statistics": (1e-4,),
+    "least-squares": (1e-4,),
+    "one-hidden-layer": (1e-4,),
+    "batch-size-width": (1e-4,),
+    "gamma-sigma": (1e-4,),
+    "norm-growth": (1e-3,),
+    "pruning": (1e-4,),
+    "robustness": (1e-4, ("output_change", 2e-2)),  # by a change that should do nothing
 }
 # Readings that are rounding, and the arms of lp-norms in which 12 steps make anything of it.
 LEFT_OUT = re.compile(
@@ -111,6 +112,7 @@ def reproduced(study):
 
 
 for title, settings in COMPARISONS.items():
-    LAB.pin(f"compare, {title}", rel=1e-2, elsewhere=math.inf)(partial(compared, settings))
-for study, rel in STUDIES.items():
-    LAB.pin(f"study, {study}", rel=rel, elsewhere=math.inf)(partial(reproduced, study))
+    pin = LAB.pin(f"compare, {title}", rel=1e-4, elsewhere=math.inf, loose=("rows.*(beta|distance|cosine|top)", 1e-2))
+    pin(partial(compared, settings))
+for study, (rel, *loose) in STUDIES.items():
+    LAB.pin(f"study, {study}", rel=rel, elsewhere=math.inf, loose=next(iter(loose), None))(partial(reproduced, study))

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,22 @@ class Section:
         elsewhere: the tolerance on another torch than the one that wrote the file, where the numbers hang on torch's
             random streams, which may change between versions; infinite where only the keys can be compared, `None`
             where the numbers do not hang on streams.
+        loose: a pattern of keys and the tolerance these have instead of `rel`.
     """
 
     name: str
     compute: Callable[[], Mapping[str, Any]]
     rel: float = 1e-6
     elsewhere: float | None = None
+    loose: tuple[str, float] | None = None
 
     def values(self) -> Values:
         return dict(flatten(self.compute()))
 
-    def tolerance(self, written_by: str) -> float:
-        return self.rel if self.elsewhere is None or written_by == VERSION else self.elsewhere
+    def tolerance(self, key: str, written_by: str = VERSION) -> float:
+        if self.elsewhere is not None and written_by != VERSION:
+            return self.elsewhere
+        return self.loose[1] if self.loose and re.search(self.loose[0], key) else self.rel
 
 
 class Subject(dict[str, Section]):
@@ -52,14 +58,19 @@ class Subject(dict[str, Section]):
         self.path = FOLDER / f"{name}.json"
 
     def pin(
-        self, name: str, *, rel: float = 1e-6, elsewhere: float | None = None
+        self,
+        name: str,
+        *,
+        rel: float = 1e-6,
+        elsewhere: float | None = None,
+        loose: tuple[str, float] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the decorated function as a section."""
 
         def keep(compute: Callable[..., Any]) -> Callable[..., Any]:
             if name in self:
                 raise KeyError(f"two sections are called {name}")
-            self[name] = Section(name, compute, rel, elsewhere)
+            self[name] = Section(name, compute, rel, elsewhere, loose)
             return compute
 
         return keep
@@ -70,7 +81,8 @@ class Subject(dict[str, Section]):
     def departures(self, name: str, values: Values) -> list[str]:
         """Say where the values of a section are not the stored ones."""
         stored = self.stored()
-        told = differences(values, stored["sections"].get(name, {}), self[name].tolerance(stored["torch"]))
+        tolerance = partial(self[name].tolerance, written_by=stored["torch"])
+        told = differences(values, stored["sections"].get(name, {}), tolerance)
         return [*told, ADVICE] if told else []
 
     def write(self, sections: Mapping[str, Values]) -> None:
@@ -106,13 +118,13 @@ def leaf(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else str(value)
 
 
-def differences(found: Values, stored: Values, rel: float) -> list[str]:
-    """Say what is missing, what is new and what is off by more than the tolerance; nothing where all agree."""
+def differences(found: Values, stored: Values, tolerance: Callable[[str], float]) -> list[str]:
+    """Say what is missing, what is new and what is off by more than its tolerance; nothing where all agree."""
     told = [f"{name}: stored, not computed" for name in stored if name not in found]
     told += [f"{name}: computed, not stored" for name in found if name not in stored]
     for name, value in found.items():
-        if name in stored and not agree(value, stored[name], rel):
-            told.append(f"{name}: {value!r}, stored {stored[name]!r} (relative tolerance {rel:g})")
+        if name in stored and not agree(value, stored[name], tolerance(name)):
+            told.append(f"{name}: {value!r}, stored {stored[name]!r} (relative tolerance {tolerance(name):g})")
     return told
 
 

@@ -23,7 +23,7 @@ def main(names):
             if section.name not in before:
                 print(f"{name} | {section.name} | new, {len(after[section.name])} values")
                 continue
-            for line in differences(after[section.name], before[section.name], section.rel):
+            for line in differences(after[section.name], before[section.name], section.tolerance):
                 print(f"{name} | {section.name} | {line}")
         for gone in sorted(before.keys() - after.keys()):
             print(f"{name} | {gone} | gone")
