@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from golden.lab import LAB, STUDIES, study_values
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import merge
 from normgauge.lab.study import Study
@@ -30,6 +31,8 @@ def test_smoke_size_runs_is_judged_and_written(name, tmp_path):
     assert result.table.rows, "no run answers"
     assert result.verdict.outcome in ("confirmed", "not_confirmed", "inconclusive")
     assert all(verdict.status == "judged" for verdict in result.claims.values()), result.claims
+    told = LAB.departures(f"study, {name}", study_values(result))
+    assert not told, "\n".join(told)
     pictures = [Picture(*entry) for entry in result.pictures()]
     assert pictures, "a page needs a figure"
     page = write_study(result.document(), pictures, tmp_path / "page")
@@ -37,6 +40,10 @@ def test_smoke_size_runs_is_judged_and_written(name, tmp_path):
     assert "<svg" in text and "http-equiv" in text and result.experiment.question.split()[0] in text
     markdown = study_markdown(result.document(), pictures, "figures")
     assert "## Verdict" in markdown and "## What the paper found" in markdown and "## Proxy against paper" in markdown
+
+
+def test_every_study_has_golden_values():
+    assert set(STUDIES) == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
