@@ -3,21 +3,28 @@
 import math
 import re
 import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from golden.lab import LAB, STUDIES, study_values
+from normgauge.documents import SIZES
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import merge
 from normgauge.lab.study import Study
-from normgauge.papers.court import ledger, shipped_tables
-from normgauge.papers.experiment import SIZES, Experiment
-from normgauge.papers.reproduce import reproduce, reproduce_shard
+from normgauge.papers import shelf
+from normgauge.papers.court import criteria, ledger, shipped
+from normgauge.papers.court.table import tabulate
+from normgauge.papers.experiment import Experiment
+from normgauge.papers.reproduce import criterion_document, reproduce, reproduce_shard
 from normgauge.papers.studies import execute, experiments, find
-from normgauge.papers.table import choose, tabulate
+from normgauge.records import Run, plain
 from normgauge.report import Picture, study_markdown, write_study
-from normgauge.store import Store
+from normgauge.report._study import verdict_sentence
+from normgauge.store import Store, spec_id
 
 NAMES = list(experiments())
 PAGES = Path(__file__).parents[1] / "docs" / "papers" / "studies"
@@ -29,16 +36,16 @@ def test_smoke_size_runs_is_judged_and_written(name, tmp_path):
     errors = [row["sentence"] for row in result.table.trials if row["status"] == "error"]
     assert not errors, errors[0]
     assert result.table.rows, "no run answers"
-    assert result.verdict.outcome in ("confirmed", "not_confirmed", "inconclusive")
-    assert all(verdict.status == "judged" for verdict in result.claims.values()), result.claims
+    assert result.verdicts and set(result.verdicts) == {claim.id for claim in criteria(name)}
+    assert all(verdict.status == "judged" for verdict in result.verdicts.values()), result.verdicts
     told = LAB.departures(f"study, {name}", study_values(result))
     assert not told, "\n".join(told)
     pictures = [Picture(*entry) for entry in result.pictures()]
     assert pictures, "a page needs a figure"
-    page = write_study(result.document(), pictures, tmp_path / "page")
+    page = write_study(result.about, result.document(), pictures, tmp_path / "page")
     text = page.read_text(encoding="utf-8")
     assert "<svg" in text and "http-equiv" in text and result.experiment.question.split()[0] in text
-    markdown = study_markdown(result.document(), pictures, "figures")
+    markdown = study_markdown(result.about, result.document(), pictures, "figures")
     assert "## Verdict" in markdown and "## What the paper found" in markdown and "## Proxy against paper" in markdown
 
 
@@ -59,16 +66,16 @@ def test_runs_of_several_revisions_are_named(tmp_path, monkeypatch):
     path = tmp_path / "trajectories-smoke" / "runs.sqlite"
     with Store(path) as store:
         kept = store.runs()
-    lost = kept[0]["id"]
+    lost = spec_id(kept[0].spec)
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM readings WHERE run = ?", [lost])
         connection.execute("DELETE FROM runs WHERE id = ?", [lost])
-    other = {**kept[0]["provenance"], "revision": "0123456789ab"}
+    other = replace(kept[0].provenance, revision="0123456789ab")
     monkeypatch.setattr("normgauge.lab.runs.run.provenance", lambda: other)
     mixed = reproduce("trajectories", size="smoke", out=tmp_path, executor=1, progress=False)
-    assert [origin["revision"] for origin in mixed.origins][-1] == "0123456789ab" and len(mixed.origins) == 2
-    assert any("made by 2 revisions of normgauge" in line for line in mixed.document()["remarks"])
-    assert mixed.document()["provenance"]["revision"] == "0123456789ab"
+    assert [origin.revision for origin in mixed.origins][-1] == "0123456789ab" and len(mixed.origins) == 2
+    assert any("made by 2 revisions of normgauge" in line for line in mixed.document().remarks)
+    assert mixed.document().provenance.revision == "0123456789ab"
 
 
 # What a paper's first run is cut down to here: one step on a few samples, measured once.
@@ -105,9 +112,9 @@ def test_every_study_a_claim_names_exists():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_results_at_small_size_are_committed(name):
-    shipped = shipped_tables()
-    assert name in shipped, "run `normgauge reproduce` and tools/ship_tables.py"
-    assert shipped[name]["size"] == "small" and shipped[name]["rows"]
+    assert name in shipped(), "run `normgauge reproduce` and tools/ship_tables.py"
+    document = shipped()[name].document
+    assert document.size == "small" and document.rows
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     pictures = re.findall(r"\]\((figures/[^)]+\.svg)\)", text)
     assert pictures and all((PAGES / picture).is_file() for picture in pictures)
@@ -129,7 +136,7 @@ def test_shards_join_to_the_same_answer(tmp_path):
     joined = merge(shards, tmp_path / "joined" / "trajectories-smoke")
     assert joined.added == len(whole.table.trials) and joined.known == 0
     again = reproduce("trajectories", size="smoke", out=tmp_path / "joined", executor=1, progress=False)
-    assert again.verdict.outcome == whole.verdict.outcome
+    assert again.verdicts == whole.verdicts
     assert again.table.paired("norm_change", "none", "batch", start="small") == whole.table.paired(
         "norm_change", "none", "batch", start="small"
     )
@@ -146,35 +153,67 @@ def test_an_experiment_without_a_size_is_refused():
     study = Study("x", "?", scientific={"norm": ["none"]})
     blank = {"papers": ("S0",), "place": "", "question": "", "finding": "", "proxy": "", "run": print}
     with pytest.raises(InputError, match="paper"):
-        Experiment("x", sizes={"smoke": study, "small": study}, contrasts=dict, figures=list, **blank)
+        Experiment("x", sizes={"smoke": study, "small": study}, figures=list, **blank)
     tuned = Study("x", "?", scientific={"norm": ["none"]}, nuisance={"lr": [1.0]})
     with pytest.raises(InputError, match="choose_by"):
-        Experiment("x", sizes=dict.fromkeys(SIZES, tuned), contrasts=dict, figures=list, **blank)
+        Experiment("x", sizes=dict.fromkeys(SIZES, tuned), figures=list, **blank)
 
 
-def run_of(norm, lr, seed, status="ok"):
-    spec = {"norm": norm, "lr": lr, "seed": seed}
-    return {"id": f"{norm}{lr}{seed}", "spec": spec, "status": status, "sentence": "", "seconds": 1.0}
+def run_of(norm, lr, seed, status="ok", **curves):
+    run = Run({"norm": norm, "lr": lr, "seed": seed}, status)
+    for name, values in curves.items():
+        for step, value in enumerate(values):
+            run.record(step, name, value)
+    return run
 
 
-def test_choose_takes_the_best_mean_and_counts_failures_as_worst():
-    study = Study("s", "?", scientific={"norm": ["a"]}, nuisance={"lr": [1, 2]}, seeds=2)
-    runs = [run_of("a", 1, 0), run_of("a", 1, 1), run_of("a", 2, 0), run_of("a", 2, 1, "diverged")]
-    values = {"a10": 0.5, "a11": 0.6, "a20": 0.9, "a21": 0.9}
-    assert choose(study, runs, values.get, True) == [{"norm": "a", "lr": 1}]
-    assert choose(study, runs[:3], values.get, True) == [{"norm": "a", "lr": 2}]
-    assert choose(study, runs[:3], values.get, False) == [{"norm": "a", "lr": 1}]
-
-
-def test_table_keeps_last_values_and_curves():
-    runs = [run_of("a", 1, 0), run_of("b", 1, 0)]
-    readings = [
-        {"run": "a10", "step": s, "name": "loss", "layer": None, "value": v} for s, v in ((0, 2.0), (5, 1.0))
-    ] + [{"run": "b10", "step": 5, "name": "loss", "layer": None, "value": 4.0}]
-    table = tabulate(runs, readings, {"a10", "b10"})
+def test_table_keeps_last_values_and_curves_of_finished_runs():
+    runs = [
+        run_of("a", 1, 0, loss=(2.0, 1.0)),
+        run_of("b", 1, 0, loss=(4.0,)),
+        run_of("c", 1, 0, "diverged", loss=(9.0,)),
+    ]
+    table = tabulate(runs, {spec_id(run.spec) for run in runs})
     assert table.by_seed("loss", norm="a") == {0: 1.0}
     assert table.paired("loss", "b", "a") == [3.0]
     assert [row["value"] for row in table.curve("loss", norm="a")] == [2.0, 1.0]
     assert math.isnan(table.mean("loss", norm="a").low)
     band = table.band("loss", "norm")
     assert {"series": "a", "step": 0, "mean": 2.0, "low": 2.0, "high": 2.0} in band
+    assert table.by_seed("loss", norm="c") == {}, "a run that diverged is no measurement"
+    assert [row["status"] for row in table.trials] == ["ok", "ok", "diverged"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_court(name):
+    """The shipped table, the ledger, the list and the page of a study say what its criteria say of its rows."""
+    source, text = shipped()[name], (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    judged = [criterion_document(claim, claim.judge_table(source.table)) for claim in criteria(name)]
+    assert judged and plain(source.document.criteria) == plain(judged), "run python tools/ship_tables.py --rejudge"
+    listed = {claim.id: claim.result.word for claim in ledger() if claim.study == name}
+    assert listed == {item.id: item.outcome for item in judged if item.id in listed}
+    for item in judged:
+        assert verdict_sentence(item) in text, "run python docs/generate_studies.py"
+
+
+def test_the_list_says_what_the_studies_declare():
+    for study in shelf.listed():
+        experiment = find(study.name)
+        declared = (experiment.papers, experiment.place, experiment.question, experiment.data, dict(experiment.minutes))
+        assert declared == (study.papers, study.place, study.question, study.data, study.minutes)
+        assert experiment.name == study.name
+
+
+def test_reproducing_one_study_imports_no_other():
+    code = (
+        "import sys; from normgauge.papers.studies import find; find('valley');"
+        "print([name for name in sys.modules if '.studies.' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['normgauge.papers.akbar2025.studies.valley']"
+
+
+def test_the_list_imports_neither_studies_nor_torch():
+    code = "import sys; from normgauge.papers import shelf; shelf.listed(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

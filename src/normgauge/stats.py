@@ -117,7 +117,8 @@ def paired_difference(
 ) -> Interval:
     """Return the interval of first - second over the seeds both have.
 
-    Arms share seeds (weights, order of batches), so differences are taken seed by seed.
+    Arms share seeds (weights, order of batches), so differences are taken seed by seed. What lies beyond the largest
+    possible difference is cut off, which loses no coverage and leaves the side of 0 on which the interval lies.
 
     Args:
         first: seed -> value.
@@ -125,9 +126,11 @@ def paired_difference(
         bounds: of the two quantities; their difference lies within the width of the bounds.
         confidence: coverage.
     """
-    width = None if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0]
-    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
-    return interval(differences, bounds=(None if width is None else -width, width), confidence=confidence)
+    width = math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0]
+    span = interval(
+        (first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())), confidence=confidence
+    )
+    return span if span.n < 2 else Interval(span.mean, max(span.low, -width), min(span.high, width), span.n)
 
 
 def joint_confidence(comparisons: int) -> float:

@@ -58,6 +58,7 @@ class Store:
 
     Args:
         path: the file; it is made, with its folder, when it does not exist.
+        write: `False` only reads: nothing is made, and a file of somebody else's stays as it is.
 
     Raises:
         StoreError: when the file cannot be opened, is no store, or was written by a newer normgauge.
@@ -72,13 +73,16 @@ class Store:
         [({'lr': 0.1}, 2.0)]
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, write: bool = True) -> None:
         self.path = Path(path)
         self._claim: IO[str] | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode=DELETE")
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            target = str(self.path) if write else f"{self.path.absolute().as_uri()}?mode=ro"
+            self._connection = sqlite3.connect(target, timeout=30.0, isolation_level=None, uri=not write)
+            if write:
+                self._connection.execute("PRAGMA journal_mode=DELETE")
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
                 raise StoreError(
@@ -89,7 +93,9 @@ class Store:
                         "Upgrade normgauge, or choose another --out",
                     )
                 )
-            self._connection.executescript(_SCHEMA + f"PRAGMA user_version={SCHEMA_VERSION};")
+            if write:
+                self._connection.executescript(_SCHEMA + f"PRAGMA user_version={SCHEMA_VERSION};")
+            self._connection.execute("SELECT 1 FROM runs, readings, documents LIMIT 0")
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, StoreError):
                 raise

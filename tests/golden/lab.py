@@ -62,7 +62,7 @@ STUDIES = {
     "normalizer-zoo": (1e-4,),
     "covariate-shift": (1e-2,),
     "noisy-batchnorm": (1e-4,),
-    "capacity": (1e-2, (r"contrasts.*\.1$", 2e-2)),  # half widths of three seeds
+    "capacity": (1e-2, (r"criteria.*\.1$", 2e-2)),  # half widths of three seeds
     "generalization-bound": (1e-2, ("slopes seen|slope_seen|sum_seen", 0.15)),  # the steepest point found
     "variances": (1e-3, ("accuracy", 0.1)),
     "weight-norms": (1e-3, ("accuracy", 0.1)),
@@ -80,22 +80,24 @@ STUDIES = {
 # Readings that are rounding, and the arms of lp-norms in which 12 steps make anything of it.
 LEFT_OUT = re.compile(
     r"law_error|equivalence_gap|_proof|sharpness_residual|difference between \(W, eta\)"
-    r"|model dln, norm (l|batch).*(activation_mean)|model dln, norm l[1i]|contrasts\.dln: log10 of training loss"
+    r"|model dln, norm (l|batch).*(activation_mean)|model dln, norm l[1i]|criteria.*dln: log10 of training loss"
+    r"|log10 of final training loss, batch over l1"
 )
 
 
 def study_values(result):
-    """Means over seeds of each arm's readings, the contrasts, and the words of a study's verdicts."""
+    """Means over seeds of each arm's readings, and the words and margins of a study's criteria."""
     names = sorted({row["reading"] for row in result.table.readings if row["layer"] is None})
     arms = {}
     for row in result.table.rows:
-        knobs = ", ".join(f"{knob} {row[knob]}" for knob in result.knobs() if knob in row)
+        knobs = ", ".join(f"{knob} {row[knob]}" for knob in result.about.knobs if knob in row)
         arms.setdefault(knobs, []).append(row)
     values = {
         "runs": len(result.table.trials),
-        "outcome": result.verdict.outcome,
-        "contrasts": {item.name: [item.value, item.tolerance] for item in result.verdict.evidence},
-        "claims": {name: verdict.outcome for name, verdict in result.claims.items()},
+        "criteria": {
+            name: {"outcome": verdict.word, **{item.name: [item.value, item.tolerance] for item in verdict.evidence}}
+            for name, verdict in result.verdicts.items()
+        },
         "arms": {arm: {name: mean(rows, name) for name in names} for arm, rows in arms.items()},
     }
     return {name: value for name, value in flatten(values) if not LEFT_OUT.search(name)}

@@ -278,6 +278,17 @@ def _unanswered(study: Study) -> ComparisonDocument:
     )
 
 
+def _size_of(study: Study) -> str:
+    """Return the size whose presets the study has where no option says otherwise: measured steps and tuning seeds."""
+    steps, measured = study.fixed["steps"], list(study.fixed["measure_at"])
+    return next(
+        size
+        for size, preset in SIZES.items()
+        if measuring_steps(steps, preset["measured"]) == measured
+        and min(preset["tuning_seeds"], study.seeds) == study.tried
+    )
+
+
 def command_of(study: Study) -> str:
     """Return the command that runs this comparison again, from any machine that has the model and the data."""
     fixed = study.fixed
@@ -289,6 +300,7 @@ def command_of(study: Study) -> str:
         "--seeds": str(study.seeds),
         "--steps": str(fixed["steps"]),
         "--batch": str(fixed["batch"]),
+        "--size": _size_of(study),
     }
     if "ddp" in fixed:
         words |= {"--ddp": str(fixed["ddp"]), "--statistics": fixed["statistics"]}

@@ -292,8 +292,7 @@ def _seeds_needed(best: Mapping[int, float], rival: Mapping[int, float], others:
     seeds = seeds_to_decide(differences, confidence=joint_confidence(others))
     if seeds is None:
         return f"If lead and spread stay as they are, no number of seeds up to {MOST_SEEDS:,} would"
-    # the interval inside the bounds is a little wider than the one that the number is made for
-    return f"If lead and spread stay as they are, about {max(seeds, len(differences) + 1):,} seeds would"
+    return f"If lead and spread stay as they are, about {seeds:,} seeds would"
 
 
 def _lead(lead: Interval, metric: Metric) -> str:

@@ -23,7 +23,7 @@ from normgauge.papers.court import DEFAULT_FOLDER, Claim, StudyTable, Verdict, c
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.studies import execute, find
-from normgauge.records import Provenance, Result, Row, Run, format_table
+from normgauge.records import Provenance, Result, Row, Run, format_table, plain
 from normgauge.stats import Choice, choose
 from normgauge.store import STORE_NAME, Store, spec_id
 
@@ -100,7 +100,13 @@ class Reproduced(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {"criterion": name, "margin": item.name, "mean": item.value, "+-": item.tolerance, "seeds": item.instances}
+            {
+                "criterion": name,
+                "margin": item.name,
+                "mean": item.value,
+                "+-": plain(item.tolerance),
+                "seeds": item.instances,
+            }
             for name, verdict in self.verdicts.items()
             for item in verdict.evidence
         ]

@@ -61,7 +61,7 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
         raise StoreError(
             explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
         )
-    with Store(source) as store:
+    with Store(source, write=False) as store:
         document = store.document(ComparisonDocument)
         # a store may hold runs of earlier settings too
         return page(store.runs(document.runs or None if document else None), document, out)

@@ -15,7 +15,7 @@ from string import Template
 
 from normgauge import charts
 from normgauge.documents import About, CriterionDocument, StudyDocument
-from normgauge.records import Row, format_number
+from normgauge.records import Row, format_number, plain
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import interval
 
@@ -107,7 +107,7 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
 def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> list[Block]:
     """Return the parts of the page in reading order."""
     margins = [
-        (item.id, m.name, format_number(m.mean), format_number(m.half_width), str(m.seeds))
+        (item.id, m.name, format_number(m.mean), format_number(plain(m.half_width)), str(m.seeds))
         for item in document.criteria
         for m in item.margins
     ]
@@ -141,10 +141,14 @@ def verdict_sentence(criterion: CriterionDocument) -> str:
     for item in criterion.margins:
         decided = math.isfinite(item.half_width) and abs(item.mean) > item.half_width
         sorts["Undecided" if not decided else "For it" if item.mean > 0 else "Against it"].append(
-            f"{item.name} ({format_number(item.mean)} -+ {format_number(item.half_width, 2)})"
+            f"{item.name} ({format_number(item.mean)}{_half(item.half_width)})"
         )
     parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names] or [criterion.sentence]
     return " ".join([f"{criterion.id}: {OUTCOMES[criterion.outcome]}", *parts])
+
+
+def _half(width: float) -> str:
+    return f" -+ {format_number(width, 2)}" if math.isfinite(width) else ""
 
 
 def made_with(document: StudyDocument) -> str:
@@ -176,7 +180,7 @@ def _mean(values: Sequence[float | None]) -> str:
     if not numbers:
         return "-"
     span = interval(numbers)
-    half = "" if span.n < 2 else f" -+ {format_number((span.high - span.low) / 2, 2)}"
+    half = _half((span.high - span.low) / 2)
     holes = f" ({span.n} of {len(values)})" if span.n < len(values) else ""
     return f"{format_number(span.mean, 4)}{half}{holes}"
 

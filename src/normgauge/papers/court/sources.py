@@ -68,7 +68,7 @@ def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
     trouble = []
     for path in sorted(Path(folder).glob(f"*/{STORE_NAME}")):
         try:
-            with Store(path) as store:
+            with Store(path, write=False) as store:
                 document = store.document(StudyDocument)
         except StoreError as error:
             trouble.append(f"{path.parent}: {error}")  # all stores have one file name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -55,8 +56,9 @@ class Evidence:
         if self.role == "fact":
             return f"fact: {self.name} = {format_number(self.value)}"
         if self.role == "margin":
-            spread = format_number(self.tolerance)
-            return f"margin: {self.name} = {format_number(self.value)} +- {spread} over {self.instances} seeds"
+            seeds = f"{self.instances} seed{'' if self.instances == 1 else 's'}"
+            spread = f" +- {format_number(self.tolerance)}" if math.isfinite(self.tolerance) else ""
+            return f"margin: {self.name} = {format_number(self.value)}{spread} over {seeds}"
         word = "holds" if self.passes else "fails" if self.fails else "undecided"
         bound = f"tolerance {format_number(self.tolerance)}, {self.instances} instances"
         return f"{self.role} {word}: {self.name}: discrepancy {format_number(self.value)} ({bound})"
