@@ -1,4 +1,4 @@
-"""Evaluation under stored, recalibrated and batch statistics: against sums by hand, and nothing is changed by looking."""
+"""Evaluation under stored, recalibrated and batch statistics: against sums by hand; looking changes nothing."""
 
 import copy
 import math

@@ -1,5 +1,6 @@
 """The training loop: order of batches, divergence, clipping, steps of one's own, and the share of measurements."""
 
+import itertools
 import math
 
 import pytest
@@ -79,7 +80,7 @@ def test_gradients_are_seen_whole_and_clipped_before_the_step():
     moved.append([value.detach() for value in network.parameters()])
     assert [step for step, _, _ in seen] == [0, 1, 2] and [loss for _, loss, _ in seen] == done.losses
     assert min(norm for _, _, norm in seen) > 0.1
-    for before, after in zip(moved, moved[1:], strict=False):
+    for before, after in itertools.pairwise(moved):
         change = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(before, after, strict=True)))
         assert change == pytest.approx(1e-3, rel=1e-2)
 
