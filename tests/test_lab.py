@@ -15,9 +15,10 @@ from normgauge.lab import data, models
 from normgauge.lab.compare import comparison_study, measuring_steps
 from normgauge.lab.models.small import SMALL
 from normgauge.lab.runs.executors import run_in_processes
-from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.sweep import sweep
 from normgauge.nn import registry
+from normgauge.records import Run
 from normgauge.store import Store, spec_id
 
 SPEC = {
@@ -89,10 +90,10 @@ def test_splits_are_disjoint_and_standardized():
 
 def test_a_run_is_deterministic_and_measures_on_schedule():
     first, second = execute(SPEC), execute(SPEC)
-    assert first.status == "ok", first.sentence
+    assert first.ok, first.sentence
     assert first.readings == second.readings
-    assert {r["step"] for r in first.readings} == {0, 6}
-    names = {r["name"] for r in first.readings}
+    assert {reading.step for reading in first.readings} == {0, 6}
+    names = {reading.name for reading in first.readings}
     assert {
         "train_loss",
         "test_accuracy",
@@ -101,7 +102,7 @@ def test_a_run_is_deterministic_and_measures_on_schedule():
         "weight_norm",
         "steps_to_target",
     } <= names
-    losses = [r["value"] for r in first.readings if r["name"] == "train_loss"]
+    losses = first.series("train_loss")
     assert losses[-1] < losses[0]
 
 
@@ -110,7 +111,7 @@ def test_divergence_and_errors_are_values():
     assert wild.status == "diverged" and "training loss" in wild.sentence
     broken = execute({**SPEC, "model": "nothing"})
     assert broken.status == "error" and "unknown model" in broken.sentence
-    assert broken.provenance["versions"]["torch"]
+    assert broken.provenance.versions["torch"]
 
 
 def study(**changes):
@@ -125,7 +126,7 @@ def test_a_sweep_runs_only_what_is_missing(tmp_path):
         calls.append(spec_id(spec))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return Outcome(dict(spec))
+        return Run(dict(spec))
 
     plan = study(rates=[0.1, 1.0]).plan()
     with Store(tmp_path / "runs.sqlite") as store:
@@ -141,14 +142,14 @@ def test_a_sweep_runs_only_what_is_missing(tmp_path):
 def dying_task(spec):
     if spec["dies"]:
         os.kill(os.getpid(), signal.SIGKILL)
-    return Outcome(dict(spec))
+    return Run(dict(spec))
 
 
 def test_a_killed_worker_costs_its_own_run_only():
     specs = [{"n": n, "dies": n == 1} for n in range(4)]
-    outcomes = list(run_in_processes(specs, 2, dying_task))
-    assert sorted(o.spec["n"] for o in outcomes) == [0, 1, 2, 3]
-    (lost,) = [o for o in outcomes if o.status != "ok"]
+    runs = list(run_in_processes(specs, 2, dying_task))
+    assert sorted(run.spec["n"] for run in runs) == [0, 1, 2, 3]
+    (lost,) = [run for run in runs if not run.ok]
     assert lost.spec["n"] == 1 and "died 3 times" in lost.sentence
 
 

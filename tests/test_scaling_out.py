@@ -12,24 +12,26 @@ from pathlib import Path
 
 import pytest
 
+from normgauge.documents import ComparisonDocument, Question
 from normgauge.errors import ExecutorError, InputError, StoreError
 from normgauge.lab import compare_shard, merge
 from normgauge.lab.runs.executors import Workers, available_cores, connected, run_on
-from normgauge.lab.runs.run import Outcome, execute
+from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.sweep import parse_shard, part_of, sweep
+from normgauge.records import Provenance, Run
 from normgauge.store import Store, spec_id
 
 SOURCE = Path(__file__).parents[1] / "src"
 TASKS = """
 import os, signal, time
 from pathlib import Path
-from normgauge.lab.runs.run import Outcome
+from normgauge.records import Run
 
 def slow(spec):
     time.sleep(spec.get("seconds", 0.1))
-    outcome = Outcome(dict(spec))
-    outcome.record(0, "value", float(spec["n"]))
-    return outcome
+    run = Run(dict(spec))
+    run.record(0, "value", float(spec["n"]))
+    return run
 
 def fragile(spec):
     marker = Path(spec["folder"]) / f"died-{spec['n']}"
@@ -65,12 +67,14 @@ def tasks(tmp_path, monkeypatch):
 
 def counted(store, specs, what):
     """Print and check: every spec once, every run with its own readings once."""
-    runs, readings = store.runs(), store.readings()
+    runs = store.runs()
     wanted = {spec_id(spec) for spec in specs}
-    lost, extra = wanted - store.finished(), len(runs) - len({run["id"] for run in runs})
+    lost, extra = wanted - store.finished(), len(runs) - len({spec_id(run.spec) for run in runs})
     print(f"{what}: {len(wanted)} specs, {len(runs)} runs stored, {len(lost)} lost, {extra} twice")
     assert store.finished() == wanted and not extra
-    assert sorted(r["value"] for r in readings) == sorted(float(spec["n"]) for spec in specs)
+    assert sorted(reading.value for run in runs for reading in run.readings) == sorted(
+        float(spec["n"]) for spec in specs
+    )
 
 
 def test_killed_workers_lose_and_double_nothing(tasks, tmp_path):
@@ -78,7 +82,7 @@ def test_killed_workers_lose_and_double_nothing(tasks, tmp_path):
     with Store(tmp_path / "runs.sqlite") as store:
         sweep(specs, store, executor=2, task=tasks.fragile, progress=False)
         counted(store, specs, "SIGKILL of two workers")
-        assert {run["status"] for run in store.runs()} == {"ok"}
+        assert all(run.ok for run in store.runs())
     assert len(list(tmp_path.glob("died-*"))) == 2
 
 
@@ -144,10 +148,10 @@ def _stored(path):
 
 
 def bulky(spec):
-    outcome = Outcome(dict(spec))
+    run = Run(dict(spec))
     for step in range(300):
-        outcome.record(step, "filler" * 20, 0.0)
-    return outcome
+        run.record(step, "filler" * 20, 0.0)
+    return run
 
 
 def test_a_full_database_keeps_what_was_finished(tmp_path):
@@ -162,7 +166,7 @@ def test_a_full_database_keeps_what_was_finished(tmp_path):
         store._connection.execute("PRAGMA max_page_count=1000000")
         assert sweep(specs, store, executor=1, task=bulky, progress=False) == 9 - kept
         print(f"full disk: {kept} runs before, {9 - kept} after, {len(store.runs())} stored")
-        assert len(store.runs()) == 9 and len(store.readings()) == 9 * 300
+        assert [len(run.readings) for run in store.runs()] == [300] * 9
 
 
 def test_a_really_full_disk_keeps_what_was_finished(tmp_path):
@@ -177,10 +181,15 @@ def test_a_really_full_disk_keeps_what_was_finished(tmp_path):
         subprocess.run(["mount", "-o", "remount,size=8m", str(tmp_path)], check=True)
         with Store(tmp_path / "runs.sqlite") as store:
             assert sweep(specs, store, executor=1, task=bulky, progress=False) == 20 - kept
-            assert 0 < kept < 20 and len(store.runs()) == 20 and len(store.readings()) == 20 * 300
+            assert 0 < kept < 20 and [len(run.readings) for run in store.runs()] == [300] * 20
             print(f"full file system: {kept} runs before, {20 - kept} after, {len(store.runs())} stored")
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def comparison(steps, runs=()):
+    question = Question("s", "S", "?", {"norm": ("none",)}, {"lr": (0.1,)}, {"steps": steps}, 1, 1)
+    return ComparisonDocument(question, (), (), "batch", True, runs, Provenance(), "normgauge compare", "2025-01-01")
 
 
 def test_shards_are_disjoint_and_their_merge_is_the_whole(tmp_path):
@@ -189,7 +198,7 @@ def test_shards_are_disjoint_and_their_merge_is_the_whole(tmp_path):
     assert sum(map(len, parts)) == 40 and all(parts) and part_of(specs, (4, 4)) == parts[0]
     for index in range(4):
         with Store(tmp_path / str(index) / "runs.sqlite") as store:
-            store.put_document("study", {"name": "s", "fixed": {"steps": 3}, "runs": [index]})
+            store.put_document(comparison(steps=3, runs=(str(index),)))
             assert sweep(specs, store, executor=1, task=bulky, shard=(index, 4), progress=False) == len(parts[index])
     folders = [tmp_path / str(index) for index in range(4)]
     first = merge(folders, tmp_path / "all")
@@ -198,15 +207,17 @@ def test_shards_are_disjoint_and_their_merge_is_the_whole(tmp_path):
     assert (again.added, again.known, again.total) == (0, 40, 40)
     with Store(tmp_path / "all" / "runs.sqlite") as store:
         assert sweep(specs, store, executor=1, task=bulky, progress=False) == 0
-        assert len(store.readings()) == 40 * 300
+        assert [len(run.readings) for run in store.runs()] == [300] * 40
+        kept = store.document(ComparisonDocument)
+        assert kept.question == comparison(steps=3).question and not (kept.runs or kept.answer or kept.decided)
     print(f"shards: {first}")
 
 
 def test_merge_refuses_other_questions_running_shards_and_missing_stores(tmp_path):
     for name, steps in (("a", 3), ("b", 4)):
         with Store(tmp_path / name / "runs.sqlite") as store:
-            store.put_document("study", {"name": "s", "fixed": {"steps": steps}, "runs": []})
-            store.put({"spec": {"n": name}}, [])
+            store.put_document(comparison(steps))
+            store.put(Run({"n": name}))
     with pytest.raises(StoreError, match='another fixed: {"steps":4} instead of {"steps":3}'):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     with pytest.raises(StoreError, match="no such file"):
@@ -217,20 +228,20 @@ def test_merge_refuses_other_questions_running_shards_and_missing_stores(tmp_pat
             merge([tmp_path / "a"], tmp_path / "other")
     for name, study in (("c", "valley"), ("d", "margin")):  # stores without a definition are told apart by their specs
         with Store(tmp_path / name / "runs.sqlite") as store:
-            store.put({"spec": {"study": study}}, [])
+            store.put(Run({"study": study}))
     with pytest.raises(StoreError, match="another name"):
         merge([tmp_path / "c", tmp_path / "d"], tmp_path / "more")
 
 
 def test_a_second_writer_is_refused_and_readers_are_not(tmp_path):
     first, second = Store(tmp_path / "runs.sqlite"), Store(tmp_path / "runs.sqlite")
-    first.put({"spec": {"n": 1}}, [])
+    first.put(Run({"n": 1}))
     assert len(second.runs()) == 1
-    for action in (lambda: second.put({"spec": {"n": 2}}, []), lambda: sweep([{"n": 2}], second, task=bulky)):
+    for action in (lambda: second.put(Run({"n": 2})), lambda: sweep([{"n": 2}], second, task=bulky)):
         with pytest.raises(StoreError, match="one process at a time writes to a store"):
             action()
     first.close()
-    second.put({"spec": {"n": 2}}, [])
+    second.put(Run({"n": 2}))
     assert sqlite3.connect(second.path).execute("SELECT count(*) FROM runs").fetchone() == (2,)
 
 
@@ -270,7 +281,7 @@ def test_threads_of_an_executor_do_not_share_random_numbers():
     common = {"steps": 2, "measure_at": [2], "measure_batch": 20, "target_loss": 1.0}
     specs = [{**common, "seed": n, "n": n} for n in range(5)]
     with ThreadPoolExecutor(4) as executor:
-        found = {outcome.spec["n"]: outcome for outcome in run_on(executor, specs, noisy)}
+        found = {run.spec["n"]: run for run in run_on(executor, specs, noisy)}
     assert found[2].status == "error" and "RuntimeError: broken" in found[2].sentence
     for n in (0, 4):
         assert found[n].readings == noisy(specs[n]).readings
@@ -326,12 +337,12 @@ def test_a_dask_cluster_runs_a_sweep_and_survives_a_killed_worker(cluster, tasks
                 workers[0].send_signal(signal.SIGKILL)
 
         put, calls = store.put, []
-        store.put = lambda run, readings: (put(run, readings), calls.append(1), kill_one())
+        store.put = lambda run: (put(run), calls.append(1), kill_one())
         assert sweep(specs, store, executor=executor, task=tasks.slow, progress=False) == 10
         print(f"Dask: {len(names)} workers, one killed after 2 runs, {len(calls)} runs written")
         assert len(names) == 2 and len(calls) == 10
         counted(store, specs, "SIGKILL of a Dask worker")
-        assert {run["status"] for run in store.runs()} == {"ok"}
+        assert all(run.ok for run in store.runs())
 
 
 @pytest.mark.heavy
@@ -344,8 +355,8 @@ def test_the_command_runs_on_a_cluster(cluster, tmp_path):
     assert done.returncode == 0, done.stderr
     assert '"ok": 1' in done.stdout
     (run,) = Store(tmp_path / "runs.sqlite").runs()
-    assert run["provenance"]["versions"]["torch"] and run["spec"]["seed"] == 0
-    assert {"revision", "dirty", "machine", "python"} <= set(run["provenance"])
+    assert run.provenance.versions["torch"] and run.spec["seed"] == 0
+    assert run.provenance.machine["processor"] and run.provenance.python
 
 
 def test_no_scheduler_is_said_so(monkeypatch):
