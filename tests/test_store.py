@@ -149,3 +149,12 @@ def test_a_locked_store_says_so(tmp_path):
         store.put(Run({"a": 1}))
     other.execute("ROLLBACK")
     store.put(Run({"a": 1}))
+
+
+def test_ids_may_come_from_a_generator(tmp_path):
+    with Store(tmp_path / "runs.sqlite") as store:
+        run = Run({"a": 1})
+        run.record(0, "loss", 2.0)
+        store.put(run)
+        (kept,) = store.runs(spec_id(spec) for spec in [{"a": 1}, {"a": 2}])
+    assert kept.last("loss") == 2.0

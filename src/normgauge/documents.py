@@ -288,7 +288,7 @@ def _build(kind: Any, data: Any) -> Any:
         inner = arguments[0] if arguments[-1] is Ellipsis else None
         pairs = zip(data, [inner] * len(data) if inner else arguments, strict=True)
         return tuple(_build(part, item) for item, part in pairs)
-    if origin is not None and issubclass(origin, Mapping) and data is not None:
+    if isinstance(origin, type) and issubclass(origin, Mapping) and data is not None:
         return {key: _build(arguments[1], item) for key, item in data.items()}
     return data
 

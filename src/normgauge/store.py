@@ -181,6 +181,7 @@ class Store:
 
     def runs(self, ids: Iterable[str] | None = None) -> list[Run]:
         """Return the stored runs with their readings, all or those with the given ids, in the order they finished."""
+        ids = None if ids is None else sorted(set(ids))  # asked for twice below
         columns = "rowid, id, spec, status, sentence, seconds, provenance"
         runs: dict[str, Run] = {}
         for _, identity, spec, status, sentence, seconds, origin in sorted(self._select(columns, "runs", "id", ids)):
@@ -191,15 +192,14 @@ class Store:
             runs[run].readings.append(Reading(name, number, kind, status=status, step=step, layer=layer))
         return list(runs.values())
 
-    def _select(self, what: str, table: str, key: str, ids: Iterable[str] | None) -> Iterator[tuple[Any, ...]]:
+    def _select(self, what: str, table: str, key: str, ids: list[str] | None) -> Iterator[tuple[Any, ...]]:
         """Yield rows in the order they were written; those with the given ids by the index, some hundred at a time."""
         query = f"SELECT {what} FROM {table}"
         if ids is None:
             yield from self._connection.execute(f"{query} ORDER BY rowid")
             return
-        wanted = sorted(set(ids))
-        for start in range(0, len(wanted), 500):
-            some = wanted[start : start + 500]
+        for start in range(0, len(ids), 500):
+            some = ids[start : start + 500]
             marks = ",".join("?" * len(some))
             yield from self._connection.execute(f"{query} WHERE {key} IN ({marks}) ORDER BY rowid", some)
 
