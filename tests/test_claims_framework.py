@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from normgauge.cli._claims import claims as command
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.papers.court import Claim, Evidence, Ledger, Verdict, ledger, poll, registry, weigh
+from normgauge.papers.court import Claim, Evidence, StudyTable, Verdict, ledger, poll, registry, weigh
 from normgauge.papers.court.checks import (
     Check,
     broken,
@@ -97,15 +97,14 @@ def test_discrepancies():
 @pytest.mark.parametrize(
     ("margins", "outcome"),
     [
-        ({"a": [1.0, 1.1, 0.9]}, "confirmed"),
-        ({"a": [-1.0, -1.1, -0.9]}, "not_confirmed"),
-        ({"a": [1.0, -1.0, 0.1]}, "inconclusive"),
-        ({"a": [1.0, 1.1]}, "inconclusive"),
-        ({"a": [1.0, 1.1, 0.9], "b": [-1.0, -1.1, -0.9]}, "not_confirmed"),
-        ({"a": [1.0, 1.1, 0.9], "b": [0.5, -0.5, 0.1]}, "inconclusive"),
-        ({"a": [1.0, math.nan, 0.9]}, "inconclusive"),
-        ({"a": [0.0, 0.0, 0.0]}, "not_confirmed"),
-        ({}, "inconclusive"),
+        ({"a": [1.0, 1.1, 0.9]}, "reproduced"),
+        ({"a": [-1.0, -1.1, -0.9]}, "contradicted"),
+        ({"a": [1.0, -1.0, 0.1]}, "too_small_to_tell"),
+        ({"a": [1.0, 1.1]}, "too_small_to_tell"),
+        ({"a": [1.0, 1.1, 0.9], "b": [-1.0, -1.1, -0.9]}, "contradicted"),
+        ({"a": [1.0, 1.1, 0.9], "b": [0.5, -0.5, 0.1]}, "too_small_to_tell"),
+        ({"a": [0.0, 0.0, 0.0]}, "contradicted"),
+        ({}, "too_small_to_tell"),
     ],
 )
 def test_experiments_are_polled_over_seeds(margins, outcome):
@@ -153,31 +152,27 @@ def test_a_duplicate_id_is_an_error(monkeypatch):
         registry.theorem("S1-toy", place="p", printed="s")(lambda generator: [])
 
 
+def test_a_margin_that_is_no_number_is_refused():
+    with pytest.raises(InputError, match="did not finish"):
+        poll({"a": [1.0, math.nan, 0.9]})
+
+
 def test_empirical_claims_say_not_run_with_their_command_until_there_is_a_table(monkeypatch):
     monkeypatch.setattr(registry, "_CLAIMS", {})
 
     @registry.empirical("S1-toy", place="p", printed="BN wins", study="race", criterion="BN minus none > 0")
-    def margins(rows):
-        return {"gain": [row["batch"] - row["none"] for row in rows]}
+    def margins(table):
+        return {"gain": [row["batch"] - row["none"] for row in table.rows]}
 
     claim = registry._CLAIMS["S1-toy"]
     waiting = claim.judge(generator(0))
-    assert (waiting.verdict, waiting.outcome, waiting.status) == ("empirical", None, "not_run")
+    assert (waiting.verdict, waiting.outcome, waiting.status) == ("empirical", "not_run", "not_run")
     assert "normgauge reproduce race" in waiting.sentence
-    assert claim.judge_from_tables({}).status == "not_run"
-    rows = [{"seed": seed, "batch": 1.0 + 0.01 * seed, "none": 0.5} for seed in range(4)]
-    assert claim.judge_from_tables({"race": rows}).outcome == "confirmed"
-    swapped = [{"seed": row["seed"], "batch": row["none"], "none": row["batch"]} for row in rows]
-    assert claim.judge_from_tables({"race": swapped}).outcome == "not_confirmed"
-    assert claim.judge_from_tables({"race": [{"seed": 0}]}).status == "error"
-    book = Ledger((claim,))
-    assert book.with_tables({"race": rows})["S1-toy"].outcome == "confirmed"
-    assert book["S1-toy"].status == "not_run"
-
-
-def test_only_empirical_claims_are_judged_from_tables():
-    with pytest.raises(InputError, match="only empirical"):
-        toy(lambda generator: []).judge_from_tables({})
+    rows = tuple({"seed": seed, "batch": 1.0 + 0.01 * seed, "none": 0.5} for seed in range(4))
+    assert claim.judge_table(StudyTable(rows)).outcome == "reproduced"
+    swapped = tuple({"seed": row["seed"], "batch": row["none"], "none": row["batch"]} for row in rows)
+    assert claim.judge_table(StudyTable(swapped)).outcome == "contradicted"
+    assert claim.judge_table(StudyTable(({"seed": 0},))).status == "error"
 
 
 def test_verdicts_use_the_vocabulary():
@@ -214,7 +209,7 @@ def test_two_processes_find_what_one_finds():
 
 def test_the_printed_ledger_counts_by_paper_and_ends_with_what_it_is():
     text = str(ledger(ids=["S1-FC.2", "S1-T4.1"]))
-    assert text.startswith("S1: 2 claims (1 holds, 1 holds_with_correction)")
+    assert text.startswith("Santurkar et al. 2018 (S1): 2 claims (1 holds, 1 holds with correction)")
     assert "seed 0" in text.splitlines()[-1]
 
 

@@ -84,7 +84,7 @@ def test_a_value_that_is_missing_is_told():
 def test_another_torch_widens_only_what_hangs_on_its_random_streams():
     drawn, exact = Section("drawn", dict, 1e-6, elsewhere=0.3), Section("exact", dict, 1e-6)
     assert drawn.tolerance("loss", "0.0") == 0.3 and exact.tolerance("loss", "0.0") == 1e-6
-    trained = {"loss": 2.0, "outcome": "confirmed"}
+    trained = {"loss": 2.0, "outcome": "reproduced"}
     assert differences({"loss": 9.0, "outcome": None}, trained, lambda key: math.inf) == []
     assert len(differences({"loss": 9.0}, trained, lambda key: math.inf)) == 1
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import typer
@@ -22,10 +23,10 @@ GO = SHOWN + "const go = async (to) => { location.hash = to; await pause(80); re
 @pytest.fixture(scope="module")
 def book():
     with pytest.MonkeyPatch.context() as patch:  # some claims of the page must wait for their study
-        patch.setattr("normgauge.papers.court.claim.shipped_tables", dict)
+        patch.setattr("normgauge.papers.court.sources.shipped", dict)
         judged = ledger(ids=IDS).judge()
-    verdict = Verdict("empirical", "confirmed", "judged", (Evidence("gain", "margin", 0.3, 0.1, 5),), "all above 0")
-    return Ledger(tuple(claim.settled(verdict) if claim.id == "S1-l1" else claim for claim in judged))
+    verdict = Verdict("empirical", "reproduced", "judged", (Evidence("gain", "margin", 0.3, 0.1, 5),), "all above 0")
+    return Ledger(tuple(replace(claim, given=verdict) if claim.id == "S1-l1" else claim for claim in judged))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_a_claim_that_another_names_is_a_link_where_it_is_on_the_page():
 def nasty():
     claim = Claim("S9-x", NASTY, NASTY, "theorem", corrected=NASTY, hypotheses=NASTY, note=NASTY, quotes=(NASTY,))
     verdict = Verdict(None, None, "error", (Evidence(NASTY, "printed", float("nan")),), NASTY)
-    return claim.settled(verdict)
+    return replace(claim, given=verdict)
 
 
 def test_text_is_never_markup():
@@ -108,7 +109,7 @@ def test_the_address_holds_the_view_and_the_search_finds(page):
       found.sections = all("#claims > section").filter((part) => !part.hidden).map((part) => part.id);
       found.verdict = await go("verdict=holds&paper=S1");
       found.status = await go("status=not_run");
-      found.outcome = await go("outcome=confirmed");
+      found.outcome = await go("outcome=reproduced");
       found.unknown = (await go("verdict=nonsense")).length;
       found.link = (await go("S1-T4.1")).length;
       const card = document.getElementById("S1-T4.1");

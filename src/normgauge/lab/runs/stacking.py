@@ -192,7 +192,8 @@ def _stacked(parts: Sequence[nn.Module]) -> _Linear | _Batch | _Layer | nn.Modul
     if isinstance(first, _BatchNorm):
         mean, variance = (torch.stack([getattr(p, n) for p in parts]).unsqueeze(-1) for n in _STORED)
         batches = torch.stack([getattr(part, _COUNT) for part in parts])
-        return _Batch(gain, shift, mean, variance, batches, first.eps, float(first.momentum or 0.0))
+        momentum = float(first.momentum or 0.0)
+        return _Batch(gain, shift, mean, variance, batches=batches, eps=first.eps, momentum=momentum)
     return _Layer(gain, shift, float(first.eps))  # type: ignore[arg-type]
 
 
