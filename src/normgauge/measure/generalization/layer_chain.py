@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from normgauge.errors import NormgaugeError
 from normgauge.measure.generalization.network_copy import BATCH, LINEAR
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.measure.signal.calls import activation_name, role_of
+from normgauge.network import activation_name, role_of
 from normgauge.nn import ChannelLayerNorm, GroupNorm, LayerNorm, RMSNorm
 
 _BY_SAMPLE = {nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, LayerNorm, GroupNorm, RMSNorm, ChannelLayerNorm}

@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from normgauge.errors import ModelError, explain
-from normgauge.measure.signal.calls import role_of
-from normgauge.measure.signal.execution import first_tensor, watched
+from normgauge.network import ModuleCall, role_of, watched
 from normgauge.nn import BatchNorm
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -95,8 +94,8 @@ def look(model: nn.Module, forward: Forward, inputs: Tensor) -> Seen:
     kept: list[Tensor] = []  # alive while we look, so that no id is used twice
     makers: dict[int, str] = {}
 
-    def called(name: str, module: nn.Module, given: tuple[Any, ...], output: Any, leaf: bool) -> None:
-        value, source = first_tensor(output), first_tensor(given)
+    def called(call: ModuleCall) -> None:
+        name, module, value, source = call.name, call.module, call.made, call.given
         if value is None or source is None:
             return
         role = role_of(module)
