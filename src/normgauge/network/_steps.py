@@ -18,6 +18,7 @@ from normgauge.objective import tensors
 _VALUES = {"__bool__", "item", "tolist", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
 Shape = tuple[int, ...]
 Leaf = Callable[[nn.Module], bool]
+Given = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the tensors among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Recorder(TorchFunctionMode):
         self._versions = {id(tensor): _version(tensor) for tensor in tensors(inputs)}
         self._kept: list[Any] = [inputs]  # alive while we look, so that no id is used twice
         self._model, self._leaf, self._names = model, leaf, Names()
-        self._open: list[tuple[bool, Any, list[Shape]]] = []
+        self._open: list[tuple[bool, Given]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -164,8 +165,8 @@ class Recorder(TorchFunctionMode):
         """Run a function and note what it reads and makes."""
         kwargs = kwargs or {}
         kind = function_name(func)
-        inside = any(leaf for leaf, _, _ in self._open)
-        given, shapes = ((args, kwargs), []) if inside else self._marked((args, kwargs))
+        inside = any(leaf for leaf, _ in self._open)
+        given = ((args, kwargs), []) if inside else self._marked((args, kwargs))
         result = func(*args, **kwargs)
         made = args[0] if kind == "__setitem__" else result
         if next(tensors(made), None) is not None:
@@ -174,42 +175,40 @@ class Recorder(TorchFunctionMode):
                 if id(tensor) in self._parameters:
                     self.uses[self._parameters[id(tensor)]].append(self.clock)
             if not inside:
-                self._add(self._names.new(kind.strip("_")), kind, None, func, given, shapes, made)
-        elif kind in _VALUES and any(True for _ in placeholders(given)):
+                self._add(self._names.new(kind.strip("_")), kind, None, func, given, made)
+        elif kind in _VALUES and any(True for _ in placeholders(given[0])):
             self.steered.append(kind)
         return result
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`, recorded as one step."""
-        given, shapes = self._marked((args, kwargs))
-        self._open.append((True, given, shapes))
+        given = self._marked((args, kwargs))
+        self._open.append((True, given))
         try:
             result = function(*args, **kwargs)
         finally:
             self._open.pop()
         name = function.__name__
-        self._add(self._names.new(name), name, None, function, given, shapes, result)
+        self._add(self._names.new(name), name, None, function, given, result)
         return result
 
     def _enter(self, call: ModuleCall) -> None:
-        self._open.append((self._leaf(call.module), *self._marked((call.args, call.kwargs))))
+        self._open.append((self._leaf(call.module), self._marked((call.args, call.kwargs))))
 
     def _leave(self, call: ModuleCall) -> None:
-        leaf, given, shapes = self._open.pop()
-        if leaf and not any(outer for outer, _, _ in self._open):
+        leaf, given = self._open.pop()
+        if leaf and not any(outer for outer, _ in self._open):
             kind = type(call.module).__name__.removeprefix("Parametrized")
-            self._add(call.name, kind, call.module, call.module, given, shapes, call.output)
+            self._add(call.name, kind, call.module, call.module, given, call.output)
 
-    def _marked(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> tuple[Any, list[Shape]]:
+    def _marked(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Given:
         known = [tensor for tensor in tensors(arguments) if id(tensor) in self._made]
         return (
             replaced(arguments, Tensor, lambda tensor: self._made.get(id(tensor), tensor)),
             [tuple(tensor.shape) for tensor in known],
         )
 
-    def _add(
-        self, name: str, kind: str, module: nn.Module | None, function: Any, given: Any, shapes: list[Shape], made: Any
-    ) -> None:
+    def _add(self, name: str, kind: str, module: nn.Module | None, function: Any, given: Given, made: Any) -> None:
         made_here = list(tensors(made))
         step = Step(
             number=len(self.steps),
@@ -217,9 +216,9 @@ class Recorder(TorchFunctionMode):
             kind=kind,
             module=module,
             function=function,
-            args=tuple(given[0]),
-            kwargs=given[1],
-            inputs=tuple(shapes),
+            args=tuple(given[0][0]),
+            kwargs=given[0][1],
+            inputs=tuple(given[1]),
             outputs=tuple(tuple(tensor.shape) for tensor in made_here),
             dtype=str(made_here[0].dtype) if made_here else "",
         )
