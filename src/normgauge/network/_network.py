@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -114,12 +114,12 @@ class Network:
     def _recording(self) -> tuple[Graph, dict[str, list[int]]]:
         return self._record(is_leaf)
 
-    def _record(self, leaf: Leaf, why: str = "") -> tuple[Graph, dict[str, list[int]]]:
+    def _record(self, leaf: Leaf) -> tuple[Graph, dict[str, list[int]]]:
         def body(model: nn.Module) -> tuple[Graph, dict[str, list[int]]]:
             recorder = Recorder(model, self.inputs, leaf)
             with recorder.recording():
                 outputs = self._call(model, self.inputs)
-            return recorder.graph(outputs, why), recorder.uses
+            return recorder.graph(outputs), recorder.uses
 
         return self._evaluate(body)
 
@@ -145,11 +145,14 @@ class Network:
         """All steps: from torch.export, which holds for all inputs of these shapes, else from one forward pass."""
         from normgauge.network._exports import export_graph  # imports much of torch
 
+        recorded = self.record()
+        if recorded.steered:
+            return replace(recorded, why=f"its way depends on values ({recorded.steered[0]})")
         try:
             with untouched(self.model, self.mode, 0):
                 return export_graph(self.model, self._call, self.inputs, is_leaf)
         except _NOT_EXPORTED as error:
-            return self._record(is_leaf, f"{type(error).__name__}: {error}".partition("\n")[0][:300])[0]
+            return replace(recorded, why=f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:

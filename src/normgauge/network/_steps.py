@@ -77,7 +77,7 @@ class Graph:
         outputs: numbers of the steps that made the model's outputs.
         how: "exported" by torch.export, or "recorded" from one forward pass by hooks and the identity of tensors.
         steered: names of the steps that turned values into numbers of Python: other inputs may go another way.
-        why: what torch.export said where it failed.
+        why: why it is not exported.
     """
 
     steps: tuple[Step, ...]
@@ -147,6 +147,8 @@ class Recorder(TorchFunctionMode):
         self._made = {id(tensor): Made(-1, place) for place, tensor in enumerate(tensors(inputs))}
         self._versions = {id(tensor): _version(tensor) for tensor in tensors(inputs)}
         self._kept: list[Any] = [inputs]  # alive while we look, so that no id is used twice
+        self._moving = {-1}  # the steps that depend on the inputs
+        self._inner: dict[int, Tensor] = {}  # what depends on the inputs inside the open leaf
         self._model, self._leaf, self._names = model, leaf, Names()
         self._open: list[tuple[bool, Given]] = []
 
@@ -156,17 +158,19 @@ class Recorder(TorchFunctionMode):
         with watched(self._model, self._leave, self._enter), self:
             yield
 
-    def graph(self, outputs: Any, why: str = "") -> Graph:
+    def graph(self, outputs: Any) -> Graph:
         """Return what was recorded, given what the model returned."""
         made = (self._made[id(tensor)].step for tensor in tensors(outputs) if id(tensor) in self._made)
-        return Graph(tuple(self.steps), tuple(dict.fromkeys(made)), "recorded", tuple(self.steered), why)
+        return Graph(tuple(self.steps), tuple(dict.fromkeys(made)), "recorded", tuple(self.steered))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function and note what it reads and makes."""
         kwargs = kwargs or {}
         kind = function_name(func)
         inside = any(leaf for leaf, _ in self._open)
-        given = ((args, kwargs), []) if inside else self._marked((args, kwargs))
+        given = self._marked((args, kwargs))
+        depends = any(id(tensor) in self._inner for tensor in tensors((args, kwargs)))
+        depends |= any(made.step in self._moving for made in placeholders(given[0]))
         result = func(*args, **kwargs)
         made = args[0] if kind == "__setitem__" else result
         if next(tensors(made), None) is not None:
@@ -176,7 +180,9 @@ class Recorder(TorchFunctionMode):
                     self.uses[self._parameters[id(tensor)]].append(self.clock)
             if not inside:
                 self._add(self._names.new(kind.strip("_")), kind, None, func, given, made)
-        elif kind in _VALUES and any(True for _ in placeholders(given[0])):
+            elif depends:
+                self._inner.update({id(tensor): tensor for tensor in tensors(made)})
+        elif kind in _VALUES and depends:
             self.steered.append(kind)
         return result
 
@@ -197,6 +203,7 @@ class Recorder(TorchFunctionMode):
 
     def _leave(self, call: ModuleCall) -> None:
         leaf, given = self._open.pop()
+        self._inner.clear()
         if leaf and not any(outer for outer, _ in self._open):
             kind = type(call.module).__name__.removeprefix("Parametrized")
             self._add(call.name, kind, call.module, call.module, given, call.output)
@@ -223,6 +230,8 @@ class Recorder(TorchFunctionMode):
             dtype=str(made_here[0].dtype) if made_here else "",
         )
         self.steps.append(step)
+        if self._moving & set(step.reads):
+            self._moving.add(step.number)
         for place, tensor in enumerate(made_here):
             # a tensor that is given back as it came is still its maker's; one overwritten in place is not
             if id(tensor) not in self._made or self._versions[id(tensor)] != _version(tensor):
