@@ -58,8 +58,8 @@ def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs
             own = Made(steps[-1].number, int(place) if isinstance(place, int) else 0)
             made[node] = made[node.args[0]] if _does_nothing(node) else own  # type: ignore[index]
     last = next(node for node in program.graph.nodes if node.op == "output")
-    ends = (made[node].step for node in last.all_input_nodes if isinstance(made.get(node), Made))
-    return Graph(tuple(steps), tuple(dict.fromkeys(ends)), "exported")
+    ends = tuple(made[node] for node in last.all_input_nodes if isinstance(made.get(node), Made))
+    return Graph(tuple(steps), ends, "exported")
 
 
 def _does_nothing(node: fx.Node) -> bool:

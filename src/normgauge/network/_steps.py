@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from normgauge.network._modules import is_leaf
 from normgauge.network._watch import ModuleCall, watched
@@ -74,17 +75,22 @@ class Graph:
 
     Attributes:
         steps: of one forward pass.
-        outputs: numbers of the steps that made the model's outputs.
+        ends: the tensors the model returned, as far as they were made in the pass or given to it.
         how: "exported" by torch.export, or "recorded" from one forward pass by hooks and the identity of tensors.
         steered: names of the steps that turned values into numbers of Python: other inputs may go another way.
         why: why it is not exported.
     """
 
     steps: tuple[Step, ...]
-    outputs: tuple[int, ...]
+    ends: tuple[Made, ...]
     how: Literal["exported", "recorded"]
     steered: tuple[str, ...] = ()
     why: str = ""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Numbers of the steps that made the model's outputs, each once."""
+        return tuple(dict.fromkeys(made.step for made in self.ends))
 
     def readers(self, number: int) -> list[Step]:
         """Return the steps that take what a step made (-1: the model's input)."""
@@ -144,11 +150,12 @@ class Recorder(TorchFunctionMode):
         self.clock = 0
         self.uses: dict[str, list[int]] = {name: [] for name, _ in model.named_parameters()}
         self._parameters = {id(value): name for name, value in model.named_parameters()}
-        self._made = {id(tensor): Made(-1, place) for place, tensor in enumerate(tensors(inputs))}
-        self._versions = {id(tensor): _version(tensor) for tensor in tensors(inputs)}
-        self._kept: list[Any] = [inputs]  # alive while we look, so that no id is used twice
+        self._made: MutableMapping[Tensor, Made] = WeakTensorKeyDictionary()  # by identity; a tensor may die
+        self._versions: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        for place, tensor in enumerate(tensors(inputs)):
+            self._made[tensor], self._versions[tensor] = Made(-1, place), _version(tensor)
         self._moving = {-1}  # the steps that depend on the inputs
-        self._inner: dict[int, Tensor] = {}  # what depends on the inputs inside the open leaf
+        self._inner: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()  # what does so inside leaves
         self._model, self._leaf, self._names = model, leaf, Names()
         self._open: list[tuple[bool, Given]] = []
 
@@ -160,8 +167,8 @@ class Recorder(TorchFunctionMode):
 
     def graph(self, outputs: Any) -> Graph:
         """Return what was recorded, given what the model returned."""
-        made = (self._made[id(tensor)].step for tensor in tensors(outputs) if id(tensor) in self._made)
-        return Graph(tuple(self.steps), tuple(dict.fromkeys(made)), "recorded", tuple(self.steered))
+        ends = tuple(self._made[tensor] for tensor in tensors(outputs) if tensor in self._made)
+        return Graph(tuple(self.steps), ends, "recorded", tuple(self.steered))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function and note what it reads and makes."""
@@ -169,7 +176,7 @@ class Recorder(TorchFunctionMode):
         kind = function_name(func)
         inside = any(leaf for leaf, _ in self._open)
         given = self._marked((args, kwargs))
-        depends = any(id(tensor) in self._inner for tensor in tensors((args, kwargs)))
+        depends = any(tensor in self._inner for tensor in tensors((args, kwargs)))
         depends |= any(made.step in self._moving for made in placeholders(given[0]))
         result = func(*args, **kwargs)
         made = args[0] if kind == "__setitem__" else result
@@ -181,7 +188,7 @@ class Recorder(TorchFunctionMode):
             if not inside:
                 self._add(self._names.new(kind.strip("_")), kind, None, func, given, made)
             elif depends:
-                self._inner.update({id(tensor): tensor for tensor in tensors(made)})
+                self._inner.update(dict.fromkeys(tensors(made)))
         elif kind in _VALUES and depends:
             self.steered.append(kind)
         return result
@@ -203,15 +210,14 @@ class Recorder(TorchFunctionMode):
 
     def _leave(self, call: ModuleCall) -> None:
         leaf, given = self._open.pop()
-        self._inner.clear()
         if leaf and not any(outer for outer, _ in self._open):
             kind = type(call.module).__name__.removeprefix("Parametrized")
             self._add(call.name, kind, call.module, call.module, given, call.output)
 
     def _marked(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Given:
-        known = [tensor for tensor in tensors(arguments) if id(tensor) in self._made]
+        known = [tensor for tensor in tensors(arguments) if tensor in self._made]
         return (
-            replaced(arguments, Tensor, lambda tensor: self._made.get(id(tensor), tensor)),
+            replaced(arguments, Tensor, lambda tensor: self._made.get(tensor, tensor)),
             [tuple(tensor.shape) for tensor in known],
         )
 
@@ -234,9 +240,8 @@ class Recorder(TorchFunctionMode):
             self._moving.add(step.number)
         for place, tensor in enumerate(made_here):
             # a tensor that is given back as it came is still its maker's; one overwritten in place is not
-            if id(tensor) not in self._made or self._versions[id(tensor)] != _version(tensor):
-                self._made[id(tensor)], self._versions[id(tensor)] = Made(step.number, place), _version(tensor)
-        self._kept.append(made_here)
+            if self._versions.get(tensor) != _version(tensor):
+                self._made[tensor], self._versions[tensor] = Made(step.number, place), _version(tensor)
 
 
 def _version(tensor: Tensor) -> int:
