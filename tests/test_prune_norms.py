@@ -88,7 +88,7 @@ def test_training_goes_on_after_pruning():
 
 def test_residual_additions_and_shared_statistics_are_left_alone():
     network = trained_looking(models.build("resnet", "batch", (1, 8, 8), 10, 0))
-    paths = channel_paths(network)
+    paths = channel_paths(network, torch.randn(2, 1, 8, 8))
     assert any("addition" in path.blocked for path in paths) and any(not path.blocked for path in paths)
     assert prune_norms(network, "gamma", 0.3, torch.randn(2, 1, 8, 8)).proof < 1e-5
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 3))

@@ -4,6 +4,7 @@ from normgauge.objective._data import sample_count as sample_count
 from normgauge.objective._data import take as take
 from normgauge.objective._data import tensors as tensors
 from normgauge.objective._data import to_device as to_device
+from normgauge.objective._functional import call_purely as call_purely
 from normgauge.objective._objective import Objective as Objective
 from normgauge.objective._operators import HessianOperator as HessianOperator
 from normgauge.objective._operators import ObjectiveOperator as ObjectiveOperator
@@ -12,6 +13,7 @@ from normgauge.objective._outputs import GaussNewtonOperator as GaussNewtonOpera
 from normgauge.objective._outputs import JacobianOperator as JacobianOperator
 from normgauge.objective._purity import Mode as Mode
 from normgauge.objective._purity import twice_differentiable as twice_differentiable
+from normgauge.objective._purity import untouched as untouched
 from normgauge.objective._recipe import call_model as call_model
 from normgauge.objective._recipe import pairs as pairs
 from normgauge.objective._sharded import ShardedOperator as ShardedOperator
@@ -26,10 +28,12 @@ __all__ = [
     "ObjectiveOperator",
     "ShardedOperator",
     "call_model",
+    "call_purely",
     "pairs",
     "sample_count",
     "take",
     "tensors",
     "to_device",
     "twice_differentiable",
+    "untouched",
 ]

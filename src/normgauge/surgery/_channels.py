@@ -1,18 +1,20 @@
-"""Which layer writes a normalizer's channels, and which layers read them: found by tracing the model with torch.fx."""
+"""Which layer writes a normalizer's channels, which layers read them, and what stands in the way of taking some out."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normgauge.errors import ModelError, explain
+from normgauge.network import Graph, Network, Step
 
 # Normalizers whose statistics belong to one channel: taking a channel away leaves the others as they are.
 PER_CHANNEL = (_BatchNorm, _InstanceNorm)
@@ -44,14 +46,7 @@ _CHANNELWISE = (
     nn.AdaptiveMaxPool2d,
     nn.modules.dropout._DropoutNd,
 )
-_POINTWISE_CALLS: tuple[Callable[..., Tensor], ...] = (
-    torch.relu,
-    nn.functional.relu,
-    nn.functional.gelu,
-    nn.functional.silu,
-    torch.tanh,
-    torch.sigmoid,
-)
+_POINTWISE_CALLS = ("relu", "gelu", "silu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -73,115 +68,77 @@ class ChannelPath:
     blocked: str = ""
 
 
-class _Tracer(fx.Tracer):
-    """Keeps normalizers and layers whole, wherever they are defined."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Say whether the tracer stops at this module."""
-        kept = (*PER_CHANNEL, *SHARED, nn.Linear, _ConvNd)
-        return isinstance(m, kept) or super().is_leaf_module(m, module_qualified_name)
-
-
-def channel_paths(model: nn.Module) -> list[ChannelPath]:
+def channel_paths(model: nn.Module, example: Any) -> list[ChannelPath]:
     """Return one path per normalizer that scales channels, those that cannot lose channels with the reason.
 
+    Args:
+        model: any module.
+        example: a tensor, tuple or mapping of inputs.
+
     Raises:
-        ModelError: when torch.fx cannot trace the model.
+        ModelError: when the way through the model depends on the values of its inputs.
 
     Examples:
         >>> layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
-        >>> channel_paths(nn.Sequential(*layers))[0].consumers
+        >>> channel_paths(nn.Sequential(*layers), torch.ones(1, 3, 8, 8))[0].consumers
         ('3',)
     """
-    try:
-        graph = _Tracer().trace(model)
-    except Exception as error:
-        rule = "torch.fx must be able to trace the model"
-        got = f"{type(error).__name__}: {error}"
-        raise ModelError(explain("surgery", rule, got, "Move data-dependent control flow out of forward")) from error
-    modules = dict(model.named_modules())
-    return [
-        _path(node, modules)
-        for node in graph.nodes
-        if node.op == "call_module" and isinstance(modules[node.target], (*PER_CHANNEL, *SHARED))
-    ]
+    graph = Network(model, example).graph
+    if graph.steered:
+        rule = "a trace of one input must hold for all"
+        raise ModelError(explain("surgery", rule, graph.why, "Move data-dependent control flow out of forward"))
+    return [_path(step, graph) for step in graph.steps if isinstance(step.module, (*PER_CHANNEL, *SHARED))]
 
 
-def _path(node: fx.Node, modules: dict[str, nn.Module]) -> ChannelPath:
-    name, norm = str(node.target), modules[str(node.target)]
-    if isinstance(norm, SHARED):
-        return ChannelPath(name, blocked="its statistics are shared between channels")
-    if getattr(norm, "weight", None) is None:
-        return ChannelPath(name, blocked="it has no scale")
-    source = node.all_input_nodes[0]
-    if source.op != "call_module" or not _layer(modules[str(source.target)]):
-        return ChannelPath(name, blocked="no linear or convolutional layer stands right before it")
-    if len(source.users) > 1 or _called(source) > 1 or _called(node) > 1:
-        return ChannelPath(name, blocked="the layer before it is read or called elsewhere too")
+def _path(step: Step, graph: Graph) -> ChannelPath:
+    if isinstance(step.module, SHARED):
+        return ChannelPath(step.name, blocked="its statistics are shared between channels")
+    if getattr(step.module, "weight", None) is None:
+        return ChannelPath(step.name, blocked="it has no scale")
+    source = graph.steps[step.reads[0]] if step.reads[0] >= 0 else step
+    if not _layer(source.module):
+        return ChannelPath(step.name, blocked="no linear or convolutional layer stands right before it")
+    if len(graph.readers(source.number)) > 1 or graph.times(source.name) > 1 or graph.times(step.name) > 1:
+        return ChannelPath(step.name, blocked="the layer before it is read or called elsewhere too")
     consumers: list[str] = []
     steps: list[Callable[[Tensor], Tensor]] = []
-    reason = _follow(node, modules, consumers, steps)
+    reason = _follow(step, graph, consumers, steps)
     if reason:
-        return ChannelPath(name, str(source.target), blocked=reason)
-    return ChannelPath(name, str(source.target), tuple(consumers), _composed(steps))
+        return ChannelPath(step.name, source.name, blocked=reason)
+    return ChannelPath(step.name, source.name, tuple(consumers), _composed(steps))
 
 
-def _follow(
-    node: fx.Node, modules: dict[str, nn.Module], consumers: list[str], steps: list[Callable[[Tensor], Tensor]]
-) -> str:
-    """Walk to the readers of a node's channels, collecting them and what acts on values; return why it cannot."""
-    if len(node.users) > 1 and any(
-        user.op != "call_module" or not _layer(modules[str(user.target)]) for user in node.users
-    ):
+def _follow(step: Step, graph: Graph, consumers: list[str], steps: list[Callable[[Tensor], Tensor]]) -> str:
+    """Walk to the readers of a step's channels, collecting them and what acts on values; return why it cannot."""
+    readers = graph.readers(step.number)
+    if step.number in graph.outputs:
+        return "its channels are outputs of the model"
+    if len(readers) > 1 and not all(_layer(reader.module) for reader in readers):
         return "its output is used in several places"
-    for user in node.users:
-        module = modules.get(str(user.target)) if user.op == "call_module" else None
-        if user.op == "output":
-            return "its channels are outputs of the model"
-        if _reads(user, modules):
-            if _called(user) > 1:
+    for reader in readers:
+        kind = reader.kind.rstrip("_")
+        if _layer(reader.module):
+            if graph.times(reader.name) > 1:
                 return "the layer after it is called several times"
-            consumers.append(str(user.target))
-        elif isinstance(module, _POINTWISE):
-            steps.append(module)
-            return _follow(user, modules, consumers, steps)
-        elif user.op == "call_function" and user.target in _POINTWISE_CALLS:
-            steps.append(user.target)
-            return _follow(user, modules, consumers, steps)
-        elif isinstance(module, (*_CHANNELWISE, nn.Flatten)) or _is_flatten(user):
-            return _follow(user, modules, consumers, steps)
+            consumers.append(reader.name)
+        elif isinstance(reader.module, _POINTWISE) or (reader.module is None and kind in _POINTWISE_CALLS):
+            steps.append(partial(_applied, reader))
+            return _follow(reader, graph, consumers, steps)
+        elif isinstance(reader.module, (*_CHANNELWISE, nn.Flatten)) or (reader.module is None and kind == "flatten"):
+            return _follow(reader, graph, consumers, steps)
         else:
-            return f"its channels meet others in {_what(user, module)}"
+            return f"its channels meet others in {'an addition' if kind == 'add' else reader.kind}"
     return "" if consumers else "nothing reads it"
 
 
-def _layer(module: nn.Module) -> bool:
+def _applied(step: Step, values: Tensor) -> Tensor:
+    """Return what a pointwise step makes of other values."""
+    return cast(Tensor, step.function(values.clone(), *step.args[1:], **step.kwargs))
+
+
+def _layer(module: nn.Module | None) -> bool:
     grouped = isinstance(module, _ConvNd) and (module.groups != 1 or module.transposed)
     return isinstance(module, (nn.Linear, _ConvNd)) and not grouped and not nn.utils.parametrize.is_parametrized(module)
-
-
-def _reads(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    return node.op == "call_module" and _layer(modules[str(node.target)])
-
-
-def _called(node: fx.Node) -> int:
-    return sum(other.op == "call_module" and other.target == node.target for other in node.graph.nodes)
-
-
-def _is_flatten(node: fx.Node) -> bool:
-    if node.op == "call_function":
-        return node.target is torch.flatten
-    return node.op == "call_method" and node.target == "flatten"
-
-
-def _what(node: fx.Node, module: nn.Module | None) -> str:
-    if module is not None:
-        return type(module).__name__
-    return (
-        "an addition"
-        if node.target in (operator.add, torch.add)
-        else str(getattr(node.target, "__name__", node.target))
-    )
 
 
 def _composed(steps: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -11,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from normgauge.errors import InputError, explain, unknown_name
+from normgauge.network import copy_model
+from normgauge.objective import call_model
 from normgauge.rng import generator
 from normgauge.surgery._channels import PER_CHANNEL, SHARED, ChannelPath, channel_paths
 from normgauge.surgery._surgery import Surgery
@@ -46,7 +47,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
     Cost: four forward passes.
 
     Args:
-        model: any model that torch.fx traces; it is not touched.
+        model: any model whose steps do not depend on the values of its inputs; it is not touched.
         by: how channels are chosen.
         amount: the share of all prunable channels to take away, 0 <= amount < 1; each layer keeps at least one.
         example: a tensor, tuple or mapping of inputs on which the result is proved.
@@ -58,7 +59,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
     Raises:
         UnknownNameError: for another `by`.
         InputError: for an amount out of range.
-        ModelError: when the model cannot be traced.
+        ModelError: when its steps depend on values.
 
     Deviations:
         S4 sec. 2.2 says units with similar gamma and beta have similar outputs, hence can be removed. Equal gamma and
@@ -78,11 +79,11 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
         raise unknown_name("by", by, _WAYS)
     if not 0 <= amount < 1:
         raise InputError(explain("prune_norms", "amount is a share, 0 <= amount < 1", str(amount), "Give 0.5 for half"))
-    paths = channel_paths(model)
+    paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
     modules = dict(model.named_modules())
     gone = _select(open_paths, modules, by, amount, generator(seed))
-    full, small = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
+    full, small = copy_model(model).eval(), copy_model(model).eval()
     for path in open_paths:
         removed, twins = gone[path.norm]
         for either in (full, small):
@@ -97,7 +98,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
         for name in path.consumers
     ]
     with torch.no_grad():
-        before, masked, after = (_call(m, example) for m in (copy.deepcopy(model).eval(), full, small))
+        before, masked, after = (call_model(m, example) for m in (copy_model(model).eval(), full, small))
     for hook in hooks:
         hook.remove()
     small.train(model.training)
@@ -226,12 +227,6 @@ def _block(reader: nn.Module, channels: int) -> int:
 
 def _columns(channel: int, block: int) -> slice:
     return slice(channel * block, (channel + 1) * block)
-
-
-def _call(model: nn.Module, example: Any) -> Tensor:
-    if isinstance(example, Mapping):
-        return cast(Tensor, model(**example))
-    return cast(Tensor, model(*example) if isinstance(example, tuple) else model(example))
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from normgauge.network import copy_model
 from normgauge.records import Result
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Surgery(Result):
 
     def undo(self) -> nn.Module:
         """Return a copy of the model as it came."""
-        return copy.deepcopy(self.original)
+        return copy_model(self.original)
 
     def chart(self) -> altair.TopLevelMixin:
         """Return bars of the channels before and after, per normalizer (needs the `lab` extra)."""

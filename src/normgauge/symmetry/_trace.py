@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from normgauge.errors import DataError, explain
+from normgauge.network import Operations
 
 Shape = tuple[int, ...]
 FEWEST_VALUES = 4  # per channel; with two, batch normalization gives +-1 whatever the weights are
@@ -56,20 +56,6 @@ class Hints:
             self.pieces.setdefault(size, set()).add((start, length))
             if size % length == 0 and start % length == 0:
                 self.factor(size, (size // length, length))
-
-
-class Trace(TorchDispatchMode):
-    """Collects `Hints` while a model runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hints = Hints()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and note what it says about axes."""
-        result = func(*args, **(kwargs or {}))
-        note(self.hints, func.overloadpacket.__name__, args, result)
-        return result
 
 
 def note(hints: Hints, name: str, args: Sequence[Any], result: Any) -> None:
@@ -181,17 +167,12 @@ def check_enough_samples(hints: Hints, mode: str) -> None:
         )
 
 
-def no_hints() -> Hints:
-    """Return hints that suggest nothing: what is used when a model cannot be traced."""
-    return Hints()
-
-
 def trace(forward: Callable[[], object]) -> Hints:
-    """Run a forward under the trace; a failed trace gives no hints and costs completeness, never correctness."""
-    tracer = Trace()
+    """Run a forward and collect hints; a failed trace gives none and costs completeness, never correctness."""
+    hints = Hints()
     try:
-        with tracer:
+        with Operations(lambda name, args, result: note(hints, name, args, result)):
             forward()
     except (RuntimeError, TypeError, NotImplementedError, AttributeError, IndexError):
-        return no_hints()
-    return tracer.hints
+        return Hints()
+    return hints

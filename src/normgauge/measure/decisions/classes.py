@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, explain
-from normgauge.measure.signal.execution import first_tensor
+from normgauge.network import first_tensor
 
 IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 

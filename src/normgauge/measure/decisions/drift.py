@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from normgauge.errors import DataError, ModelError, explain
 from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
-from normgauge.measure.signal.execution import first_tensor, per_unit, watched
+from normgauge.measure.signal.execution import per_unit
+from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model
 from normgauge.records import Result, Status
 
@@ -185,9 +186,9 @@ def _pass(
 ) -> list[Any]:
     """Run all batches, summing the inputs of normalizers into `seen`; `new` moments replace the stored ones first."""
 
-    def called(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any, leaf: bool) -> None:
-        given = first_tensor(inputs)
-        if _stores(module) and given is not None and given.ndim > 1:
+    def called(call: ModuleCall) -> None:
+        name, given = call.name, call.given
+        if _stores(call.module) and given is not None and given.ndim > 1:
             values = per_unit(given, 1)
             count, total, squares = seen.get(name, (0, torch.zeros(()), torch.zeros(())))
             seen[name] = (count + values.shape[0], total + values.sum(0), squares + values.square().sum(0))

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
 from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
-from normgauge.measure.signal.calls import role_of
-from normgauge.measure.signal.execution import watched
+from normgauge.network import ModuleCall, role_of, watched
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
 
@@ -139,11 +138,11 @@ def _one_batch(
     """Return margins and gradient norms of one batch, the norms of the affine layers, and why there is no gradient."""
     norms: dict[str, float] = {}
 
-    def called(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any, leaf: bool) -> None:
-        weight = getattr(module, "weight", None)
-        if role_of(module) == "affine" and isinstance(weight, Tensor):
-            norms.pop(name, None)  # the last to be called is the last in the dict
-            norms[name] = norm(weight)
+    def called(call: ModuleCall) -> None:
+        weight = getattr(call.module, "weight", None)
+        if role_of(call.module) == "affine" and isinstance(weight, Tensor):
+            norms.pop(call.name, None)  # the last to be called is the last in the dict
+            norms[call.name] = norm(weight)
 
     targets = targets_of(batch)
     free = list(_inputs(batch))

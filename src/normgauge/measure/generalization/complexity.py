@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normgauge.errors import InputError
 from normgauge.measure.generalization.network_copy import Forward, Seen, bare, look
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.measure.signal.calls import activation_name
+from normgauge.network import activation_name
 from normgauge.rng import generator
 
 Verdict = Literal["meaningful", "meaningless here", "untested", "skipped"]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from normgauge.errors import NormgaugeError
 from normgauge.measure.generalization.network_copy import BATCH, LINEAR
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.measure.signal.calls import activation_name, role_of
+from normgauge.network import Network, Step, activation_name, folded_affine, stored_affine
 from normgauge.nn import ChannelLayerNorm, GroupNorm, LayerNorm, RMSNorm
 
 _BY_SAMPLE = {nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, LayerNorm, GroupNorm, RMSNorm, ChannelLayerNorm}
@@ -25,10 +22,8 @@ _NEUTRAL = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout2d, nn.
 _SLOPES = {"relu": 1.0, "tanh": 1.0, "gelu": 1.13, "silu": 1.1, "mish": 1.09, "hardtanh": 1.0, "softsign": 1.0}
 _SLOPES |= {"relu6": 1.0, "hardswish": 1.5, "tanhshrink": 1.0, "leakyrelu": 1.0, "elu": 1.0}
 _HOMOGENEOUS = ("relu", "leakyrelu")
-_RESHAPES: tuple[Any, ...] = (torch.flatten, torch.reshape, "flatten", "reshape", "view", "contiguous", "squeeze")
-_FUNCTIONS: dict[Any, str] = {torch.relu: "relu", F.relu: "relu", torch.tanh: "tanh", F.gelu: "gelu", F.silu: "silu"}
-_FUNCTIONS |= {"relu": "relu", "tanh": "tanh", "relu_": "relu"}
-_SIZES: tuple[Any, ...] = (getattr, operator.getitem, operator.mul, "size", "dim", "numel")
+_RESHAPES = ("flatten", "reshape", "view", "contiguous", "squeeze")
+_FUNCTIONS = ("relu", "tanh", "gelu", "silu")
 
 
 class NotAChain(NormgaugeError):
@@ -124,73 +119,42 @@ class Chain:
         return max(max(link.inputs, link.outputs) for link in self.links)
 
 
-class _Leaves(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(True for _ in m.children()) or role_of(m) == "normalizer"
-
-
-class _Shapes(fx.Interpreter):
-    """Runs a graph and notes the shape of every tensor."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.shapes[n] = tuple(value.shape)
-        return value
-
-
 def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
     """Return a copy in evaluation mode as a chain.
 
-    Cost: one symbolic trace, one forward pass, one operator norm per linear map.
+    Cost: one forward pass, one operator norm per linear map.
 
     Raises:
         NotAChain: where branches, unknown operations or layers without a Lipschitz constant are met.
     """
-    model = copy.deepcopy(model)  # tracing may leave its proxies in a module that keeps what it sees
-    if not any(True for _ in model.children()):  # a single layer is a chain of one, not the operations inside it
-        model = nn.Sequential(model)
     try:
-        graph = _Leaves().trace(model)
-        shapes = _Shapes(fx.GraphModule(model, graph))
-        with torch.no_grad():
-            shapes.run(inputs)
+        graph = Network(model, inputs).record()
     except Exception as error:  # whatever a user's forward does, it is then no chain we can read
         raise NotAChain(f"it cannot be traced ({type(error).__name__}: {error})"[:160]) from error
+    if graph.steered:
+        raise NotAChain(f"it cannot be traced (its way depends on values: {graph.steered[0]})")
     chain = Chain()
-    before: fx.Node | None = None
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output") or node not in shapes.shapes:
-            if node.op == "placeholder" and before is None:
-                before = node
-            elif node.op not in ("placeholder", "output") and node.target not in _SIZES:
-                raise NotAChain(f"it computes {node.target}, which is no tensor")
-            continue
-        given = [parent for parent in node.all_input_nodes if parent in shapes.shapes]
-        if given != [before] or node.op == "get_attr":
-            raise NotAChain(f"its layers do not form one chain (at {node.name})")
-        assert before is not None
-        _extend(chain, node, model, shapes.shapes[before], shapes.shapes[node])
-        before = node
+    before, shape = -1, tuple(inputs.shape)
+    for step in graph.steps:
+        if not graph.readers(step.number) and step.number not in graph.outputs:
+            continue  # it gave back what it took, or nobody asks for it
+        if step.reads != (before,):
+            raise NotAChain(f"its layers do not form one chain (at {step.name})")
+        _extend(chain, step, shape, step.outputs[0])
+        before, shape = step.number, step.outputs[0]
     if not chain.links:
         raise NotAChain("it has no linear layer")
     return chain
 
 
-def _extend(chain: Chain, node: fx.Node, model: nn.Module, given: tuple[int, ...], made: tuple[int, ...]) -> None:
-    if node.op != "call_module":
-        if node.target in _FUNCTIONS:
-            name = _FUNCTIONS[node.target]
-            return _bend(chain, _SLOPES[name], name in _HOMOGENEOUS)
-        if node.target in _RESHAPES:
+def _extend(chain: Chain, step: Step, given: tuple[int, ...], made: tuple[int, ...]) -> None:
+    name, module, kind = step.name, step.module, step.kind.rstrip("_")
+    if module is None:
+        if kind in _FUNCTIONS:
+            return _bend(chain, _SLOPES[kind], kind in _HOMOGENEOUS)
+        if kind in _RESHAPES:
             return None
-        raise NotAChain(f"it applies {getattr(node.target, '__name__', node.target)}, which is not known here")
-    name = str(node.target)
-    module = model.get_submodule(name)
+        raise NotAChain(f"it applies {kind}, which is not known here")
     if type(module) in LINEAR:
         return chain.links.append(_link(name, module, given, made))
     if type(module) in BATCH:
@@ -232,13 +196,11 @@ def _link(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...])
 
 
 def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
-    factors = (module.running_var.double() + module.eps).rsqrt()
-    printed = float(factors.norm()) * (1.0 if module.weight is None else float(module.weight.detach().abs().max()))
-    factors = factors if module.weight is None else factors * module.weight.detach().double()
-    shift = torch.zeros_like(factors) if module.bias is None else module.bias.detach().double()
-    bias = shift - module.running_mean.double() * factors
+    plain = folded_affine(None, module.running_var, None, None, module.eps)[0]
+    printed = float(plain.norm()) * (1.0 if module.weight is None else float(module.weight.detach().abs().max()))
+    factors, bias = stored_affine(module)
     units = math.prod(made[1:])
-    found = Link(
+    return Link(
         name=name,
         spectral=float(factors.abs().max()),
         rows=factors.abs(),
@@ -246,9 +208,8 @@ def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
         positions=units // len(factors),
         inputs=units,
         outputs=units,
+        euclidean=printed,
     )
-    found.euclidean = printed
-    return found
 
 
 def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 
 from normgauge.errors import ModelError, explain
-from normgauge.measure.signal.calls import role_of
-from normgauge.measure.signal.execution import first_tensor, watched
+from normgauge.network import (
+    Network,
+    copy_model,
+    exchange,
+    fix_parametrizations,
+    fold_channels,
+    is_leaf,
+    role_of,
+    stored_affine,
+)
 from normgauge.nn import BatchNorm
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -57,22 +63,8 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: when the model cannot be copied, or its outputs depend on the batch.
     """
-    computed = {  # tensors a module keeps from its last forward, as the hooks of torch's first weight_norm do
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    try:
-        twin = copy.deepcopy(model, dict(computed)).eval()
-    except (RuntimeError, TypeError, AssertionError) as error:
-        raise ModelError(
-            explain("generalization", "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps")
-        ) from error
+    twin = fix_parametrizations(copy_model(model).eval()).requires_grad_(False)
     for module in twin.modules():
-        if parametrize.is_parametrized(module):
-            for name in list(module.parametrizations):  # type: ignore[arg-type]
-                parametrize.remove_parametrizations(module, name, leave_parametrized=True)
         if isinstance(module, _BatchNorm) and module.running_var is None:
             raise ModelError(
                 explain(
@@ -82,64 +74,46 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
                     "Build it with track_running_stats=True, or use ng.nn.population_statistics",
                 )
             )
-    for parameter in twin.parameters():
-        parameter.requires_grad_(False)
     return twin
 
 
 def look(model: nn.Module, forward: Forward, inputs: Tensor) -> Seen:
     """Return what one forward pass of a copy on a few inputs shows."""
-    affine: list[AffineCall] = []
-    normalizers: list[str] = []
+    roles = ("affine", "normalizer")
+    graph = Network(model, inputs, forward=forward).record(lambda module: is_leaf(module) or role_of(module) in roles)
+    affine: dict[int, AffineCall] = {}
     pairs: list[tuple[str, str]] = []
-    kept: list[Tensor] = []  # alive while we look, so that no id is used twice
-    makers: dict[int, str] = {}
-
-    def called(name: str, module: nn.Module, given: tuple[Any, ...], output: Any, leaf: bool) -> None:
-        value, source = first_tensor(output), first_tensor(given)
-        if value is None or source is None:
-            return
-        role = role_of(module)
+    normalizers: list[str] = []
+    for step in graph.steps:
+        role = role_of(step.module) if step.module is not None and step.inputs and step.outputs else ""
         if role == "normalizer":
-            normalizers.append(name)
-            if id(source) in makers:
-                pairs.append((makers[id(source)], name))
-        elif role == "affine" and isinstance(getattr(module, "weight", None), Tensor):
-            rows = module.weight.shape[0]  # type: ignore[index]
-            positions = max(value.numel() // max(value.shape[0], 1) // int(rows), 1)
-            affine.append(AffineCall(name, module, tuple(source.shape[1:]), positions))
-            makers[id(value)] = name
-        if value is source and role == "activation":  # done in place: the normalizer after it sees something else
-            makers.pop(id(value), None)
-        kept.append(value)
-
-    with torch.no_grad(), watched(model, called):
-        forward(model, inputs)
-    once = [call.name for call in affine]
+            normalizers.append(step.name)
+            pairs += [(affine[source].name, step.name) for source in step.reads[:1] if source in affine]
+        elif role == "affine":
+            made, rows = step.outputs[0], int(step.module.weight.shape[0])  # type: ignore[union-attr,index]
+            positions = max(math.prod(made) // max(made[0], 1) // rows, 1)
+            affine[step.number] = AffineCall(step.name, step.module, step.inputs[0][1:], positions)  # type: ignore[arg-type]
+    once = [call.name for call in affine.values()]
     usable = tuple((layer, norm) for layer, norm in pairs if once.count(layer) == 1 and normalizers.count(norm) == 1)
-    return Seen(tuple(affine), tuple(normalizers), usable)
+    return Seen(tuple(affine.values()), tuple(normalizers), usable)
 
 
 def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a copy with every BatchNorm that follows a Linear or Conv multiplied into it, and their names."""
-    twin = copy.deepcopy(model)
+    twin = copy_model(model)
     done = []
     for layer_name, norm_name in seen.pairs:
         layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
         if type(norm) not in BATCH or type(layer) not in LINEAR or not isinstance(layer.weight, nn.Parameter):
             continue
         assert isinstance(norm, _BatchNorm) and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-        assert norm.running_var is not None and norm.running_mean is not None
-        factors = (norm.running_var.double() + norm.eps).rsqrt()
-        factors = factors if norm.weight is None else factors * norm.weight.double()
-        shift = 0.0 if norm.bias is None else norm.bias.double()
-        bias = torch.zeros_like(factors) if layer.bias is None else layer.bias.double()
+        factors, shift = stored_affine(norm)
         kind = layer.weight.dtype
-        weight = layer.weight.double() * factors.reshape(-1, *[1] * (layer.weight.ndim - 1))
+        weight = fold_channels(layer, layer.weight.double(), factors, after=True)
         layer.weight = nn.Parameter(weight.to(kind), requires_grad=False)
-        moved = (bias - norm.running_mean.double()) * factors + shift
+        moved = shift if layer.bias is None else layer.bias.double() * factors + shift
         layer.bias = nn.Parameter(moved.to(kind), requires_grad=False)
-        _exchange(twin, norm_name, nn.Identity())
+        exchange(twin, norm_name, nn.Identity())
         done.append(norm_name)
     return twin, tuple(done)
 
@@ -149,7 +123,7 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
 
     Stored statistics move along: they would, had the network been trained at these weights.
     """
-    twin = copy.deepcopy(model)
+    twin = copy_model(model)
     done = []
     with torch.no_grad():
         for number, (layer_name, norm_name) in enumerate(seen.pairs):
@@ -175,7 +149,7 @@ def stirred(model: nn.Module) -> nn.Module:
 
     At a fresh BatchNorm almost everything is harmless; here only what is so by structure.
     """
-    twin = copy.deepcopy(model)
+    twin = copy_model(model)
     with torch.no_grad():
         for module in twin.modules():
             if role_of(module) != "normalizer":
@@ -195,10 +169,10 @@ def stirred(model: nn.Module) -> nn.Module:
 
 def bare(model: nn.Module) -> nn.Module:
     """Return a copy without its normalizers."""
-    twin = copy.deepcopy(model)
+    twin = copy_model(model)
     for name, module in list(twin.named_modules()):
         if name and role_of(module) == "normalizer":
-            _exchange(twin, name, nn.Identity())
+            exchange(twin, name, nn.Identity())
     return twin
 
 
@@ -206,8 +180,3 @@ def difference(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two outputs relative to the largest entry of the first."""
     scale = float(a.double().abs().max())
     return float((a.double() - b.double()).abs().max()) / scale if scale > 0 else math.nan
-
-
-def _exchange(model: nn.Module, name: str, new: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, new)

@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.measure.signal.execution import first_tensor, per_unit, run_watched, unit_axis
+from normgauge.measure.signal.execution import per_unit, run_watched, unit_axis
+from normgauge.network import ModuleCall
 from normgauge.objective import Objective
 from normgauge.records import Result
 from normgauge.rng import generator
@@ -145,12 +146,12 @@ def activations(
     source = generator(seed)
     chosen: dict[str, list[int]] = {}
 
-    def called(name: str, module: nn.Module, inputs: Any, output: Any, leaf: bool) -> None:
-        tensor = first_tensor(output)
-        wanted = leaf and any(fnmatchcase(name, pattern) for pattern in patterns)
+    def called(call: ModuleCall) -> None:
+        name, tensor = call.name, call.made
+        wanted = call.leaf and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not wanted or tensor is None or not tensor.is_floating_point() or tensor.ndim == 0:
             return
-        table = per_unit(tensor, 1 if tensor.ndim == 4 else unit_axis(module, tensor))
+        table = per_unit(tensor, 1 if tensor.ndim == 4 else unit_axis(call.module, tensor))
         if name not in chosen:
             chosen[name] = sorted(torch.randperm(table.shape[1], generator=source)[:units].tolist())
         for unit in chosen[name]:

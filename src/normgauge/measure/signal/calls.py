@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.signal.execution import first_tensor
+from normgauge.network import ModuleCall, activation_name, convolves, role_of
 
 Bounds = tuple[float, float]
 
@@ -36,7 +36,6 @@ _FUNCTIONS: dict[Any, str] = {
         *(Tensor.relu, Tensor.relu_, Tensor.tanh, Tensor.sigmoid, Tensor.erf, Tensor.tanh_, Tensor.sigmoid_),
     )
 }
-_NAMES = set(_FUNCTIONS.values()) | {"gelutanh", "newgelu", "quickgelu", "siluactivation", "geluactivation"}
 
 
 @dataclass
@@ -108,23 +107,21 @@ class Recorder(TorchFunctionMode):
         self.share = share
         self._times.clear()
 
-    def enter(self, name: str, module: nn.Module) -> None:
+    def enter(self, called: ModuleCall) -> None:
         """Note that a module's forward begins."""
-        self._open.append((name, module))
+        self._open.append((called.name, called.module))
 
-    def leave(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any, leaf: bool = True) -> None:
-        """Note a module's input and output; whether it is a leaf does not matter here."""
+    def leave(self, called: ModuleCall) -> None:
+        """Note a module's input and output."""
         if self._open:
             self._open.pop()
-        self.seen.add(name)
-        role = role_of(module)
-        tensor = first_tensor(output)
+        self.seen.add(called.name)
+        module, role, tensor, given = called.module, role_of(called.module), called.made, called.given
         if not role or tensor is None or not tensor.is_floating_point():
             return
         if role == "affine":
-            self._axis = 1 if _convolves(module) and tensor.ndim > 2 else -1
-        call = self._call(name, role, activation_name(module) if role == "activation" else "")
-        given = first_tensor(inputs)
+            self._axis = 1 if convolves(module) and tensor.ndim > 2 else -1
+        call = self._call(called.name, role, activation_name(module) if role == "activation" else "")
         if role == "normalizer" and given is not None:
             call.variances.append((given.shape[0] if given.ndim else 1, divided_variance(module, given)))
         self._record(call, tensor)
@@ -147,37 +144,6 @@ class Recorder(TorchFunctionMode):
             call.see(tensor, self._axis)
             if tensor.requires_grad:
                 tensor.register_hook(call.see_gradient(self.share))
-
-
-def role_of(module: nn.Module) -> str:
-    """Return "affine", "normalizer", "activation", "recurrent" or "" by what the module owns and is called."""
-    kind = type(module).__name__.lower()
-    if isinstance(module, nn.RNNBase):
-        return "recurrent"
-    if isinstance(module, nn.modules.batchnorm._NormBase) or ("norm" in kind and not any(module.children())):
-        return "normalizer"
-    if activation_name(module):
-        return "activation"
-    return "affine" if _maps_linearly(module) else ""
-
-
-def _maps_linearly(module: nn.Module) -> bool:
-    """Tell whether a module has a weight that mixes units: a gain stored as (1, 1, 1, n) does not."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return False
-    known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
-    return known or weight.ndim == 2 or weight.numel() > max(weight.shape)
-
-
-def activation_name(module: nn.Module) -> str:
-    """Return the activation a module applies, from its class, or an empty string."""
-    kind = type(module).__name__.lower()
-    if isinstance(module, nn.modules.activation.MultiheadAttention):
-        return ""
-    if type(module).__module__ == "torch.nn.modules.activation":
-        return kind
-    return kind if kind in _NAMES or kind.endswith("activation") else ""
 
 
 def divided_variance(module: nn.Module, given: Tensor) -> float:
@@ -206,8 +172,3 @@ def _mean_variance(value: Tensor, axes: tuple[int, ...]) -> float:
     if not value.numel():
         return math.nan
     return norm(value - value.mean(dim=axes, keepdim=True)) ** 2 / value.numel()
-
-
-def _convolves(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim >= 3

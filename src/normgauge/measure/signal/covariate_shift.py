@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normgauge.errors import NonFiniteError, NotDifferentiableError, unknown_name
 from normgauge.measure.signal.execution import (
     Groups,
     Layer,
     execution_order,
-    first_tensor,
     per_unit,
     run_watched,
     unit_axis,
 )
 from normgauge.measure.signal.updates import Update, updated
+from normgauge.network import ModuleCall
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
 
@@ -243,11 +243,11 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
     """Return module -> mean and biased variance per unit of its outputs over the data."""
     sums: dict[str, tuple[int, Tensor, Tensor]] = {}
 
-    def called(name: str, module: nn.Module, _: Any, output: Any, leaf: bool) -> None:
-        tensor = first_tensor(output)
+    def called(call: ModuleCall) -> None:
+        name, tensor = call.name, call.made
         if name not in wanted or tensor is None or not tensor.is_floating_point():
             return
-        values = per_unit(tensor, unit_axis(module, tensor))
+        values = per_unit(tensor, unit_axis(call.module, tensor))
         part = (values.shape[0], values.sum(0), values.square().sum(0))
         if name not in sums:
             sums[name] = part

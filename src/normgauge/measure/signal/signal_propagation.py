@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.signal.calls import Call, Recorder, role_of
-from normgauge.measure.signal.execution import watched
+from normgauge.measure.signal.calls import Call, Recorder
+from normgauge.network import role_of, watched
 from normgauge.objective import Objective
 from normgauge.records import Result, Status
 from normgauge.theory import mean_field
