@@ -10,16 +10,15 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar
 
 from normgauge.errors import StoreError, explain
 from normgauge.records import Provenance, Row
 from normgauge.stats import FREE, Bounds, Interval
 
 T = TypeVar("T")
-Size = Literal["smoke", "small", "paper"]
 #: How much a study runs, from the least to the most.
-SIZES: tuple[str, ...] = get_args(Size)
+SIZES = ("smoke", "small", "paper")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,13 +24,6 @@ DATA = (
 )
 
 
-class Size(StrEnum):
-    """How much to run when nothing else is said."""
-
-    smoke = "smoke"
-    small = "small"
-
-
 def compare(
     model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, or package.module:factory.")] = "vgg",
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
@@ -42,7 +34,7 @@ def compare(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of SGD per run.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
-    size: Annotated[Size, typer.Option(help="smoke proves it works; small answers in minutes.")] = Size.small,
+    size: Annotated[str, typer.Option(help="smoke proves it works; small answers in minutes.")] = "small",
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that runs them instead.")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts; join with normgauge merge.")] = None,
@@ -77,7 +69,7 @@ def compare(
                 seeds=seeds,
                 steps=steps,
                 batch=batch,
-                size=size.value,
+                size=size,
                 ddp=ddp,
                 statistics=statistics,
                 out=out,

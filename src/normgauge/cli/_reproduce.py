@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Executor
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,19 +18,9 @@ if TYPE_CHECKING:
     from normgauge.papers.reproduce import Reproduced
 
 
-class Size(StrEnum):
-    """How much to run."""
-
-    smoke = "smoke"
-    small = "small"
-    paper = "paper"
-
-
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="A study; without it the list of all.")] = None,
-    size: Annotated[Size, typer.Option(help="smoke: seconds; small: minutes; paper: the published setting.")] = (
-        Size.small
-    ),
+    size: Annotated[str, typer.Option(help="smoke: seconds; small: minutes; paper: the published setting.")] = "small",
     every: Annotated[bool, typer.Option("--all", help="Run every study, one after the other.")] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler, as tcp://host:8786.")] = None,
@@ -54,9 +43,9 @@ def reproduce(
     part = None if shard is None else parse_shard(shard)
     with connected(cluster) if cluster else Workers(jobs) as executor:
         if every:
-            documents = _all(size.value, executor, part, out, quiet=as_json)
+            documents = _all(size, executor, part, out, quiet=as_json)
         else:
-            documents = [_one(str(name), size.value, executor, part, out, quiet=as_json, bar=None)]
+            documents = [_one(str(name), size, executor, part, out, quiet=as_json, bar=None)]
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 

@@ -9,10 +9,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from normgauge.documents import ComparisonDocument
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, explain, unknown_name
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.comparison import METRICS, Comparison, judge
@@ -20,8 +20,6 @@ from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.sweep import part_of, sweep
 from normgauge.lab.study import Study
 from normgauge.store import STORE_NAME, Store, spec_id
-
-Size = Literal["smoke", "small"]
 
 DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
 # What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
@@ -40,7 +38,7 @@ def comparison_study(
     seeds: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
-    size: Size = "small",
+    size: str = "small",
     ddp: int = 1,
     statistics: str = "replica",
 ) -> Study:
@@ -62,6 +60,8 @@ def comparison_study(
         UnknownNameError: for a model, data set or normalizer that is not known.
         InputError: for numbers out of range.
     """
+    if size not in SIZES:
+        raise unknown_name("size", size, SIZES)
     preset = SIZES[size]
     dataset = datasets.load(data or ("gaussian" if model == "dln" else "digits"))
     chosen = tuple(float(rate) for rate in (rates or preset["rates"]))
@@ -122,7 +122,7 @@ def compare(
     seeds: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
-    size: Size = "small",
+    size: str = "small",
     ddp: int = 1,
     statistics: str = "replica",
     out: str | Path = "normgauge-out",
@@ -199,7 +199,7 @@ def compare_shard(
     seeds: int | None = None,
     steps: int | None = None,
     batch: int | None = None,
-    size: Size = "small",
+    size: str = "small",
     ddp: int = 1,
     statistics: str = "replica",
     out: str | Path = "normgauge-out",

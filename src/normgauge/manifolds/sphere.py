@@ -113,8 +113,3 @@ def transport(x: Tensor, v: Tensor, z: Tensor) -> Tensor:
     sine = torch.sinc(angle / torch.pi)
     half = torch.sinc(angle / (2 * torch.pi))
     return z - along * (x * (sine / radius) + v * (half.square() / (2 * radius)))
-
-
-def transport_by_projection(y: Tensor, z: Tensor) -> Tensor:
-    """Return the tangent part of `z` at the new point `y`: cheaper than `transport`, and shortens `z`."""
-    return tangent(y, z)

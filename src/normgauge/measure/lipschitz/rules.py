@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,8 +217,3 @@ def _bounded_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
             "constants are not negative", repr(answer), "Return Lipschitz constants, inf where there is none"
         )
     return reaches[0].through(three_gains(tensors[0], tensors[1], tensors[2]), call.value)
-
-
-def row_width(value: Tensor) -> float:
-    """Return the square root of the number of entries of a row."""
-    return math.sqrt(value.shape[-1]) if value.ndim > 1 else 1.0
