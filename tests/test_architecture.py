@@ -233,3 +233,35 @@ def test_break_ins_are_noticed(tmp_path, monkeypatch):
         "objective._recipe",
         "objective._terms",
     ]
+
+
+PAGE = ROOT.parents[1] / "docs" / "dev" / "architecture.md"
+MARKS = ("<!-- rooms: written by `python tests/test_architecture.py`, held by its test -->\n", "<!-- /rooms -->")
+
+
+def entered(room):
+    """Return the rooms a room enters now, besides the cellar and itself."""
+    paths = [path for path in ROOT.rglob("*.py") if room_of(path) == room]
+    rooms = {module.split(".")[1] for path in paths for module in imports(path) if "." in module}
+    return sorted(rooms - CELLAR - {room, "__version__"})
+
+
+def rooms_table():
+    rooms = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").exists())
+    lines = [f"| {room} | {', '.join(entered(room)) or 'nothing'} |" for room in rooms]
+    return "\n".join(["| room | enters |", "|---|---|", *lines]) + "\n"
+
+
+def test_the_page_shows_the_rooms_as_they_are():
+    shown = PAGE.read_text(encoding="utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
+    assert shown == rooms_table(), "run python tests/test_architecture.py"
+
+
+def test_no_room_is_allowed_what_it_does_not_use():
+    idle = {room: sorted(allowed - set(entered(room))) for room, allowed in MAY_IMPORT.items() if (ROOT / room).exists()}
+    assert not {room: names for room, names in idle.items() if names}
+
+
+if __name__ == "__main__":
+    head, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
+    PAGE.write_text(head + MARKS[0] + rooms_table() + MARKS[1] + rest.split(MARKS[1])[1], encoding="utf-8")
