@@ -124,9 +124,9 @@ def run(name: str, what: str) -> dict[str, object]:
     return {
         "seconds": seconds,
         "memory_mb": _peak() - idle,
-        "gradients": found.gradients,
-        "forwards": found.forwards,
-        "cost": found.cost,
+        "gradients": found.cost.gradients,
+        "forwards": found.cost.forwards,
+        "cost": found.cost.gradients_worth,
         "dimension": found.dimension,
         "matrix_dimension": found.matrix_dimension,
         "families": len(found.families),

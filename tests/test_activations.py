@@ -51,7 +51,7 @@ def test_the_same_units_over_training_in_common_bins():
 def test_three_ways_out_and_errors():
     _, _, objective = problem()
     found = activations(objective)
-    assert str(found).endswith("cost 1 forward") and "0" in set(found.frame()["layer"])
+    assert "(1 forward)" in str(found) and "0" in set(found.frame()["layer"])
     assert found.chart().to_dict()["title"] == "activations"
     with pytest.raises(InputError, match="must match a called module"):
         activations(objective, layers="nothing")

@@ -208,4 +208,4 @@ def test_bad_problems_are_refused():
 
 def test_a_run_draws_its_curves():
     x, y = regression(0)
-    assert optim.gdnp(optim.least_squares(x, y), steps=5).chart().to_dict()["mark"]
+    assert optim.gdnp(optim.least_squares(x, y), steps=5).chart().to_dict()["layer"]

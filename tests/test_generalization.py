@@ -346,7 +346,7 @@ def test_it_prints_frames_and_draws(found):
     pytest.importorskip("altair")
     r = found["batch"]
     text = str(r)
-    assert r._footer() in text and "meaningless here" in text and "kind:" in text and "seed 0" in text
+    assert r._footer() in text and "meaningless here" in text and "kind " in text and "seed 0" in text
     assert list(r.frame()["name"]) == [b.name for b in r.bounds] == list(r.verdicts)
     assert r.verdicts["held-out test set"] == "non-vacuous"
     assert len(r.frame("measures")) == len(r.measures) and len(r.frame("cells")) == len(r.cells)

@@ -62,7 +62,7 @@ def test_three_ways_out():
     model, data = nn.Linear(2, 2), (torch.randn(5, 2), torch.randint(2, (5,)))
     found = ng.landscape(ng.Objective(model, F.cross_entropy, data, mode="eval"), steps=[0.1, 1.0])
     text = str(found)
-    assert "effective beta" in text and text.endswith("mode eval, cost 3 gradients")
+    assert "effective beta" in text and "mode eval" in text and "(3 gradients)" in text
     assert list(found.frame()["step"]) == [0.1, 1.0]
     assert len(found.chart().to_dict()["hconcat"]) == 3
 
@@ -102,7 +102,7 @@ def test_random_directions_have_the_gradients_length_and_see_the_spectrum():
     change = objective.flatten(there.gradient()) - gradient
     assert view.gradient_distances[1] == pytest.approx(float(change.norm()))
     assert view.effective_beta[1] == pytest.approx(float(change.norm() / (0.1 * step.norm())))
-    assert len(found.frame()) == 12 and str(found).endswith("cost 13 gradients")
+    assert len(found.frame()) == 12 and found.cost.gradients == 13
     assert found.chart().to_dict()
     with pytest.raises(InputError, match="random counts directions"):
         ng.landscape(objective, steps=STEPS, random=-1)
@@ -118,7 +118,7 @@ def test_bands_over_training():
     assert bands.steps == (0, 3)
     assert list(bands.frame()["max_loss"]) == [max(views[0].losses), max(views[3].losses)]
     assert list(bands.frame()["min_loss"]) == [min(views[0].losses), min(views[3].losses)]
-    assert str(bands).endswith("cost 4 gradients per row")
+    assert bands.cost.gradients == 4 * len(bands.steps)
     assert "variation" in bands.chart().to_dict()["title"]
     with pytest.raises(InputError, match="at least one landscape"):
         landscape_bands({})

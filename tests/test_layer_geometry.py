@@ -122,7 +122,7 @@ def test_reading_prints_frames_and_draws():
     text = str(reading)
     assert "rank 6" in text and text.splitlines()[-1].startswith("kind exact")
     assert len(reading.frame()) == 4
-    assert reading.chart().to_dict()["mark"]["type"] == "bar"
+    assert reading.chart().to_dict()["layer"]
 
 
 def test_wrong_arguments_are_refused():

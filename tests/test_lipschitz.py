@@ -360,8 +360,8 @@ def test_layers_multiply_up_to_the_bound_and_normalizers_are_counted():
     assert list(frame[frame.normalizer].kind) == ["BatchNorm1d", "LayerNorm", "RMSNorm"]
     assert frame.share.sum() == pytest.approx(1.0)
     assert bracket.normalizers_log10 == pytest.approx(frame[frame.normalizer].log10.sum())
-    assert str(bracket).splitlines()[-1].startswith("kind: upper certified")
-    assert bracket.chart().to_dict()["layer"]
+    assert str(bracket).splitlines()[-1].startswith("kind upper, lower")
+    assert bracket.chart().to_dict()["title"]
 
 
 def test_residual_sum_and_gate_rules_on_known_numbers():

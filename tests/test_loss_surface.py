@@ -97,7 +97,7 @@ def test_resumes_where_it_stopped(tmp_path):
     with pytest.raises(Stop):
         loss_surface(objective, points=4, resume=file, progress=stop)
     again = loss_surface(objective, points=4, resume=file)
-    assert again.losses == whole.losses and again.evaluated == 8
+    assert again.losses == whole.losses and again.cost.forwards == 8 + 1
     with pytest.raises(StoreError, match="same parameters, directions, grid and mode"):
         loss_surface(objective, points=4, seed=1, resume=file)
     file.write_text("nonsense")
@@ -113,7 +113,7 @@ def test_holes_ways_out_and_errors():
     axes = [{"weight": torch.tensor([[1.0, 0.0]])}, {"weight": torch.tensor([[0.0, 1.0]])}]
     found = loss_surface(objective, directions=axes, span=2.0, points=3, paths=[[dict(objective.parameters)]])
     assert sum(math.isnan(x) for row in found.losses for x in row) == 5
-    assert "5 points not finite" in str(found) and str(found).endswith("cost 9 forwards (0 resumed)")
+    assert "5 points not finite" in str(found) and found.cost.forwards == 9 + 1
     assert len(found.frame()) == 9
     drawn = found.chart().to_dict()
     assert len(drawn["layer"]) == 2 and drawn["config"]

@@ -143,7 +143,7 @@ def test_counts_are_those_of_the_dense_matrix():
     assert found.sharpness == pytest.approx(float(values.max()), rel=1e-8)
     assert found.blocks == 5
     text = str(found)
-    assert "gauge: given point" in text and "mode: train" in text.splitlines()[-1]
+    assert "gauge given point" in text and "mode train" in text.splitlines()[-1]
 
 
 def test_block_directions_are_zero_modes():

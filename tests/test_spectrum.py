@@ -240,7 +240,7 @@ def test_the_ways_out():
     objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
     found = ng.spectrum(objective, top=2, bottom=1)
     text = str(found)
-    assert "mode: train" in text.splitlines()[-1] and f"{found.matvecs} products" in text.splitlines()[-1]
+    assert "mode train" in text.splitlines()[-1] and f"{found.matvecs} products" in text.splitlines()[-1]
     assert list(found.frame()["eigenvalue"]) == [*found.top, *found.bottom]
     assert found.chart().to_dict()["layer"]
     assert [reading.value for reading in found.readings()] == [*found.top, *found.bottom]

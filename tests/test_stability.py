@@ -80,7 +80,7 @@ def test_it_prints_frames_and_draws():
     pytest.importorskip("altair")
     found = ng.stability(ridge_model(0.1), sample(30, 0), sample(8, 1), loss=squared, pairs=2, seeds=1)
     text = str(found)
-    assert "another seed alone" in text and "cost 4 trainings" in text and "seed 0" in text
+    assert "another seed alone" in text and "4 trainings" in text and "seed 0" in text
     assert list(found.frame()["changed"]) == ["sample", "sample", "seed"]
     assert found.chart().to_dict()["mark"]
     one = ng.stability(ridge_model(0.1), sample(30, 0), sample(8, 1), loss=squared, pairs=1)

@@ -70,9 +70,9 @@ def test_no_trace_three_ways_out_and_errors():
     before = tracks(model)
     found = stable_rate(objective, steps=6, tol=0.3)
     assert same(before, tracks(model))
-    assert "observed / predicted" in str(found) and "and one spectrum" in str(found)
+    assert "bracket [" in str(found) and found.cost.products > 0
     assert len(found.frame()) == len(found.runs)
-    assert found.chart().to_dict()["title"].startswith("Largest stable")
+    assert "Largest stable" in str(found.chart().to_dict())
     with pytest.raises(InputError, match="steps must be at least 4"):
         stable_rate(objective, steps=2)
     with pytest.raises(UnknownNameError, match="unknown curvature 'fisher'"):

@@ -123,7 +123,7 @@ def test_files_hold_everything_but_the_parameters(tmp_path):
 def test_result_prints_frames_charts_and_explains():
     _, found = setting("batch")
     text = str(found)
-    assert "mode=train" in text and "gradient" in text and "batch_statistics_only" in text
+    assert "mode train" in text and "gradient" in text and "batch_statistics_only" in text
     assert len(found.frame()) == len(found.families)
     assert found.chart().to_dict()["mark"]["type"] == "bar"
     said = found.explain()

@@ -205,5 +205,5 @@ def test_it_leaves_no_trace_and_has_three_ways_out():
     told = weight_dynamics(objective_of(model), optimizer)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(param.grad is None for param in model.parameters()) and not optimizer.state
-    assert "kind: norms" in str(told) and len(told.frame()) == len(told.blocks)
+    assert "kind exact, estimate" in str(told) and len(told.frame()) == len(told.blocks)
     assert told.chart().to_dict()

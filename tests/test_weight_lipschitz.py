@@ -126,7 +126,7 @@ def test_result_has_three_ways_out_and_errors_speak():
     net, data = random_net("mlp", 2)
     result = ng.weight_lipschitz(objective_of(net, data))
     assert list(result.frame().layer) == ["0", "2", "4"] and result.chart().to_dict()
-    assert str(result).splitlines()[-1].startswith("kind: bounds certified")
+    assert str(result).splitlines()[-1].startswith("kind upper, exact")
     step = ng.Objective.from_step(net, lambda m, b: m(b).mean(), data, mode="eval")
     with pytest.raises(InputError, match="from a step"):
         ng.weight_lipschitz(step)

@@ -9,6 +9,7 @@ from normgauge.charts._histogram import histogram as histogram
 from normgauge.charts._intervals import intervals as intervals
 from normgauge.charts._panels import panels as panels
 from normgauge.charts._save import POLICY as POLICY
+from normgauge.charts._save import inline_svg as inline_svg
 from normgauge.charts._save import javascript as javascript
 from normgauge.charts._save import save as save
 from normgauge.charts._save import script_json as script_json
@@ -30,6 +31,7 @@ __all__ = [
     "curves",
     "heatmap",
     "histogram",
+    "inline_svg",
     "intervals",
     "javascript",
     "panels",

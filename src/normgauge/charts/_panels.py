@@ -43,7 +43,9 @@ def panels(
     """
     alt = require("altair", "lab", "charts.panels")
     data = alt.Data(values=[{name: plain(value) for name, value in row.items()} for row in rows])
-    horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=alt.Scale(type="log" if log_x else "linear", zero=False))
+    axis = alt.Axis(tickMinStep=1) if all(isinstance(row[x], int) for row in rows) else alt.Axis()
+    scale = alt.Scale(type="log" if log_x else "linear", zero=False)
+    horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=scale, axis=axis)
     drawn = []
     for column, heading in ys.items():
         kind = scale_type([row[column] for row in rows], "auto")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normgauge.charts._theme import BACKGROUNDS, INK
 from normgauge.errors import InputError, explain, require
 
 if TYPE_CHECKING:
@@ -77,6 +80,27 @@ def svg(chart: altair.TopLevelMixin) -> str:
     """
     converter = require("vl_convert", "lab", "charts.svg")
     return str(converter.vegalite_to_svg(chart.to_dict()))
+
+
+def inline_svg(chart: altair.TopLevelMixin, label: str) -> str:
+    """Return a chart as SVG to stand inside a page: no background, text and lines in the colour of the page's text.
+
+    Args:
+        chart: themed, as all of ours are.
+        label: what a screen reader says of it.
+
+    Raises:
+        MissingExtraError: when vl-convert is not installed.
+    """
+    text = svg(chart).replace(f'fill="{BACKGROUNDS["light"]}"', 'fill="none"', 1)
+    for paint in ("fill", "stroke"):
+        for name, opacity in (("text", 1.0), ("muted", 0.75), ("line", 0.35), ("grid", 0.12)):
+            own = f'{paint}="currentColor" {paint}-opacity="{opacity:g}"'
+            text = text.replace(f'{paint}="{INK["light"][name]}"', own)
+    # two pictures on one page must not share the names of their clips and gradients
+    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+    text = re.sub(r'((?:id="|url\(#))(\w+)', rf"\g<1>\g<2>-{mark}", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
 
 
 @cache

@@ -21,7 +21,7 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#171a21"}
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 ROWS = "rows"  # the name under which the layers of a chart share their data
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-_INK = {
+INK = {
     "light": {"text": "#1c2330", "muted": "#5b6474", "line": "#c9cfd9", "grid": "#eceff4"},
     "dark": {"text": "#e8ebf1", "muted": "#a0a9b8", "line": "#3c4452", "grid": "#272d38"},
 }
@@ -46,7 +46,7 @@ def config(mode: str = "light") -> dict[str, Any]:
     """
     if mode not in PALETTES:
         raise unknown_name("theme", mode, PALETTES)
-    ink = _INK[mode]
+    ink = INK[mode]
     return {
         "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
         "font": _FONT,

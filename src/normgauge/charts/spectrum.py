@@ -1,10 +1,12 @@
-"""Charts of eigenvalues: stems with residuals, densities, blocks side by side, a value with its interval."""
+"""Charts of eigenvalues: stems with residuals, densities, blocks side by side, the rates they allow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from normgauge.charts._rows import plain
+from normgauge.charts._theme import themed
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -32,7 +34,12 @@ def stems(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin
             alt.Tooltip("residual:Q", format=".2g"),
         ],
     )
-    return base.mark_bar(width=3) + base.mark_point(filled=True, size=60)
+    return _sized(base.mark_bar(width=3) + base.mark_point(filled=True, size=60))
+
+
+def _sized(chart: altair.TopLevelMixin) -> altair.TopLevelMixin:
+    """Return the chart themed and wide enough to read with a handful of entries."""
+    return themed(chart.properties(width=420, height=260))
 
 
 def density_curve(grid: Sequence[float], values: Sequence[float], title: str) -> altair.TopLevelMixin:
@@ -41,7 +48,7 @@ def density_curve(grid: Sequence[float], values: Sequence[float], title: str) ->
     pandas = require("pandas", "lab", "Density.chart")
     floor = max(values) * 1e-10
     frame = pandas.DataFrame({"eigenvalue": list(grid), "density": [max(value, floor) for value in values]})
-    return (
+    return _sized(
         alt.Chart(frame, title=title)
         .mark_area(line=True, opacity=0.4)
         .encode(
@@ -56,7 +63,7 @@ def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixi
     """Draw the eigenvalues of several blocks side by side, in the order of the model."""
     alt = require("altair", "lab", "LayerSpectra.chart")
     pandas = require("pandas", "lab", "LayerSpectra.chart")
-    return (
+    return _sized(
         alt.Chart(pandas.DataFrame(list(rows)), title=title)
         .mark_point(filled=True, size=70)
         .encode(
@@ -68,15 +75,26 @@ def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixi
     )
 
 
-def interval(value: float, half: float, title: str) -> altair.TopLevelMixin:
-    """Draw one number with an interval."""
-    alt = require("altair", "lab", "Trace.chart")
-    pandas = require("pandas", "lab", "Trace.chart")
-    frame = pandas.DataFrame([{"value": value, "low": value - half, "high": value + half}])
-    base = alt.Chart(frame, title=title)
-    return base.mark_rule(size=3).encode(x=alt.X("low:Q", title="value"), x2="high:Q") + base.mark_point(
-        filled=True, size=80
-    ).encode(x="value:Q")
+def rates(rows: Sequence[Mapping[str, Any]], predicted: float, title: str) -> altair.TopLevelMixin:
+    """Draw learning rates on a logarithmic axis, each stable or not, and a line at the predicted edge.
+
+    Args:
+        rows: mappings with `rate` and `stable`.
+        predicted: the edge; no line where it is not finite.
+        title: the chart's title.
+    """
+    alt = require("altair", "lab", "StableRate.chart")
+    data = [{"rate": row["rate"], "run": "stable" if row["stable"] else "unstable"} for row in rows]
+    axis = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=12))
+    points = (
+        alt.Chart(alt.Data(values=data), title=title)
+        .mark_point(filled=True, size=80, opacity=1)
+        .encode(axis, alt.Y("run:N", title=""), color="run:N", shape="run:N", tooltip=["rate:Q", "run:N"])
+    )
+    edge = [] if plain(predicted) is None else [{"rate": predicted, "text": "predicted"}]
+    base = alt.Chart(alt.Data(values=edge)).encode(axis)
+    words = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
+    return themed((points + base.mark_rule(style="quiet", strokeDash=[4, 3]) + words).properties(width=420, height=110))
 
 
 def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
@@ -88,7 +106,7 @@ def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLeve
     """
     alt = require("altair", "lab", "gauge_orbit")
     pandas = require("pandas", "lab", "gauge_orbit")
-    return (
+    return _sized(
         alt.Chart(pandas.DataFrame(list(rows)), title=title)
         .mark_line(point=True)
         .encode(

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, InputError, NonFiniteError, explain, require
-from normgauge.records import Result
+from normgauge.errors import DataError, InputError, NonFiniteError, explain
+from normgauge.records import Reading, Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair
+
+SAME = 0.05  # relative distance of effective weights: within, batch and weight norm are the same layer in practice
+COLLAPSED = 0.5  # share of a row's variance that eps leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,21 +93,45 @@ class LayerGeometry(Result):
             for row in range(self.effective_weights.shape[0])
         ]
 
-    def _footer(self) -> str:
-        return f"kind exact at this batch; mode train; eps {self.eps:g}; no seeds; cost one product with the inputs"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the distance from weight normalization, rank, kernel, and per row what eps leaves of the ellipsoid."""
+        return (
+            Reading("distance from weight normalization", self.weight_norm_error),
+            Reading("rank of the covariance", self.rank),
+            Reading("kernel dimension", self.kernel_dimension),
+            Reading("distance of the covariance from identity", self.whiteness),
+            *(Reading("on ellipsoid", float(value), layer=str(i)) for i, value in enumerate(self.on_ellipsoid)),
+        )
+
+    def _meaning(self) -> str:
+        if self.two_valued:
+            return "A batch of 2: outputs are -1 and 1 (up to eps) whatever the weights; gradients vanish."
+        collapsed = int((self.on_ellipsoid < COLLAPSED).sum())
+        if collapsed:
+            why = f"eps is over {1 - COLLAPSED:.0%} of their variance on this batch"
+            return f"{collapsed} rows have collapsed to their bias ({why}): lower eps, or use a larger batch."
+        blind = (
+            f"this batch of {self.batch} does not see {self.kernel_dimension} of {self.covariance.shape[0]} directions"
+        )
+        said = f"Batch norm is {self.weight_norm_error:.3g} from weight norm here"
+        if self.weight_norm_error <= SAME:
+            return f"{said} (under {SAME:g}): dividing by the weight's norm would do the same; {blind}."
+        return f"{said} (over {SAME:g}): it also undoes the scales of the inputs' covariance; {blind}."
+
+    def _notes(self) -> str:
+        return f"eps {self.eps:g} takes {float(1 - self.on_ellipsoid.min()):.2g} of a row's variance at most"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return a chart of the ellipsoid's semi-axes (needs the `lab` extra)."""
-        altair = require("altair", "lab", "LayerGeometry.chart")
-        pandas = require("pandas", "lab", "LayerGeometry.chart")
-        table = pandas.DataFrame({"axis": range(1, self.rank + 1), "semi_axis": self.semi_axes.tolist()})
-        return (
-            altair.Chart(table, title="Ellipsoid of the effective weights")
-            .mark_bar()
-            .encode(x=altair.X("axis:O", title="axis"), y=altair.Y("semi_axis:Q", title="semi-axis"))
+        from normgauge.charts import curves
+
+        rows = [{"axis": i, "semi-axis": v, "series": "semi-axis"} for i, v in enumerate(self.semi_axes.tolist(), 1)]
+        return curves(
+            rows, x="axis", y="semi-axis", legend=False, title="Semi-axes of the effective weights' ellipsoid"
         )
 
 
+@instrument
 def layer_geometry(
     weight: Tensor,
     inputs: Tensor,
@@ -163,6 +190,7 @@ def layer_geometry(
     tolerance = singular.max() * max(x.shape) * torch.finfo(x.dtype).eps if len(singular) else 0.0
     rank = int((singular > tolerance).sum())
     kernel = directions[rank:].T
+    spend("forwards")
     outputs = centred @ w.T
     variance = outputs.square().mean(0)
     scale = (variance + eps).sqrt()
@@ -190,6 +218,7 @@ def layer_geometry(
         gradient_share=_gradient_share(normalized),
         eps=eps,
         kernel_basis=kernel,
+        mode="train",
     )
 
 

@@ -37,14 +37,24 @@ def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
 class Batches:
     """A source of batches that gives the same ones at every pass, and says so when it does not."""
 
-    def __init__(self, data: Any, *, single: Callable[[Any], bool], check: Callable[[Any, int], None]) -> None:
+    def __init__(
+        self,
+        data: Any,
+        *,
+        single: Callable[[Any], bool],
+        check: Callable[[Any, int], None],
+        weight: Callable[[Any], float] | None = None,
+    ) -> None:
         """Wrap `data`.
 
         Args:
             data: one batch, or a re-iterable of batches.
             single: tells whether `data` is one batch.
             check: raises for a batch of the wrong form; called with the batch and its number.
+            weight: returns the share of a batch; the number of its samples by default.
         """
+        self.weight = weight or sample_count
+        self._total: float | None = None
         self.source: Iterable[Any] = [data] if single(data) else _reiterable(data)
         self._check = check
         self._prints: list[tuple[Any, ...]] | None = None
@@ -53,23 +63,37 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield `(number, batch)`, comparing each batch with the first pass."""
         seen: list[tuple[Any, ...]] = []
-        count = 0
+        count, total = 0, 0.0
         for number, batch in enumerate(self.source):
             self._check(batch, number)
             if not self._stable:
                 self._compare(number, batch, seen)
-            count += 1
+            count, total = count + 1, total + self.size(batch)
             yield number, batch
         if count == 0:
             raise DataError(
                 explain("Objective", "data must hold at least one batch", "none", "Check dataset and sampler")
             )
+        self._total = total
         if self._stable:
             return
         if self._prints is None:
             self._prints = seen
         elif len(seen) != len(self._prints):
             raise _changed(f"{len(seen)} batches instead of {len(self._prints)}")
+
+    def size(self, batch: Any) -> float:
+        """Return the weight of a batch for counting what it costs; 1 where nothing in it can be counted."""
+        try:
+            return float(self.weight(batch))
+        except DataError:
+            return 1.0
+
+    def total(self) -> float:
+        """Return the sum of the sizes of all batches; they are read again only if no pass over them was completed."""
+        if self._total is None:
+            self._total = sum(self.size(batch) for _, batch in self)
+        return self._total
 
     def _compare(self, number: int, batch: Any, seen: list[tuple[Any, ...]]) -> None:
         mark = fingerprint(batch)

@@ -24,6 +24,7 @@ from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOpe
 from normgauge.objective._purity import Mode, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._select import Selection, select_parameters
+from normgauge.records import spend
 
 T = TypeVar("T")
 Parameters = Mapping[str, Tensor] | Tensor
@@ -288,6 +289,7 @@ class Objective:
                 value = self.loss_of(model, number, batch)
                 check_depends(value)
                 slopes = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
+                self.count_backward(batch)
                 return {"": value.detach(), **dict(zip(variables, slopes, strict=True))}
 
             return self.evaluate(number, body, variables)
@@ -337,7 +339,10 @@ class Objective:
         return self._recipe.weight(batch)
 
     def graph(self, number: int, batch: Any, *, outputs: bool = False) -> tuple[dict[str, Tensor], Any, Tensor]:
-        """Return leaves, outputs (if asked) and loss of one batch with a graph that can be differentiated twice."""
+        """Return leaves, outputs (if asked) and loss of one batch with a graph that can be differentiated twice.
+
+        It counts as a gradient: nobody asks for the graph who does not go back through it.
+        """
         leaves = {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
 
         def body(model: nn.Module) -> tuple[Any, Tensor]:
@@ -347,6 +352,7 @@ class Objective:
 
         with twice_differentiable():
             out, value = self.evaluate(number, body, leaves)
+        self.count_backward(batch)
         check_depends(value)
         check_twice_differentiable(value)
         return leaves, out, value
@@ -387,12 +393,22 @@ class Objective:
 
             yield self.evaluate(number, one)
 
+    def _count(self, batch: Any, **calls: float) -> None:
+        for name, times in calls.items():
+            spend(name, times * self._batches.size(batch), self._batches.total)
+
+    def count_backward(self, batch: Any) -> None:
+        """Count, for `Result.cost`, a backward pass through the forward just made: together they are one gradient."""
+        self._count(batch, forwards=-1, gradients=1)
+
     def outputs_of(self, model: nn.Module, batch: Any) -> Any:
         """Return the outputs for one batch, for use inside `evaluate`."""
+        self._count(batch, forwards=1)
         return self._recipe.outputs(model, batch)
 
     def terms_of(self, model: nn.Module, number: int, batch: Any) -> Terms:
         """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite."""
+        self._count(batch, forwards=1)
         return self._chosen(self._recipe.terms(model, batch), number)
 
     def loss_of(self, model: nn.Module, number: int, batch: Any) -> Tensor:
@@ -401,6 +417,7 @@ class Objective:
 
     def outputs_and_loss_of(self, model: nn.Module, number: int, batch: Any) -> tuple[Any, Tensor]:
         """Return outputs and loss of one batch on one graph, for use inside `evaluate`."""
+        self._count(batch, forwards=1)
         out, terms = self._recipe.outputs_and_terms(model, batch)
         return out, _finite_sum(self._chosen(terms, number), number)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError, explain
 from normgauge.linalg import Operator
 from normgauge.objective._graph import check_differentiable, graph_bytes
+from normgauge.records import spend
 
 DEFAULT_MEMORY = 2 << 30
 Products = list[Tensor | None]
@@ -107,6 +108,7 @@ class ObjectiveOperator(Operator):
 
     def _matvec(self, vector: Tensor) -> Tensor:
         self.matvecs += 1
+        spend("products")
         pieces, start = [], 0
         for shape, count, dtype in self._pieces:
             pieces.append(vector[start : start + count].view(shape).to(dtype))

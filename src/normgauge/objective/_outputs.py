@@ -12,6 +12,7 @@ from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
 from normgauge.objective._graph import check_differentiable
 from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explained_product
+from normgauge.records import spend
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:
@@ -162,12 +163,14 @@ class JacobianOperator(Operator):
         self.shape = (sum(self.sizes), objective.dimension)
 
     def _matvec(self, vector: Tensor) -> Tensor:
+        spend("products")
         pieces = list(self._inner.objective.unflatten(vector).values())
         with explained_product("JacobianOperator", 0):
             pushed = [push for line in self._lines for push in line.push(pieces)]
         return torch.cat([push.detach().reshape(-1).to(self.dtype) for push in pushed])
 
     def _rmatvec(self, vector: Tensor) -> Tensor:
+        spend("products")
         parts = iter(vector.split(self.sizes))
         total = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         for line in self._lines:

@@ -92,7 +92,7 @@ class StepRecipe:
 
     def batches(self, data: Any) -> Batches:
         """Wrap one batch (a tensor, tuple or mapping) or a re-iterable of batches."""
-        return Batches(data, single=_one_batch, check=check_anything)
+        return Batches(data, single=_one_batch, check=check_anything, weight=self.weight)
 
     def weight(self, batch: Any) -> float:
         """Return the user's weight, else the number of samples."""

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, explain
 from normgauge.optim._gdnp_problems import LeastSquares, Problem
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:
     import altair
+
+CONVERGED = 1e-6  # of the first gradient: half the digits of float64, where losses no longer tell points apart
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,6 @@ class GDNPRun(Result):
         length: gamma.
         records: one per iteration.
         condition: `L / mu` of S.
-        status: ok; nonconverged where the length has no finite optimum along a direction.
-        sentence: why, where the status is not ok.
         bounds_apply: whether the analysis covers the problem (least squares, Gaussian data).
         halvings: times a step was halved because it did not descend (never where the bounds apply).
     """
@@ -72,8 +72,6 @@ class GDNPRun(Result):
     length: float
     records: tuple[GDNPRecord, ...]
     condition: float
-    status: Status
-    sentence: str
     bounds_apply: bool
     halvings: int
 
@@ -88,14 +86,32 @@ class GDNPRun(Result):
     def _rows(self) -> list[dict[str, Any]]:
         return [{name: getattr(record, name) for name in record.__dataclass_fields__} for record in self.records]
 
-    def _footer(self) -> str:
+    def readings(self) -> tuple[Reading, ...]:
+        """Return loss, gradient norm and gap of the Rayleigh quotient at the end, and the bound on the gap."""
+        last = self.records[-1]
+        return (
+            Reading("loss", self.loss),
+            Reading("gradient norm", last.gradient_norm),
+            Reading("gap of the Rayleigh quotient", last.rho_gap),
+            Reading("bound on the gap", last.rho_bound, "upper" if self.bounds_apply else "estimate"),
+        )
+
+    def _meaning(self) -> str:
+        first, last = self.records[0], self.records[-1]
+        said = f"In {last.iteration} steps the gradient went from {first.gradient_norm:.3g} to {last.gradient_norm:.3g}"
+        if last.gradient_norm > CONVERGED * max(first.gradient_norm, 1.0):
+            pace = f"condition {self.condition:.3g} sets the pace"
+            return f"{said} (limit {CONVERGED:g} of the start): allow more steps; {pace}."
+        return f"{said} (limit {CONVERGED:g} of the start): a critical point, loss {self.loss:.4g}."
+
+    def _notes(self) -> str:
         bounds = "bounds apply" if self.bounds_apply else "bounds do not apply (samples that need not be Gaussian)"
-        trouble = f"; {self.status}: {self.sentence}" if self.status != "ok" else ""
-        return f"kind exact; {bounds}; {self.halvings} halvings; cost one gradient and the bisection per step{trouble}"
+        return f"{bounds}; {self.halvings} halvings"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the gap of the Rayleigh quotient and the gradient norm with their bounds, on a log scale."""
-        alt = require("altair", "lab", "GDNPRun.chart")
+        from normgauge.charts import curves
+
         names = ("rho_gap", "rho_bound", "gradient_norm", "gradient_bound")
         rows = [
             {"iteration": record.iteration, "quantity": name, "value": getattr(record, name)}
@@ -103,13 +119,10 @@ class GDNPRun(Result):
             for name in names
             if getattr(record, name) > 0
         ]
-        return (
-            alt.Chart(alt.Data(values=rows))
-            .mark_line(point=True)
-            .encode(x="iteration:Q", y=alt.Y("value:Q", scale=alt.Scale(type="log")), color="quantity:N")
-        )
+        return curves(rows, x="iteration", series="quantity", y_scale="log", title="what GDNP drives to zero")
 
 
+@instrument
 def gdnp(
     problem: Problem,
     *,

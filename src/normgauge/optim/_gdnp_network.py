@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.optim._gdnp_problems import _samples, _second_moment
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument, spend
 from normgauge.rng import generator
+
+if TYPE_CHECKING:
+    import altair
+
+ALIGNED = 0.99  # |cos|: within 8 degrees of the line
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,30 @@ class GDNPNetworkRun(Result):
             for i, (loss, norm, cosine) in enumerate(columns)
         ]
 
-    def _footer(self) -> str:
-        return "kind exact; samples, so no rate is promised; cost one gradient and the length search per unit and sweep"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return loss, largest gradient norm and smallest alignment at the end."""
+        ends = {"loss": self.losses, "gradient norm": self.gradient_norms, "alignment": self.alignments}
+        return tuple(Reading(name, values[-1]) for name, values in ends.items())
+
+    def _meaning(self) -> str:
+        said = f"{len(self.losses) - 1} sweeps took the loss from {self.losses[0]:.4g} to {self.losses[-1]:.4g}; "
+        if self.alignments[-1] >= ALIGNED:
+            return f"{said}every unit lies along S^-1 u (|cos| at least {ALIGNED:g}), as for Gaussian data."
+        off = f"a unit is off the line S^-1 u (|cos| {self.alignments[-1]:.3g}, under {ALIGNED:g})"
+        return f"{said}{off}: what holds for Gaussian data does not hold here."
+
+    def _notes(self) -> str:
+        return "samples, so no rate is promised"
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return loss, gradient norm and alignment over the sweeps, side by side."""
+        from normgauge.charts import panels
+
+        ys = {"loss": "loss", "gradient_norm": "largest gradient norm", "alignment": "smallest |cos| with S^-1 u"}
+        return panels(self._rows(), x="sweep", ys=ys)
 
 
+@instrument
 def gdnp_network(
     x: Tensor,
     y: Tensor,
@@ -93,6 +118,7 @@ def gdnp_network(
     target = inverse @ (-(y @ x) / len(x))
 
     def loss_and_slopes(hidden: Tensor) -> tuple[float, Tensor]:
+        spend("gradients")
         t = torch.tanh(x @ hidden.T)
         margin = y * (t @ theta)
         weight = -y * torch.sigmoid(-margin) / len(x)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.records import spend
 
 
 class Means(NamedTuple):
@@ -86,6 +87,7 @@ class LeastSquares:
 
     def means(self, w: Tensor) -> Means:
         """Return loss and gradient; the means are those of `c1 = 2`, `c2 = 2`."""
+        spend("gradients")
         loss = self.constant + 2 * float(self.u @ w) + float(w @ self.S @ w)
         return Means(loss, 2 * self.u + 2 * self.S @ w, 2.0 + 2.0 * float(self.u @ w), 2.0)
 
@@ -108,6 +110,7 @@ class GaussianHalfspace:
 
     def means(self, w: Tensor) -> Means:
         """Return loss, gradient `c1 u + c2 S w` (Stein's identity), and the means of phi' and phi''."""
+        spend("gradients")
         mean = float(self.u @ w)
         spread = math.sqrt(max(float(w @ self.S @ w) - mean**2, 0.0))
         points, share = _normal_nodes(self.nodes)
@@ -137,6 +140,7 @@ class SampleHalfspace:
 
     def means(self, w: Tensor) -> Means:
         """Return loss, gradient and the means over the samples."""
+        spend("gradients")
         value, first, second = _loss(self.loss)(self.z @ w)
         return Means(float(value.mean()), self.z.T @ first / len(self.z), float(first.mean()), float(second.mean()))
 

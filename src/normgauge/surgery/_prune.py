@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.network import copy_model
 from normgauge.objective import call_model
+from normgauge.records import instrument, spend
 from normgauge.rng import generator
 from normgauge.surgery._channels import PER_CHANNEL, SHARED, ChannelPath, channel_paths
 from normgauge.surgery._surgery import Surgery
@@ -31,6 +32,7 @@ def scale_l1(model: nn.Module) -> Tensor:
     return torch.stack(scales).sum() if scales else torch.zeros(())
 
 
+@instrument
 def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: int = 0) -> Surgery:
     """Return the model without a share of its normalized channels, taken away physically: smaller layers, same code.
 
@@ -44,7 +46,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
 
     Kind: exact for what is said above: the smaller model equals, on the example, the full one with those channels set
     to zero and the readers changed (`proof`, in eval mode). `change` is what pruning did to the outputs.
-    Cost: four forward passes.
+    Cost: three forward passes.
 
     Args:
         model: any model whose steps do not depend on the values of its inputs; it is not touched.
@@ -98,14 +100,15 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
         for name in path.consumers
     ]
     with torch.no_grad():
+        spend("forwards", 3)
         before, masked, after = (call_model(m, example) for m in (copy_model(model).eval(), full, small))
     for hook in hooks:
         hook.remove()
     small.train(model.training)
     rows = tuple(_row(path, modules[path.norm], gone.get(path.norm)) for path in paths)
     sizes = [sum(p.numel() for p in m.parameters()) for m in (model, small)]
-    footer = f"exact, eval mode, seed {seed}; parameters {sizes[0]} -> {sizes[1]}"
-    return Surgery(small, rows, _distance(masked, after), _distance(before, after), model, footer)
+    note = f"parameters {sizes[0]} -> {sizes[1]}"
+    return Surgery(small, rows, _distance(masked, after), _distance(before, after), model, note, mode="eval")
 
 
 def _select(

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from normgauge.network import copy_model
-from normgauge.records import Result
+from normgauge.records import Reading, Result
 
 if TYPE_CHECKING:
     import altair
+
+PROVED = 1e-3  # largest difference from what was promised: rounding of float32 through a deep network, outputs near 1
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Surgery(Result):
         proof: largest difference on the example between the new model and what the operation promises to equal.
         change: largest difference on the example between the outputs before and after.
         original: the model as it came.
-        footer: what a person needs before using it.
+        note: what else a person needs before using it.
     """
 
     model: nn.Module
@@ -32,7 +34,7 @@ class Surgery(Result):
     proof: float
     change: float
     original: nn.Module
-    footer: str
+    note: str
 
     def undo(self) -> nn.Module:
         """Return a copy of the model as it came."""
@@ -56,5 +58,15 @@ class Surgery(Result):
     def _rows(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.rows]
 
-    def _footer(self) -> str:
-        return f"largest change of the outputs {self.change:.3g}, proof {self.proof:.3g}; {self.footer}"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the proof and the change of the outputs, both at the example."""
+        return Reading("proof", self.proof), Reading("change of the outputs", self.change)
+
+    def _meaning(self) -> str:
+        told = f"the outputs on the example have changed by {self.change:.3g} at most"
+        if self.proof <= PROVED:
+            return f"The new model is what was promised, up to {self.proof:.2g} (limit {PROVED:g}); {told}."
+        return f"The new model is {self.proof:.2g} from what was promised (limit {PROVED:g}): do not use it; {told}."
+
+    def _notes(self) -> str:
+        return self.note

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.objective import Objective
+from normgauge.records import instrument
 from normgauge.rng import generator
 from normgauge.symmetry._bases import change_of_basis
 from normgauge.symmetry._centred import centred_candidates
@@ -28,6 +29,7 @@ MOST_PARTIAL = 48  # probes on a part of the batch
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix")
 
 
+@instrument
 def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Symmetries:
     """Find and certify the changes of the parameters that leave the function unchanged.
 
@@ -91,7 +93,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
         certified = certifier.with_stored_statistics(certified, slope)
     at_user = function.probe(function.user, 0, generator(seed + 40), certifier.part)
     certified += dead_units(certified, signatures, at_user)
-    return _result(function, certified, signatures, seed)
+    return _result(function, certified, signatures)
 
 
 def _uses_the_mode(certifier: Certifier) -> bool:
@@ -172,7 +174,7 @@ def _centred(
     return result
 
 
-def _result(function: Function, families: list[Family], signatures: Signatures, seed: int) -> Symmetries:
+def _result(function: Function, families: list[Family], signatures: Signatures) -> Symmetries:
     families = sorted(families, key=lambda family: _ORDER.index(family.kind))
     counted = [f for f in families if f.status != "undecided" and f.counted]
     return Symmetries(
@@ -180,11 +182,7 @@ def _result(function: Function, families: list[Family], signatures: Signatures, 
         dimension=dimension(counted, signatures.point),
         matrix_dimension=sum(len(f) * f.block_dimension for f in counted if f.kind == "matrix"),
         unobserved={name: int(mask.sum()) for name, mask in unused(signatures).items()},
-        mode=function.objective.mode,
         of=function.of,
-        seed=seed,
-        gradients=function.gradients,
-        forwards=function.forwards,
         shapes={name: tuple(value.shape) for name, value in function.user.items()},
         parameters={name: value.double() for name, value in function.user.items()},
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument
 from normgauge.symmetry._axes import leaf_module
 from normgauge.symmetry._discover import symmetries as find_symmetries
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._result import Symmetries
 
+if TYPE_CHECKING:
+    import altair
+
+DECAY_OFF = 0.0
 ROLES = ("scale_invariant", "affine", "dead", "rest")
 _ADVICE = {
     "scale_invariant": "decay sets the effective learning rate, not the capacity; keep it, or put it on the sphere",
@@ -32,12 +36,10 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
     Attributes:
         groups: dicts with `params`, `name` and `weight_decay`, and what the overrides added.
         reasons: parameter name -> (role, group's name, weight decay, why).
-        mode: the mode the symmetries hold in.
     """
 
     groups: tuple[dict[str, Any], ...]
     reasons: dict[str, tuple[str, str, float, str]]
-    mode: str
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -58,10 +60,34 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
             for name, (_, group, decay, why) in self.reasons.items()
         ]
 
-    def _footer(self) -> str:
-        return f"kind: by certified symmetries; mode={self.mode}. Override with overrides={{'pattern': {{...}}}}."
+    def readings(self) -> tuple[Reading, ...]:
+        """Return how many tensors are in each group."""
+        return tuple(Reading(f"tensors in {group['name']}", len(group["params"])) for group in self.groups)
+
+    def _meaning(self) -> str:
+        off = [name for name, (_, _, decay, _) in self.reasons.items() if decay == DECAY_OFF]
+        free = sum(role == "scale_invariant" for role, *_ in self.reasons.values())
+        return (
+            f"{len(self.reasons)} tensors in {len(self.groups)} groups, {len(off)} of them without weight decay "
+            f"({DECAY_OFF:g}); of {free} scale-invariant ones decay sets the effective rate, not the capacity. "
+            "Pass them to any torch optimizer."
+        )
+
+    def _notes(self) -> str:
+        return "by certified symmetries; overrides={'pattern': {...}} puts parameters elsewhere"
+
+    def chart(self) -> altair.TopLevelMixin:
+        """Return bars: entries per group (needs the `lab` extra)."""
+        from normgauge.charts import bars
+
+        rows = [
+            {"group": group["name"], "entries": sum(param.numel() for param in group["params"]), "series": "entries"}
+            for group in self.groups
+        ]
+        return bars(rows, x="group", y="entries", title="entries per parameter group")
 
 
+@instrument
 def param_groups(
     objective: Objective,
     optimizer_defaults: Mapping[str, Any] | None = None,
@@ -133,7 +159,7 @@ def param_groups(
         group["params"].append(tensors[name])
         reasons[name] = (role, label, float(group["weight_decay"]), why)
     order = sorted(groups.values(), key=lambda g: _place(g["name"]))
-    return ParamGroups(tuple(order), reasons, objective.mode)
+    return ParamGroups(tuple(order), reasons)
 
 
 # What is scaled freely -> how our optimizers call such spheres; other axes (columns) stay Euclidean.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, StoreError, explain, require
-from normgauge.records import Result
+from normgauge.errors import InputError, StoreError, explain
+from normgauge.records import Cost, Reading, Result, plain
 from normgauge.symmetry import _gauge
 from normgauge.symmetry._explain import sentences
 from normgauge.symmetry._family import Family, Generators, family_from_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective
 
 Vector = Mapping[str, Tensor] | Tensor
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,7 @@ class Symmetries(Result):
         dimension: independent scale, shift and rescale directions (entries without effect are shifts).
         matrix_dimension: further directions of changes of basis; reported, not divided out.
         unobserved: parameter -> number of entries that had no gradient in this data.
-        mode: train or eval.
         of: "outputs" or "loss".
-        seed: of the probes.
-        gradients: gradient evaluations, in passes over the batch.
-        forwards: forward evaluations without gradient, in passes over the batch.
         shapes: the parameters and their shapes, in order.
         gauge: the name of the canonical gauge.
     """
@@ -50,11 +46,7 @@ class Symmetries(Result):
     dimension: int
     matrix_dimension: int
     unobserved: dict[str, int]
-    mode: str
     of: str
-    seed: int
-    gradients: float
-    forwards: float
     shapes: dict[str, tuple[int, ...]]
     gauge: str = "unit-writer"
     parameters: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
@@ -63,11 +55,6 @@ class Symmetries(Result):
     def generators(self) -> Generators:
         """The generators one by one, as `Symmetry` items (made when looked at)."""
         return Generators(self.families)
-
-    @property
-    def cost(self) -> float:
-        """Gradient evaluations, forwards counted as a third."""
-        return self.gradients + self.forwards / 3
 
     # -- acting -------------------------------------------------------------------------------------------------
 
@@ -184,10 +171,8 @@ class Symmetries(Result):
             for family in self.families
         ]
 
-    def __str__(self) -> str:
-        """Return the table, with families that differ only by a layer's number on one line."""
-        from normgauge.records import format_table
-
+    def _shown(self) -> list[dict[str, Any]]:
+        """Return the rows, with families that differ only by a layer's number on one line."""
         merged: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in self._rows():
             key = (row["kind"], re.sub(r"\d+", "*", row["change"]), row["status"])
@@ -207,31 +192,53 @@ class Symmetries(Result):
             rows.append({"kind": row["kind"], "generators": row["generators"], "times": row["layers"], **row})
         for row in rows:
             del row["layers"]
-        return format_table(rows, title=self._title(), footer=self._footer())
+        return rows
 
-    def _footer(self) -> str:
-        silent = sum(self.unobserved.values())
-        unseen = f" {silent} entries had no gradient in this data." if silent else ""
-        undecided = sum(len(f) for f in self.families if f.status == "undecided")
-        doubt = f" {undecided} generators undecided." if undecided else ""
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the directions to divide out (what was missed can only add to them), then generators by kind."""
         return (
-            f"kind: certified by finite changes; mode={self.mode}; seed {self.seed}; "
-            f"cost {self.gradients:.1f} gradient and {self.forwards:.1f} forward passes over the batch.{unseen}{doubt}"
+            Reading("dimension", self.dimension, "lower"),
+            Reading("matrix dimension", self.matrix_dimension, "lower"),
+            *(Reading(f"{kind} generators", number, "lower") for kind, number in self._counts().items()),
         )
+
+    def _meaning(self) -> str:
+        total = sum(torch.Size(shape).numel() for shape in self.shapes.values())
+        if not self.dimension:
+            return f"No change searched for among {total} parameters leaves the {self.of} as they are: 0 to divide out."
+        counts = self._counts()
+        said = f"{self.dimension} of {total} directions ({self.dimension / total:.1%}) change nothing: distances, "
+        said += "norms and flatness along them mean nothing."
+        if counts.get("scale"):
+            said += (
+                f" {counts['scale']} slices have a free scale, so decay sets their effective rate (ng.param_groups)."
+            )
+        if counts.get("dead"):
+            said += f" {counts['dead']} entries do nothing and can go."
+        return said
+
+    def _notes(self) -> str:
+        effects = [f.certificate["eps_effect"] for f in self.families if f.certificate.get("eps_effect") is not None]
+        undecided = sum(len(f) for f in self.families if f.status == "undecided")
+        silent = sum(self.unobserved.values())
+        notes = (
+            "certified by finite changes",
+            f"eps moves the outputs by {max(effects):.1e} at most" if effects else "",
+            f"{silent} entries had no gradient in this data" if silent else "",
+            f"{undecided} generators undecided" if undecided else "",
+        )
+        return "; ".join(note for note in notes if note)
 
     def chart(self) -> altair.TopLevelMixin:
         """Return bars: generators per layer, coloured by kind."""
-        alt = require("altair", "lab", "Symmetries.chart")
-        pandas = require("pandas", "lab", "Symmetries.chart")
-        rows = [
-            {"layer": family.parameters[0], "kind": family.kind, "generators": len(family), "status": family.status}
-            for family in self.families
-        ]
-        return (
-            alt.Chart(pandas.DataFrame(rows))
-            .mark_bar()
-            .encode(x="sum(generators):Q", y=alt.Y("layer:N", sort=None), color="kind:N", tooltip=["kind", "status"])
-        )
+        from normgauge.charts import bars
+
+        sums: dict[tuple[str, str], int] = {}
+        for family in self.families:
+            key = (family.parameters[0], family.kind)
+            sums[key] = sums.get(key, 0) + len(family)
+        rows = [{"layer": layer, "kind": kind, "generators": number} for (layer, kind), number in sums.items()]
+        return bars(rows, x="layer", y="generators", series="kind", title="generators per layer")
 
     # -- files --------------------------------------------------------------------------------------------------
 
@@ -242,10 +249,8 @@ class Symmetries(Result):
             "families": [family.to_json() for family in self.families],
             "unobserved": self.unobserved,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-            **{
-                name: getattr(self, name)
-                for name in ("dimension", "matrix_dimension", "mode", "of", "seed", "gradients", "forwards", "gauge")
-            },
+            **{name: getattr(self, name) for name in ("dimension", "matrix_dimension", "mode", "of", "seed", "gauge")},
+            "cost": plain(self.cost),
         }
         Path(path).write_text(json.dumps(data), encoding="utf-8")
 
@@ -267,10 +272,10 @@ class Symmetries(Result):
                     f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again"
                 )
             ) from error
-        rest = {name: value for name, value in data.items() if name not in ("format", "families", "shapes")}
+        rest = {name: value for name, value in data.items() if name not in ("format", "families", "shapes", "cost")}
         shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
         values = None if objective is None else {n: v.double().clone() for n, v in objective.parameters.items()}
-        return cls(families=families, shapes=shapes, parameters=values, **rest)
+        return cls(families=families, shapes=shapes, parameters=values, cost=Cost(**data["cost"]), **rest)
 
 
 def _family(entry: Mapping[str, Any]) -> Family:

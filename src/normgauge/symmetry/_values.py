@@ -1,4 +1,4 @@
-"""The function whose symmetries are asked for: outputs or losses at any parameters, counted and in float64."""
+"""The function whose symmetries are asked for: outputs or losses at any parameters, in float64."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from normgauge.objective import Mode, Objective, sample_count, tensors, twice_di
 
 Of = Literal["outputs", "loss"]
 Point = dict[str, Tensor]
-FORWARD_SHARE = 1 / 3  # a forward costs about a third of a forward with its backward
 
 
 class Function:
-    """Outputs (or losses of parts of the batch) as one flat tensor of the parameters, with a count of its cost.
+    """Outputs (or losses of parts of the batch) as one flat tensor of the parameters.
 
     Attributes:
         dtype: the type of the arithmetic: float64 where the model allows it.
-        gradients: backward passes so far, in passes over a whole batch.
-        forwards: forward passes without backward so far, in passes over a whole batch.
     """
 
     def __init__(self, objective: Objective, of: Of) -> None:
@@ -37,8 +34,6 @@ class Function:
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
         self.dtype = torch.float64
-        self.gradients = 0.0
-        self.forwards = 0.0
         self.user = {name: value.to(torch.float64).clone() for name, value in objective.parameters.items()}
         self._choose_dtype()
 
@@ -68,7 +63,6 @@ class Function:
 
     def outputs(self, point: Mapping[str, Tensor], *, mode: Mode | None = None, part: Tensor | None = None) -> Tensor:
         """Return the flat outputs without graph, of the first batch or of the samples `part` of it."""
-        self.forwards += self._share(0, part)
         with torch.no_grad():
             flat = self._flat(dict(point), 0, part, mode)
         if not bool(torch.isfinite(flat).all()):
@@ -104,14 +98,13 @@ class Function:
                     "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
                 )
             )
-        self.gradients += self._share(index, part)
+        self.objective.count_backward(self._batch(index, part))
         cotangent = torch.randn(flat.shape, generator=generator, dtype=torch.float64).to(flat)
         slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True))
 
     def run(self, body: Callable[[nn.Module, Any], Any], mode: Mode | None = None) -> Any:
         """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
-        self.forwards += 1
         with torch.no_grad():
             return self._evaluate(dict(self.user), 0, mode, lambda model: body(model, self._batch(0, None)))
 
@@ -132,9 +125,6 @@ class Function:
         if len(self.batches) > 1 or samples < 16 or not _cuttable(self.batches[0], samples):
             return [None]
         return [rows.sort().values for rows in torch.randperm(samples, generator=generator).tensor_split(count)]
-
-    def _share(self, index: int, part: Tensor | None) -> float:
-        return 1.0 if part is None else len(part) / max(1, self.samples[index])
 
     def _batch(self, index: int, part: Tensor | None) -> Any:
         batch = self.batches[index]

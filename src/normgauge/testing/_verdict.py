@@ -9,7 +9,7 @@ from normgauge.errors import NormgaugeError, explain
 
 
 class NonconformingError(NormgaugeError, AssertionError):
-    """A normalizer breaks a law it declares, or a rule all normalizers keep."""
+    """A normalizer, an optimizer or a result breaks a law it declares, or a rule all of its kind keep."""
 
 
 #: Relative and absolute tolerance of a comparison in each precision; a batch of two may be badly conditioned.
@@ -17,10 +17,10 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 
 
 class Ledger:
-    """The checks made on one normalizer, with the number of cases and the largest deviation of each.
+    """The checks made on one subject, with the number of cases and the largest deviation of each.
 
     Args:
-        name: of the normalizer, as the messages call it.
+        name: of the subject, as the messages call it.
     """
 
     def __init__(self, name: str) -> None:

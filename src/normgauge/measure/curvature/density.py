@@ -12,10 +12,13 @@ from normgauge.errors import InputError, explain
 from normgauge.linalg import Nodes, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
+
+FLAT = 0.01  # of the largest |eigenvalue|: one percent of the curvature that limits the learning rate
+ZERO = 1e-6  # of it: about the rounding of float32, below which a sign means nothing
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,7 @@ class Density(Result):
         width: standard deviation of the Gaussian each node is drawn with.
         nodes: the quadratures behind it, one per probe.
         of: which matrix.
-        mode: the objective's mode.
         dimension: the number of variables.
-        matvecs: products with the matrix.
-        seed: of the random probes.
     """
 
     grid: tuple[float, ...] = field(repr=False)
@@ -43,10 +43,7 @@ class Density(Result):
     width: float
     nodes: tuple[Nodes, ...] = field(repr=False)
     of: str
-    mode: str
     dimension: int
-    matvecs: int
-    seed: int
 
     def extremes(self, tol: float = 1e-3) -> tuple[float, ...]:
         """Return the outermost eigenvalues the first probe's run has already found to `tol`, descending.
@@ -68,17 +65,43 @@ class Density(Result):
         ]
         return sum(inside) / len(self.nodes)
 
-    def frame(self) -> Any:
-        """Return grid and density as a pandas DataFrame (needs the `lab` extra)."""
-        from normgauge.errors import require
+    @property
+    def largest(self) -> float:
+        """The largest |node|: about the largest eigenvalue."""
+        return max(abs(value) for each in self.nodes for value in each.values)
 
-        pandas = require("pandas", "lab", "Density.frame")
-        return pandas.DataFrame({"eigenvalue": self.grid, "density": self.values})
+    def readings(self) -> tuple[Reading, ...]:
+        """Return mean eigenvalue, shares of flat and of negative directions, then the other moments."""
+        mean, *others = (
+            Reading(f"mean of lambda^{p}", value, "unbiased", uncertainty=None if math.isnan(error) else error)
+            for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True), 1)
+        )
+        cut = FLAT * self.largest
+        flat = Reading(f"share within {FLAT:g} of the largest from zero", self.share(-cut, cut), "estimate")
+        return mean, flat, Reading("share below zero", self._negative, "estimate"), *others
+
+    @property
+    def _negative(self) -> float:
+        return self.share(upper=-ZERO * self.largest)
+
+    def _meaning(self) -> str:
+        cut = FLAT * self.largest
+        if not cut:
+            return f"All {self.dimension} eigenvalues seen are 0: the loss is piecewise linear in these variables."
+        flat, down = self.share(-cut, cut), self._negative
+        return (
+            f"About {flat:.0%} of the {self.dimension} directions are flat (within {FLAT:.0%} of the largest "
+            f"eigenvalue, {self.largest:.3g}), and {down:.0%} bend down: a step sized for the steepest hardly moves "
+            "along the flat ones."
+        )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [{"eigenvalue": at, "density": value} for at, value in zip(self.grid, self.values, strict=True)]
 
     def _title(self) -> str:
         return f"Spectral density of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _shown(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
             {"quantity": f"mean of lambda^{p + 1}", "value": value, "standard_error": error}
             for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True))
@@ -86,14 +109,11 @@ class Density(Result):
         values = [value for each in self.nodes for value in each.values]
         rows.append({"quantity": "smallest node", "value": min(values)})
         rows.append({"quantity": "largest node", "value": max(values)})
-        rows.append({"quantity": "share below zero", "value": self.share(upper=-1e-6 * max(map(abs, values)))})
+        rows.append({"quantity": "share below zero", "value": self._negative})
         return rows
 
-    def _footer(self) -> str:
-        return (
-            f"kind: unbiased moments, density smoothed by {self.width:.3g}; mode: {self.mode}; seed: {self.seed}; "
-            f"cost: {self.matvecs} products in {len(self.nodes)} probes"
-        )
+    def _notes(self) -> str:
+        return f"density smoothed by {self.width:.3g}, {len(self.nodes)} probes"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the density on a logarithmic axis."""
@@ -102,6 +122,7 @@ class Density(Result):
         return density_curve(self.grid, self.values, self._title())
 
 
+@instrument
 def density(
     objective: Objective,
     *,
@@ -172,10 +193,7 @@ def density(
         width=width,
         nodes=tuple(nodes),
         of=of,
-        mode=objective.mode,
         dimension=objective.dimension,
-        matvecs=sum(len(each.values) for each in nodes),
-        seed=seed,
     )
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from normgauge.errors import unknown_name
 from normgauge.measure.curvature.products import Of
-from normgauge.measure.curvature.spectrum import Spectrum, spectrum
+from normgauge.measure.curvature.spectrum import RATE, Spectrum, spectrum
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
 
 Per = Literal["layer", "block", "tensor"]
+UNEVEN = 10.0  # a decade: rates are searched on grids of half a decade, and one rate cannot serve both ends
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,20 @@ class LayerSpectra(Result):
             raise unknown_name("block of variables", name, self.spectra)
         return self.spectra[name]
 
-    @property
-    def matvecs(self) -> int:
-        """Products with the blocks, over all of them."""
-        return sum(each.matvecs for each in self.spectra.values())
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the eigenvalues of every block, those of the sharpest first."""
+        order = sorted(self.spectra, key=lambda name: -max(self[name].top, default=-math.inf))
+        return tuple(replace(reading, layer=name) for name in order for reading in self[name].readings())
+
+    def _meaning(self) -> str:
+        tops = sorted((max(each.top), name) for name, each in self.spectra.items() if each.top)
+        if not tops or tops[-1][0] <= 0:
+            return f"No block of {len(self.spectra)} has upward curvature, so none limits the learning rate alone."
+        (sharp, name), (low, mild) = tops[-1], tops[0]
+        said = f"{name!r} is the sharpest of {len(tops)} blocks, {sharp:.4g}: it alone allows {RATE / sharp:.3g}."
+        if low > 0 and sharp / low > UNEVEN:
+            said += f" {mild!r} would allow {sharp / low:.3g} times that (over {UNEVEN:g}): consider a rate per layer."
+        return said
 
     def _title(self) -> str:
         return f"Spectra per {self.per}"
@@ -51,12 +63,9 @@ class LayerSpectra(Result):
             for row in each._rows()
         ]
 
-    def _footer(self) -> str:
+    def _notes(self) -> str:
         one = next(iter(self.spectra.values()))
-        return (
-            f"kind: estimate, true relative residuals (asked {one.tol:g}), {one.of} of each block alone; "
-            f"mode: {one.mode}; seed: {one.seed}; cost: {self.matvecs} products"
-        )
+        return f"{one.of} of each block alone, {one._notes()}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the eigenvalues of every block side by side."""
@@ -65,6 +74,7 @@ class LayerSpectra(Result):
         return blocks(self._rows(), self._title())
 
 
+@instrument
 def layer_spectra(
     objective: Objective,
     *,
@@ -112,7 +122,13 @@ def layer_spectra(
             tol=tol,
             seed=seed,
         )
-    return LayerSpectra(spectra, per if isinstance(per, str) else "selection")
+    lost = [name for name, each in spectra.items() if each.status != "ok"]
+    return LayerSpectra(
+        spectra,
+        per if isinstance(per, str) else "selection",
+        status="nonconverged" if lost else "ok",
+        sentence=f"{len(lost)} of {len(spectra)} blocks have not converged" if lost else "",
+    )
 
 
 def _partition(names: tuple[str, ...], per: str) -> dict[str, list[str]]:

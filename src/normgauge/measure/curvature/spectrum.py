@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,12 +15,13 @@ from normgauge.linalg import eigenpairs, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, Status
+from normgauge.records import Kind, Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
 
 DENSE_LIMIT = 1500
+RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,8 @@ class Spectrum(Result):
             of the largest the divisor is that thousandth.
         matvecs: products with the matrix, those that verify included.
         of: which matrix.
-        mode: the objective's mode.
         dimension: the number of variables.
         tol: the relative residual asked for.
-        seed: of the random start.
-        status: ok or nonconverged.
-        sentence: why, where not ok.
         vectors: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later.
     """
 
@@ -47,30 +45,42 @@ class Spectrum(Result):
     residuals: tuple[float, ...]
     matvecs: int
     of: str
-    mode: str
     dimension: int
     tol: float
-    seed: int
-    status: Status = "ok"
-    sentence: str = ""
     vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
 
     def readings(self) -> tuple[Reading, ...]:
         """Return each eigenvalue as a reading; its uncertainty is |A v - lambda v|, which bounds the error."""
-        found = []
-        for row in self._rows():
-            inside = row["residual"] <= self.tol
-            found.append(
-                Reading(
-                    f"{row['end']} eigenvalue {row['index']}",
-                    row["eigenvalue"],
-                    kind="estimate",
-                    uncertainty=row["residual"] * abs(row["eigenvalue"]),
-                    status="ok" if inside else "nonconverged",
-                    sentence="" if inside else self.sentence,
-                )
+        return tuple(
+            Reading(
+                f"{row['end']} eigenvalue {row['index']}",
+                row["eigenvalue"],
+                kind="estimate",
+                uncertainty=row["residual"] * abs(row["eigenvalue"]),
+                status="ok" if row["residual"] <= self.tol else "nonconverged",
+                sentence="" if row["residual"] <= self.tol else self.sentence,
             )
-        return tuple(found)
+            for row in self._rows()
+        )
+
+    def _meaning(self) -> str:
+        values = self.top + self.bottom
+        if not values:
+            return f"Of the {self.dimension} eigenvalues none was found."
+        largest, smallest = max(values), min(values)
+        if largest <= 0:
+            shape = "no curvature" if largest == smallest == 0 else "no upward curvature among the eigenvalues found"
+            return f"There is {shape} (largest {largest:.4g}), so curvature sets no limit to the learning rate here."
+        if self.of == "empirical_fisher":
+            return f"Gradients of single samples vary most along one direction, by {largest:.4g}; no rate follows."
+        said = f"Plain gradient descent is stable here up to a learning rate of {RATE:g} / {largest:.4g} = "
+        said += f"{RATE / largest:.4g}, to second order; a larger one climbs along the top eigenvector."
+        if self.of == "hessian" and smallest < -self.tol * largest:
+            said += f" The smallest eigenvalue, {smallest:.4g}, is below zero: this is no minimum."
+        return said
+
+    def _notes(self) -> str:
+        return f"true relative residuals, asked {self.tol:g}"
 
     def _title(self) -> str:
         return f"Spectrum of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
@@ -82,13 +92,6 @@ class Spectrum(Result):
             {"end": end, "index": index, "eigenvalue": value, "residual": residual}
             for (end, index, value), residual in zip(ends, self.residuals, strict=True)
         ]
-
-    def _footer(self) -> str:
-        line = (
-            f"kind: estimate, true relative residuals (asked {self.tol:g}); mode: {self.mode}; seed: {self.seed}; "
-            f"cost: {self.matvecs} products; status: {self.status}"
-        )
-        return f"{line} ({self.sentence})" if self.sentence else line
 
     def chart(self) -> altair.TopLevelMixin:
         """Return a chart with one stem per eigenvalue."""
@@ -113,22 +116,38 @@ class QuotientSpectrum(Spectrum):
     blocks: int = 0
     condition: float | None = None
     negatives: float = 0.0
-    negatives_kind: str = "exact"
+    negatives_kind: Kind = "exact"
 
     @property
     def sharpness(self) -> float:
         """The spherical sharpness: the largest eigenvalue."""
         return self.top[0]
 
-    def _footer(self) -> str:
-        condition = "not computed" if self.condition is None else f"{self.condition:.4g}"
-        extra = (
-            f"gauge: {self.gauge}, {self.blocks} spheres; condition number of the non-zero part: {condition}; "
-            f"negative eigenvalues: {self.negatives:.4g} ({self.negatives_kind})"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the eigenvalues, the condition number and the number of negative eigenvalues."""
+        why = f"above {DENSE_LIMIT} variables it is not computed"
+        condition = math.nan if self.condition is None else self.condition
+        return (
+            *super().readings(),
+            Reading.measured("condition number of the non-zero part", condition, why=why),
+            Reading("negative eigenvalues", self.negatives, self.negatives_kind),
         )
-        return f"{extra}\n{super()._footer()}"
+
+    def _meaning(self) -> str:
+        spread = "" if self.condition is None else f", condition {self.condition:.3g} over what is not flat"
+        valley = "no direction leads down" if self.negatives < 0.5 else f"{self.negatives:.3g} directions bend down"
+        return (
+            f"Whatever the scale of its weights, this function is as sharp as {self.top[0]:.4g}{spread}, and {valley}: "
+            f"compare networks by this number (a minimum has 0 negative eigenvalues), not by the plain spectrum."
+            if self.top
+            else f"No top eigenvalue was asked for; {valley} (0 at a minimum)."
+        )
+
+    def _notes(self) -> str:
+        return f"gauge {self.gauge}, {self.blocks} spheres; {super()._notes()}"
 
 
+@instrument
 def spectrum(
     objective: Objective,
     *,
@@ -229,10 +248,8 @@ def spectrum(
         residuals=found.residuals,
         matvecs=found.matvecs,
         of=of,
-        mode=objective.mode,
         dimension=objective.dimension,
         tol=tol,
-        seed=seed,
         status=found.status,
         sentence=found.sentence or _remark(found.top + found.bottom),
         vectors=found.vectors,
@@ -258,6 +275,7 @@ def start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
     return start.vectors if start.vectors.numel() else None
 
 
+@instrument
 def quotient_spectrum(
     objective: Objective,
     blocks: Sequence[Family] | Tensor | None = None,
@@ -336,10 +354,8 @@ def quotient_spectrum(
         residuals=found.residuals,
         matvecs=found.matvecs + more,
         of="quotient",
-        mode=objective.mode,
         dimension=objective.dimension,
         tol=tol,
-        seed=seed,
         status=found.status,
         sentence=found.sentence,
         vectors=found.vectors,

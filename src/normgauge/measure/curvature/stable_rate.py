@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,13 +14,14 @@ from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.linalg import Operator, eigenpairs
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.objective import HessianOperator, Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
 
 Of = Literal["hessian", "quotient"]
 DOUBLINGS = 12
+AGREEMENT = 2.0  # observed / predicted, either way: one doubling, the first step of the search for the bracket
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,6 @@ class StableRate(Result):
         of: "hessian", or "quotient" with the symmetry directions projected out.
         runs: rate -> was it stable, in ascending order.
         steps: gradient steps per run.
-        mode: "train" or "eval".
-        seed: of the eigenvalue search.
-        gradients: gradients spent in the runs.
-        status: ok, or nonconverged where no bracket was found.
-        sentence: why, where not ok.
     """
 
     predicted: float
@@ -51,11 +47,6 @@ class StableRate(Result):
     of: str
     runs: tuple[tuple[float, bool], ...]
     steps: int
-    mode: str
-    seed: int
-    gradients: int
-    status: Status = "ok"
-    sentence: str = ""
 
     @property
     def ratio(self) -> float:
@@ -68,22 +59,40 @@ class StableRate(Result):
     def _rows(self) -> list[dict[str, Any]]:
         return [{"rate": rate, "stable": stable, "over_predicted": rate / self.predicted} for rate, stable in self.runs]
 
-    def _footer(self) -> str:
-        said = f"; {self.sentence}" if self.sentence else ""
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the observed rate, the predicted one and the eigenvalue behind it."""
+        half = (self.observed_high - self.observed_low) / 2
+        seen = Reading("observed largest stable rate", self.observed, "estimate", half, self.status, self.sentence)
         return (
-            f"observed / predicted {self.ratio:.3g}, bracket [{self.observed_low:.4g}, {self.observed_high:.4g}]; "
-            f"predicted 2 / {self.top_eigenvalue:.4g} ({self.of}); kind estimate, mode {self.mode}, seed {self.seed}, "
-            f"cost {self.gradients} gradients in {len(self.runs)} runs of {self.steps} steps and one spectrum{said}"
+            replace(seen, uncertainty=None) if math.isnan(half) else seen,
+            Reading("predicted largest stable rate", self.predicted, "estimate"),
+            Reading("top eigenvalue", self.top_eigenvalue, "estimate"),
+        )
+
+    def _meaning(self) -> str:
+        if self.status != "ok":
+            return f"No edge of stability was met within {DOUBLINGS} doublings of the predicted {self.predicted:.4g}."
+        said = f"Gradient descent stays stable up to a learning rate of {self.observed:.4g} over {self.steps} steps; "
+        if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
+            return said + f"curvature at the start predicts it within a factor of {AGREEMENT:g}, so it can be trusted."
+        why = ", as where weights before a normalizer grow" if self.ratio > 1 else ""
+        apart = f"{self.ratio:.3g} times the prediction (agreement: within {AGREEMENT:g})"
+        return f"{said}{apart}: curvature at the start does not decide{why}, so search rates by runs."
+
+    def _notes(self) -> str:
+        return (
+            f"bracket [{self.observed_low:.4g}, {self.observed_high:.4g}] from {len(self.runs)} runs of {self.steps} "
+            f"steps; predicted 2 / {self.top_eigenvalue:.4g} ({self.of})"
         )
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return the rates tried, 1 where stable and 0 where not."""
-        from normgauge.charts import against
+        """Return the rates tried on a logarithmic axis, stable ones and others, with the prediction as a line."""
+        from normgauge.charts.spectrum import rates
 
-        rows = [{"rate": rate, "stable": float(stable), "series": "runs"} for rate, stable in self.runs]
-        return against(rows, x="rate", y="stable", y_scale="linear", legend=False, title=self._title())
+        return rates(self._rows(), self.predicted, self._title())
 
 
+@instrument
 def stable_rate(
     objective: Objective,
     *,
@@ -150,10 +159,8 @@ def stable_rate(
         return runs[rate]
 
     low, high = _bracket(stable, predicted if math.isfinite(predicted) else 1.0)
-    status: Status = "ok"
     sentence = ""
     if low is None or high is None:
-        status = "nonconverged"
         edge = max(runs) if high is None else min(runs)
         sentence = f"every run was {'stable up to' if high is None else 'unstable down to'} rate {edge:.3g}"
     else:
@@ -169,10 +176,7 @@ def stable_rate(
         of=of,
         runs=tuple(sorted(runs.items())),
         steps=steps,
-        mode=objective.mode,
-        seed=seed,
-        gradients=len(runs) * steps,
-        status=status,
+        status="nonconverged" if sentence else "ok",
         sentence=sentence,
     )
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from normgauge.linalg import hutchinson
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, Status
+from normgauge.records import Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
+
+CERTAIN = 2.0  # standard errors: 95 % of a normal distribution lies within
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,7 @@ class Trace(Result):
         probes: random vectors used, one product each.
         relative_error: what was asked.
         of: which matrix.
-        mode: the objective's mode.
         dimension: the number of variables.
-        seed: of the probes.
-        status: ok or nonconverged.
-        sentence: why, where not ok.
     """
 
     value: float
@@ -36,20 +34,27 @@ class Trace(Result):
     probes: int
     relative_error: float
     of: str
-    mode: str
     dimension: int
-    seed: int
-    status: Status = "ok"
-    sentence: str = ""
 
-    @property
-    def matvecs(self) -> int:
-        """Products with the matrix."""
-        return self.probes
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the trace and the mean eigenvalue; the uncertainty is one standard error."""
+        named = ((f"trace of {self.of}", 1), ("mean eigenvalue", self.dimension))
+        return tuple(
+            Reading(name, self.value / n, "unbiased", self.standard_error / n, self.status, self.sentence)
+            for name, n in named
+        )
 
-    def reading(self) -> Reading:
-        """Return the trace as a reading; the uncertainty is one standard error."""
-        return Reading(f"trace of {self.of}", self.value, "unbiased", self.standard_error, self.status, self.sentence)
+    def _meaning(self) -> str:
+        doubt = CERTAIN * self.standard_error
+        if abs(self.value) <= doubt:
+            return f"Zero lies within {CERTAIN:g} standard errors ({doubt:.3g}): not even the sign is known."
+        if self.of == "empirical_fisher":
+            return f"The squared gradient norm of a single sample is {self.value:.4g} +- {doubt:.2g} in the mean."
+        way = "raises" if self.value > 0 else "lowers"
+        return (
+            f"To second order, noise of standard deviation s on every parameter {way} the loss by "
+            f"{abs(self.value) / 2:.4g} s^2 in the mean (+- {doubt / 2:.2g} s^2, {CERTAIN:g} standard errors)."
+        )
 
     def _title(self) -> str:
         return f"Trace of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
@@ -58,19 +63,16 @@ class Trace(Result):
         mean = self.value / self.dimension
         return [{"trace": self.value, "standard_error": self.standard_error, "mean_eigenvalue": mean}]
 
-    def _footer(self) -> str:
-        line = (
-            f"kind: unbiased; mode: {self.mode}; seed: {self.seed}; cost: {self.probes} products; status: {self.status}"
-        )
-        return f"{line} ({self.sentence})" if self.sentence else line
-
     def chart(self) -> altair.TopLevelMixin:
         """Return the trace as a point with two standard errors."""
-        from normgauge.charts.spectrum import interval
+        from normgauge.charts import intervals
 
-        return interval(self.value, 2.0 * self.standard_error, self._title())
+        half = CERTAIN * self.standard_error
+        row = {"of": self.of, "trace": self.value, "low": self.value - half, "high": self.value + half}
+        return intervals([row], value="trace", series="of", low="low", high="high", title=self._title())
 
 
+@instrument
 def trace(
     objective: Objective,
     *,
@@ -124,9 +126,7 @@ def trace(
         probes=found.probes,
         relative_error=relative_error,
         of=of,
-        mode=objective.mode,
         dimension=objective.dimension,
-        seed=seed,
         status="ok" if reached else "nonconverged",
         sentence=sentence,
     )

@@ -16,11 +16,13 @@ from normgauge.measure.decisions.classes import NotClasses, decisions, targets_o
 from normgauge.measure.signal.execution import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 
 if TYPE_CHECKING:
     import altair
 
+FAR = 0.5  # stored deviations: half the scale at which the next layer tells values apart
+NOISE = 3.0  # times what sampling alone gives
 Moments = dict[str, tuple[int, Tensor, Tensor]]  # layer -> values per channel, sum, sum of squares
 
 
@@ -63,7 +65,6 @@ class Drift(Result):
         accuracy: with stored statistics; nan without labels.
         recalibrated_accuracy: with recalibrated ones.
         samples: how many were looked at.
-        sentence: what could not be had for the whole model, and why.
     """
 
     layers: tuple[LayerDrift, ...]
@@ -72,7 +73,6 @@ class Drift(Result):
     accuracy: float
     recalibrated_accuracy: float
     samples: int
-    sentence: str = ""
 
     def _title(self) -> str:
         return f"Drift of {self.samples} samples from the stored statistics of {len(self.layers)} normalizers"
@@ -81,12 +81,39 @@ class Drift(Result):
         names = LayerDrift.__slots__
         return [{name: getattr(entry, name) for name in names} for entry in self.layers]
 
-    def _footer(self) -> str:
-        said = f"{self.sentence}; " if self.sentence else ""
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest shift of a mean, what recalibration would change, then the shift of every layer."""
+        worst = max((entry.mean_shift for entry in self.layers if entry.status == "ok"), default=math.nan)
+        whole = [Reading.measured("largest mean shift", worst, why=self.sentence)]
+        for name in ("output_change", "decisions_changed", "accuracy", "recalibrated_accuracy"):
+            whole.append(
+                Reading.measured(name.replace("_", " "), getattr(self, name), why=self.sentence or "no classes")
+            )
+        return *whole, *(
+            Reading.measured("mean shift", entry.mean_shift, layer=entry.layer, why=entry.sentence)
+            for entry in self.layers
+        )
+
+    def _meaning(self) -> str:
+        seen = [entry for entry in self.layers if entry.status == "ok"]
+        if not seen:
+            return f"Of {len(self.layers)} normalizers none can be compared with these {self.samples} samples."
+        worst = max(seen, key=lambda entry: entry.mean_shift)
+        limit = max(FAR, NOISE * worst.floor)
+        said = f"{worst.layer!r} sees inputs {worst.mean_shift:.3g} stored deviations off (limit {limit:.2g})"
+        if worst.mean_shift <= limit:
+            return f"{said}: the stored statistics fit these data; leave them."
+        gain = (
+            ""
+            if math.isnan(self.decisions_changed)
+            else f", which changes {self.decisions_changed:.1%} of the decisions"
+        )
+        return f"{said}: recalibrate on such data{gain}, or find out why they differ from the training data."
+
+    def _notes(self) -> str:
         return (
-            f"{said}recalibration changes the outputs by {100 * self.output_change:.3g} %, "
-            f"{100 * self.decisions_changed:.3g} % of the decisions, accuracy {self.accuracy:.4g} -> "
-            f"{self.recalibrated_accuracy:.4g} on the same samples; kind exact, mode eval, no seed, cost 3 forwards"
+            f"recalibration changes the outputs by {self.output_change:.3g}, accuracy {self.accuracy:.4g} -> "
+            f"{self.recalibrated_accuracy:.4g} on the same samples"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -102,6 +129,7 @@ class Drift(Result):
         return bars(rows, x="layer", y="shift", series="series", title="shift of the mean in stored deviations")
 
 
+@instrument
 def drift(
     model: nn.Module,
     loader: Any,
@@ -174,6 +202,8 @@ def drift(
         accuracy=accuracy,
         recalibrated_accuracy=again,
         samples=samples,
+        mode="eval",
+        status="skipped" if sentence else "ok",
         sentence=sentence,
     )
 

@@ -14,11 +14,12 @@ from normgauge.linalg.norms import norm
 from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
 from normgauge.network import ModuleCall, role_of, watched
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 
 if TYPE_CHECKING:
     import altair
 
+LOW = 0.05  # quantile that stands for the smallest margins: a few mislabelled samples do not decide it
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 BY = ("raw", "last_layer", "norm_product", "input_gradient")
 
@@ -35,14 +36,12 @@ class Margins(Result):
         log10_divisors: unit -> logarithm of the divisor, where it is one number.
         statuses: unit -> ok or skipped.
         sentences: unit -> why, where skipped.
-        mode: "train" or "eval".
     """
 
     values: dict[str, Tensor]
     log10_divisors: dict[str, float]
     statuses: dict[str, Status]
     sentences: dict[str, str]
-    mode: str
 
     @property
     def raw(self) -> Tensor:
@@ -75,11 +74,32 @@ class Margins(Result):
             for by in BY
         ]
 
-    def _footer(self) -> str:
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the median margin in every unit, the distance to the boundary first, and the accuracy."""
+        medians = [
+            Reading.measured(f"median margin, {by.replace('_', ' ')}", self.quantile(0.5, by), why=self.sentences[by])
+            for by in reversed(BY)
+        ]
+        return *medians, Reading.measured("accuracy", self.accuracy, why=self.sentences["raw"])
+
+    def _meaning(self) -> str:
+        count = self.raw.numel()
+        if not count:
+            return f"There are {count} decisions to have a margin."
+        by = "input_gradient" if self.values["input_gradient"].numel() else "raw"
+        unit = "from the boundary, to first order" if by == "input_gradient" else "of logits, which scaling changes"
+        said = f"Half of the {count} samples lie at least {self.quantile(0.5, by):.3g} {unit}"
+        low, wrong = self.quantile(LOW, by), 1 - self.accuracy
+        if low > 0:
+            return (
+                f"{said}, and all but {LOW:.0%} at least {low:.3g}: inputs may move by less than that without an error."
+            )
         return (
-            "raw margins change when the last layer is scaled, which changes no decision: compare networks by the "
-            f"other rows; kind exact, mode {self.mode}, no seed, cost 1 forward and 1 backward to the input"
+            f"{said}; {wrong:.1%} are on the wrong side, more than the {LOW:.0%} that would leave a margin: train on."
         )
+
+    def _notes(self) -> str:
+        return "raw margins change when the last layer is scaled, which changes no decision: compare by the other rows"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the histogram of the margins by input gradient, or of the raw ones where there are none."""
@@ -90,6 +110,7 @@ class Margins(Result):
         return histogram(rows, value="margin", title=f"margins ({by.replace('_', ' ')})")
 
 
+@instrument
 def margins(objective: Objective) -> Margins:
     """Measure margins m_i = f_y(x_i) - max_{j != y} f_j(x_i), raw and divided by what scales them.
 
@@ -126,10 +147,15 @@ def margins(objective: Objective) -> Margins:
     except NotClasses as error:
         nothing = torch.empty(0, dtype=torch.float64)
         return Margins(
-            dict.fromkeys(BY, nothing), {}, dict.fromkeys(BY, "skipped"), dict.fromkeys(BY, str(error)), objective.mode
+            dict.fromkeys(BY, nothing),
+            {},
+            dict.fromkeys(BY, "skipped"),
+            dict.fromkeys(BY, str(error)),
+            status="skipped",
+            sentence=str(error),
         )
     _, norms, why = looks[-1]
-    return _assemble([found for found, _, _ in looks], norms, why, objective.mode)
+    return _assemble([found for found, _, _ in looks], norms, why)
 
 
 def _one_batch(
@@ -161,13 +187,14 @@ def _one_batch(
     if not found.requires_grad:
         return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
     slopes = torch.autograd.grad(found.sum(), list(grown.values()), allow_unused=True)
+    objective.count_backward(batch)
     squares = [s.double().reshape(samples, -1).square().sum(1) for s in slopes if s is not None]
     if not squares:
         return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
     return (found.detach().double(), torch.stack(squares).sum(0).sqrt()), norms, ""
 
 
-def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, float], why: str, mode: str) -> Margins:
+def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, float], why: str) -> Margins:
     raw = torch.cat([margin for margin, _ in parts])
     empty = torch.empty(0, dtype=torch.float64)
     values = {"raw": raw, "last_layer": empty, "norm_product": empty, "input_gradient": empty}
@@ -188,7 +215,7 @@ def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, flo
     if not why:
         slopes = torch.cat([slope for _, slope in parts if slope is not None])
         values["input_gradient"] = raw / slopes
-    return Margins(values, logs, statuses, sentences, mode)
+    return Margins(values, logs, statuses, sentences)
 
 
 def _couples(module: nn.Module) -> bool:

@@ -14,12 +14,13 @@ from normgauge.errors import DataError, InputError, explain, unknown_name
 from normgauge.measure.decisions.attacks import Attack, Bounds, ascend, attack_named, gaussian_noise, random_start
 from normgauge.measure.decisions.classes import decisions
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Kind, Reading, Result, Status, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:
     import altair
 
+KEPT = 0.5  # share of the right decisions that must survive: below, the attack wins more often than not
 Statistics = Literal["stored", "batch", "noisy"]
 STATISTICS = ("stored", "batch", "noisy")
 
@@ -54,7 +55,6 @@ class Robustness(Result):
         statistics: stored, batch or noisy.
         samples: how many were attacked.
         bounds: the input range respected.
-        seed: of noise and random starts.
     """
 
     attack: Attack
@@ -63,7 +63,6 @@ class Robustness(Result):
     statistics: str
     samples: int
     bounds: Bounds
-    seed: int
 
     @property
     def accuracy(self) -> float:
@@ -77,15 +76,35 @@ class Robustness(Result):
         names = UnderAttack.__slots__
         return [{name: getattr(entry, name) for name in names} for entry in self.entries]
 
-    def _footer(self) -> str:
-        a = self.attack
-        kind = "unbiased (one draw per sample)" if not a.steps else "upper (a stronger attack may find more)"
-        passes = max(1, a.restarts) * (a.steps + 1) if a.steps else 1
-        limits = "no input range" if self.bounds is None else f"inputs kept in [{self.bounds[0]:g}, {self.bounds[1]:g}]"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the accuracy at every radius, the largest first, and without attack."""
+        kind: Kind = "upper" if self.attack.steps else "unbiased"
+        attacked = [
+            Reading(f"accuracy at radius {entry.radius:g}", entry.accuracy, kind, status=entry.status)
+            for entry in reversed(self.entries)
+        ]
+        return *attacked, Reading("clean accuracy", self.clean)
+
+    def _meaning(self) -> str:
+        if not self.clean:
+            return f"None of the {self.samples} samples is right without an attack: nothing is left to attack."
+        last = max(self.entries, key=lambda entry: entry.radius)
+        kept = last.accuracy / self.clean
+        said = f"Within {last.radius:g} {self.attack.name} leaves {last.accuracy:.1%} right of {self.clean:.1%}"
+        if kept >= KEPT:
+            return f"{said}, over {KEPT:.0%} of them: robust to this attack at this radius; try a stronger one."
+        half = next((entry.radius for entry in self.entries if entry.accuracy < KEPT * self.clean), last.radius)
         return (
-            f"{a.ball} radius, {a.steps} steps of {a.step:g} radius, {a.restarts} random starts, {limits}; "
-            f"kind {kind}, mode eval with {self.statistics} statistics, seed {self.seed}, "
-            f"cost {passes} forward and backward per radius"
+            f"{said}; from {half:g} on under {KEPT:.0%} of what was right stays so: train on such inputs if they occur."
+        )
+
+    def _notes(self) -> str:
+        a = self.attack
+        limits = "no input range" if self.bounds is None else f"inputs kept in [{self.bounds[0]:g}, {self.bounds[1]:g}]"
+        kind = "a stronger attack may find more" if a.steps else "one draw per sample"
+        return (
+            f"{kind}; {a.ball} radius, {a.steps} steps of {a.step:g} radius, {a.restarts} random starts, {limits}, "
+            f"{self.statistics} statistics"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -99,6 +118,7 @@ class Robustness(Result):
         )
 
 
+@instrument
 def robustness(
     model: nn.Module,
     data: Any,
@@ -197,7 +217,11 @@ def robustness(
         statistics=statistics,
         samples=total,
         bounds=bounds,
-        seed=seed,
+        mode="eval",
+        status="ok" if all(finite.values()) else "diverged",
+        sentence=""
+        if all(finite.values())
+        else f"logits are not finite at {sum(not ok for ok in finite.values())} radii",
     )
 
 
@@ -269,6 +293,7 @@ class _Look:
             logits, labels = self._decisions(free)
             value = nn.functional.cross_entropy(logits, labels, reduction="sum")
             (gradient,) = torch.autograd.grad(value, free)
+            self.objective.count_backward((inputs, self.labels))
         return gradient
 
 

@@ -29,8 +29,8 @@ from normgauge.measure.generalization.network_copy import (
 )
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
-from normgauge.objective import Objective, pairs, to_device
-from normgauge.records import Result, format_table
+from normgauge.objective import Objective, call_model, pairs, to_device
+from normgauge.records import Reading, Result, format_table, instrument, spend
 from normgauge.rng import preserved_rng
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class Generalization(Result):
         folded: names of the BatchNorms that were multiplied into the layer before.
         rescaled: names of the layers whose weights were multiplied in the test of the measures.
         rescaling_error: how much that changed the outputs, relative to the largest.
-        seed: of the partition and the noise.
     """
 
     bounds: tuple[Bound, ...]
@@ -86,7 +85,6 @@ class Generalization(Result):
     folded: tuple[str, ...]
     rescaled: tuple[str, ...]
     rescaling_error: float
-    seed: int
 
     def __getitem__(self, name: str) -> Bound:
         """Return a bound by its name."""
@@ -119,10 +117,38 @@ class Generalization(Result):
         return [_fields(bound) for bound in self.bounds]
 
     def __str__(self) -> str:
-        """Return the bounds, then the measures, then what the numbers rest on."""
+        """Return the bounds, then the measures, then what the numbers mean and rest on."""
         table = format_table(self._rows(), title=self._title())
         measured = format_table([_fields(measure) for measure in self.measures], title=self._test_in_words())
-        return "\n\n".join([table, measured, self._footer()])
+        return "\n\n".join([table, measured, f"{self.meaning()}\n{self._footer()}"])
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the bounds that apply, the smallest first, then the losses."""
+        apply = sorted((bound for bound in self.bounds if bound.upper == bound.upper), key=lambda bound: bound.upper)
+        found = [Reading(b.name, b.upper, "upper" if b.kind == "upper" else "estimate") for b in apply]
+        return (
+            *found,
+            Reading("empirical loss", self.empirical),
+            Reading.measured("test loss", self.test_loss, "unbiased", why="no test data"),
+        )
+
+    def _meaning(self) -> str:
+        good = [b for b in self.bounds if b.verdict == "non-vacuous"]
+        if good:
+            best = min(good, key=lambda bound: bound.upper)
+            how = f"with probability {1 - self.delta:g}" if best.kind == "upper" else f"if its {best.kind} is right"
+            return (
+                f"{best.name} says most: an expected {self.loss} of at most {best.upper:.3g} {how}, where "
+                f"{self.loss_bound:g} would say nothing; {len(good)} of {len(self.bounds)} bounds say something."
+            )
+        near = min((b for b in self.bounds if b.verdict == "vacuous"), key=lambda bound: bound.upper, default=None)
+        if near is None:
+            return f"None of {len(self.bounds)} bounds applies to this model and loss: hold out test data instead."
+        wanted = f" It would need {near.needed}." if near.needed else ""
+        return (
+            f"No bound stays below {self.loss_bound:g}, so none says anything about new data; the nearest is "
+            f"{near.name} at {near.upper:.3g}.{wanted[:120]} Trust held-out data instead."
+        )
 
     def _test_in_words(self) -> str:
         if not self.rescaled:
@@ -133,11 +159,10 @@ class Generalization(Result):
             f"{self.rescaling_error:.2g}"
         )
 
-    def _footer(self) -> str:
+    def _notes(self) -> str:
         return (
-            f"kind: bounds of kind 'upper' hold with probability {1 - self.delta:g} each; lower and upper bracket the "
-            f"right-hand side; mode eval, seed {self.seed}, cost 6 backwards to the inputs, an operator norm per "
-            "layer, the noise of PAC-Bayes"
+            f"bounds of kind 'upper' hold with probability {1 - self.delta:g} each; lower and upper bracket the "
+            "right-hand side; an operator norm per layer besides"
         )
 
     def frame(self, of: Literal["bounds", "measures", "cells"] = "bounds") -> pandas.DataFrame:
@@ -166,6 +191,7 @@ class Generalization(Result):
         )
 
 
+@instrument
 def generalization(
     model: nn.Module,
     data: Any,
@@ -253,7 +279,7 @@ def generalization(
         holdout=holdout,
         delta=delta,
         seed=seed,
-        forward=forward or _call,
+        given=forward,
     )
     _check(settings)
     with preserved_rng():
@@ -273,7 +299,18 @@ class _Settings:
     holdout: float
     delta: float
     seed: int
-    forward: Forward
+    given: Forward | None
+    forward: Forward = call_model
+
+
+def _counted(forward: Forward, samples: int) -> Forward:
+    """Return the call of a model, counted: a gradient where the inputs want one, else a forward."""
+
+    def call(model: nn.Module, inputs: Any) -> Any:
+        spend("gradients" if inputs.requires_grad else "forwards", len(inputs) / samples)
+        return forward(model, inputs)
+
+    return call
 
 
 def _check(settings: _Settings) -> None:
@@ -301,6 +338,7 @@ def _check(settings: _Settings) -> None:
 
 def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
     inputs, targets = _joined(model, data)
+    settings = replace(settings, forward=_counted(settings.given or call_model, len(inputs)))
     twin = evaluation_copy(model)
     with torch.no_grad():
         first = settings.forward(twin, inputs[:2])
@@ -370,7 +408,7 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
         folded=flat_names,
         rescaled=moved_names,
         rescaling_error=error if moved_names else math.nan,
-        seed=settings.seed,
+        mode="eval",
     )
 
 
@@ -399,7 +437,7 @@ def _on_balls(
     """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
     top = chain.slope if isinstance(chain, Chain) else math.inf
     wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
-    if not wanted or settings.forward is not _call:
+    if not wanted or settings.given is not None:
         return dict.fromkeys(wanted, top), top
     middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
     found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
@@ -479,7 +517,7 @@ def _sharpness(
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(name in names)
     batch = (inputs[:_CURVED], targets[:_CURVED])
-    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.forward, parameters=names)
+    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.given, parameters=names)
     reading = spherical_sharpness(objective, float(objective.loss()), settings.seed)
     return reading.value, reading.sentence
 
@@ -492,7 +530,7 @@ def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) 
 
 
 def _chain(model: nn.Module, settings: _Settings, inputs: Tensor) -> Chain | str:
-    if settings.forward is not _call:
+    if settings.given is not None:
         return "the model is called in its own way (forward=)"
     try:
         return chain_of(model, inputs)
@@ -531,10 +569,6 @@ def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
                 )
             )
     return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    return model(inputs)
 
 
 def _fields(item: Bound | Complexity | Cell) -> dict[str, Any]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, explain
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument, spend
 from normgauge.rng import generator, preserved_rng
 
 if TYPE_CHECKING:
     import altair
 
+DROWNED = 1.0  # difference by a sample over difference by the seed: below, the noise of training hides it
 Batch = tuple[Tensor, Tensor]
 
 
@@ -48,14 +49,12 @@ class Stability(Result):
         seeds: pairs of runs on the same data with different seeds, for comparison.
         samples: size of the training set.
         points: evaluation points.
-        seed: of the choice of samples.
     """
 
     pairs: tuple[Pair, ...]
     seeds: tuple[Pair, ...]
     samples: int
     points: int
-    seed: int
 
     @property
     def uniform(self) -> float:
@@ -99,11 +98,29 @@ class Stability(Result):
             for pair in pairs
         ]
 
-    def _footer(self) -> str:
-        runs = 1 + len(self.pairs) + len(self.seeds)
+    def readings(self) -> tuple[Reading, ...]:
+        """Return uniform stability from below, then the means."""
+        error = None if math.isnan(self.mean_error) else self.mean_error
         return (
-            f"kind: uniform stability lower, means estimate; {len(self.pairs)} paired runs, {self.points} points; "
-            f"mode eval, seed {self.seed}, cost {runs} trainings"
+            Reading("uniform stability", self.uniform, "lower"),
+            Reading("mean difference", self.mean, "estimate", error),
+            Reading("mean difference at the sample taken out", self.pointwise, "estimate"),
+            Reading.measured("mean difference by the seed", self.seed_noise, "estimate", why="seeds=0"),
+        )
+
+    def _meaning(self) -> str:
+        said = f"Exchanging one of {self.samples} samples changes a loss by {self.mean:.3g} in the mean"
+        gap = f"; expect a gap from training to test of about {self.pointwise:.3g} in the mean"
+        if not self.seeds:
+            return f"{said} and {self.uniform:.3g} at most{gap}. Pass seeds=2 to see what the seed alone does."
+        ratio = self.mean / self.seed_noise if self.seed_noise else math.inf
+        if ratio < DROWNED:
+            return f"{said}, {ratio:.2g} of what another seed does (under {DROWNED:g}): the seed matters more{gap}."
+        return f"{said}, {ratio:.2g} times what another seed does (at least {DROWNED:g}): single samples matter{gap}."
+
+    def _notes(self) -> str:
+        return (
+            f"{len(self.pairs)} pairs, {self.points} points; {1 + len(self.pairs) + len(self.seeds)} trainings besides"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -118,6 +135,7 @@ class Stability(Result):
         return bars(rows, x="pair", y="difference", series="of", title="loss difference between paired runs")
 
 
+@instrument
 def stability(
     train: Callable[[Batch, int], torch.nn.Module],
     data: Batch,
@@ -191,10 +209,11 @@ def stability(
         for number in range(seeds):
             away = (_losses(train((inputs, targets), seed + 1 + number), loss, where) - at_points).abs()
             compared.append(Pair(-1, seed, float(away.max()), float(away.mean()), math.nan))
-    return Stability(tuple(found), tuple(compared), len(inputs), len(where[0]), seed)
+    return Stability(tuple(found), tuple(compared), len(inputs), len(where[0]), mode="eval")
 
 
 def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], points: Batch) -> Tensor:
+    spend("forwards")
     flags: Sequence[tuple[torch.nn.Module, bool]] = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -14,7 +14,7 @@ from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, Status
+from normgauge.records import Kind, Reading, Result, Status, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ Noise = Literal["absolute", "filter", "quotient"]
 Sharpness = Literal["adaptive", "spherical"]
 NOISES = ("absolute", "filter", "quotient")
 SHARPNESSES = ("adaptive", "spherical")
+TOLERABLE = 0.1  # of the loss without noise: an increase that is small next to what seeds change
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,6 @@ class Flatness(Result):
         loss: without noise.
         accuracy: without noise; nan without classes.
         samples: draws per entry, shared by all sigmas of a noise.
-        mode: "train" or "eval".
-        seed: of the draws.
     """
 
     entries: tuple[Perturbed, ...]
@@ -68,8 +67,6 @@ class Flatness(Result):
     loss: float
     accuracy: float
     samples: int
-    mode: str
-    seed: int
 
     def _title(self) -> str:
         return f"Flatness: loss {self.loss:.4g}, accuracy {self.accuracy:.4g} without noise"
@@ -84,13 +81,43 @@ class Flatness(Result):
             for entry in self.entries
         ]
 
-    def _footer(self) -> str:
-        said = "".join(f"{reading}\n" for reading in self.sharpness)
-        return (
-            f"{said}absolute noise means nothing across rescalings of the parameters, filter and quotient noise do; "
-            f"kind unbiased, {self.samples} samples, mode {self.mode}, seed {self.seed}, "
-            f"cost {self.samples * len(self.entries) + 1} forwards"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the increase of the loss under each noise, smallest sigma first, then the sharpness."""
+        increases = tuple(
+            Reading.measured(
+                f"loss increase under {entry.noise} noise of {entry.sigma:g}",
+                entry.loss - self.loss,
+                "unbiased",
+                uncertainty=None if math.isnan(entry.loss_error) else entry.loss_error,
+                why="no draw had a finite loss",
+            )
+            for entry in self._ordered()
         )
+        return (*increases, *self.sharpness, Reading.measured("loss", self.loss, why="it is not finite without noise"))
+
+    def _ordered(self) -> list[Perturbed]:
+        """Return the entries that rescaling cannot fake first, from the smallest noise on."""
+        return sorted(self.entries, key=lambda entry: (entry.noise == "absolute", entry.noise, entry.sigma))
+
+    def _meaning(self) -> str:
+        if math.isnan(self.loss) or not self.entries:
+            return f"There are {len(self.entries)} noises and a loss of {self.loss:g} to compare with: nothing follows."
+        noise = self._ordered()[0].noise
+        own = [entry for entry in self._ordered() if entry.noise == noise]
+        limit = TOLERABLE * abs(self.loss)
+        safe = [entry.sigma for entry in own if entry.loss - self.loss <= limit]  # nan is not safe
+        size = "relative " if noise == "filter" else ""
+        first = min((entry.sigma for entry in own if entry.sigma not in safe), default=None)
+        if first is None:
+            said = f"Up to a {size}size of {max(safe):g}, the largest tried, {noise} noise raises the loss by under "
+            return f"{said}{TOLERABLE:.0%} in the mean: at that scale the loss is flat."
+        said = f"From a {size}size of {first:g} on, {noise} noise raises the loss by over {TOLERABLE:.0%}"
+        scale = "" if noise != "absolute" else " It depends on the scale of the weights: compare by filter noise."
+        return f"{said} in the mean: expect rounding of that size to cost as much.{scale}"
+
+    def _notes(self) -> str:
+        told = "".join(f"; {reading}" for reading in self.sharpness)
+        return f"{self.samples} samples; absolute noise means nothing across rescalings of the parameters{told}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the mean loss against sigma, one line per noise, with its standard error."""
@@ -103,6 +130,7 @@ class Flatness(Result):
         return against(rows, x="sigma", y="loss", series="noise", low="low", high="high", title="loss under noise")
 
 
+@instrument
 def flatness(
     objective: Objective,
     *,
@@ -170,8 +198,8 @@ def flatness(
         loss=loss,
         accuracy=accuracy,
         samples=samples,
-        mode=objective.mode,
-        seed=seed,
+        status="diverged" if math.isnan(loss) else "ok",
+        sentence="the loss is not finite without noise" if math.isnan(loss) else "",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from normgauge.errors import InputError, NonFiniteError, explain
 from normgauge.linalg.norms import joint_norm
 from normgauge.measure.landscape.directions import random_direction
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 
 if TYPE_CHECKING:
     import altair
@@ -30,7 +30,6 @@ class Landscape(Result):
         effective_beta: gradient_distances / (s |d|), the Lipschitz constant of the gradient seen on that step.
         loss: L(theta).
         gradient_norm: |g|.
-        mode: "train" or "eval".
         statuses: per step, "ok" or "diverged" (loss or gradient not finite there; its values are nan).
         direction: "gradient", or "random 1" and so on.
         random: the same along random directions of the gradient's length, as many as asked for.
@@ -42,7 +41,6 @@ class Landscape(Result):
     effective_beta: tuple[float, ...]
     loss: float
     gradient_norm: float
-    mode: str
     statuses: tuple[Status, ...]
     direction: str = "gradient"
     random: tuple[Landscape, ...] = ()
@@ -84,19 +82,30 @@ class Landscape(Result):
         own = [{"direction": self.direction, **row} for row in rows]
         return own + [row for other in self.random for row in other._rows()]
 
-    def _footer(self) -> str:
-        return (
-            f"max effective beta {self.max_effective_beta:.4g}, max gradient distance "
-            f"{self.max_gradient_distance:.4g}, loss variation {self.loss_variation:.4g}; "
-            f"kind exact (a lower bound on the smoothness constant), mode {self.mode}, "
-            f"{self._draws()}cost {len(self.steps) * (1 + len(self.random)) + 1} gradients"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest effective beta (a lower bound on the smoothness constant) and the other summaries."""
+        why = "no step has a finite loss"
+        summaries = (
+            Reading.measured("max effective beta", self.max_effective_beta, "lower", why=why),
+            Reading.measured("max gradient distance", self.max_gradient_distance, why=why),
+            Reading.measured("loss variation", self.loss_variation, why=why),
+            Reading("loss", self.loss),
+            Reading("gradient norm", self.gradient_norm),
         )
+        return (*summaries, *(replace(other.readings()[0], layer=other.direction) for other in self.random))
 
-    def _draws(self) -> str:
-        if not self.random:
-            return ""
-        beta = _largest([other.max_effective_beta for other in self.random])
-        return f"max effective beta {beta:.4g} along {len(self.random)} random directions, "
+    def _meaning(self) -> str:
+        beta, farthest = self.max_effective_beta, max(self.steps)
+        if math.isnan(beta):
+            return f"No step up to {farthest:g} has a finite loss and gradient: use smaller ones."
+        said = f"On these steps the gradient changes with a Lipschitz constant of at least {beta:.4g}"
+        if not beta:
+            return f"{said}: the loss is linear along the gradient up to {farthest:g}."
+        safe = f"{said}, so descent is promised up to a rate of 1 / beta = {1 / beta:.3g} at most; "
+        worst = max((loss, step) for step, loss in zip(self.steps, self.losses, strict=True) if math.isfinite(loss))
+        if worst[0] > self.loss:
+            return f"{safe}at {worst[1]:g} the loss has risen from {self.loss:.4g} to {worst[0]:.4g}."
+        return f"{safe}no step tried, up to {farthest:g}, raises the loss above {self.loss:.4g}."
 
     def chart(self) -> altair.TopLevelMixin:
         """Return loss, gradient distance and effective beta against the step, side by side."""
@@ -111,6 +120,7 @@ class Landscape(Result):
         )
 
 
+@instrument
 def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, seed: int = 0) -> Landscape:
     """Measure loss and gradient at theta - s g for each s in `steps`, and along random directions.
 
@@ -161,7 +171,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
                 "Measure at a point that is not critical, or look for the layer that produces it",
             )
         )
-    others = []
+    others: list[Landscape] = []
     for number in range(1, random + 1):
         draw = random_direction(base, seed * 1000 + number)
         size = scale / joint_norm(draw)
@@ -189,7 +199,7 @@ def _along(
         losses.append(loss)
         distances.append(distance)
         statuses.append("ok" if math.isfinite(loss) and math.isfinite(distance) else "diverged")
-    scale = joint_norm(direction)
+    scale, lost = joint_norm(direction), statuses.count("diverged")
     return Landscape(
         steps=steps,
         losses=tuple(losses),
@@ -197,10 +207,12 @@ def _along(
         effective_beta=tuple(d / (abs(s) * scale) for s, d in zip(steps, distances, strict=True)),
         loss=float(base_loss),
         gradient_norm=joint_norm(base),
-        mode=objective.mode,
         statuses=tuple(statuses),
         direction=name,
         random=others,
+        mode=objective.mode,
+        status="diverged" if lost else "ok",
+        sentence=f"{lost} of {len(steps)} steps have no finite loss and gradient" if lost else "",
     )
 
 

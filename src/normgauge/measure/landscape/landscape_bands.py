@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain
 from normgauge.measure.landscape.landscape import Landscape
-from normgauge.records import Result
+from normgauge.records import Cost, Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
+
+WIDE = 10.0  # a decade: what one learning rate, kept a factor of a few below the edge, cannot cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,22 @@ class LandscapeBands(Result):
             for step, view in zip(self.steps, self.landscapes, strict=True)
         ]
 
-    def _footer(self) -> str:
-        first = self.landscapes[0]
-        each = len(first.steps) * (1 + len(first.random)) + 1
-        return f"kind exact, mode {first.mode}, cost {each} gradients per row"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest effective beta over training, then that of every step."""
+        each = [replace(view.readings()[0], step=step) for step, view in zip(self.steps, self.landscapes, strict=True)]
+        largest = max((reading.value for reading in each if reading.status == "ok"), default=math.nan)
+        return Reading.measured("max effective beta over training", largest, "lower"), *each
+
+    def _meaning(self) -> str:
+        betas = [view.max_effective_beta for view in self.landscapes]
+        finite = sorted((beta, step) for beta, step in zip(betas, self.steps, strict=True) if math.isfinite(beta))
+        if len(finite) < 2:
+            return f"{len(finite)} of {len(self.steps)} steps can be compared; measure more of them."
+        (low, _), (high, step) = finite[0], finite[-1]
+        said = f"The landscape is roughest at step {step}, where effective beta is at least {high:.3g}"
+        if high > WIDE * low:
+            return f"{said}, over {WIDE:g} times its smallest, {low:.3g}: warm the rate up, or let it decay."
+        return f"{said}, under {WIDE:g} times its smallest: one learning rate suits the whole stretch."
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the loss with the band of losses met along the gradient (S1 Fig. 4a)."""
@@ -59,10 +74,11 @@ class LandscapeBands(Result):
         )
 
 
+@instrument
 def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
     """Put landscapes measured during training beside each other.
 
-    Kind: exact. Cost: none.
+    Kind: exact. Cost: none beyond that of the landscapes.
 
     Args:
         landscapes: training step -> what `ng.landscape` gave there.
@@ -85,4 +101,14 @@ def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
     if not landscapes:
         raise InputError(explain("landscape_bands", "at least one landscape is needed", "none", "Measure some"))
     steps = tuple(sorted(landscapes))
-    return LandscapeBands(steps, tuple(landscapes[step] for step in steps))
+    views = tuple(landscapes[step] for step in steps)
+    lost = [step for step, view in zip(steps, views, strict=True) if view.status != "ok"]
+    return LandscapeBands(
+        steps,
+        views,
+        mode=views[0].mode,
+        seed=views[0].seed,
+        status="diverged" if lost else "ok",
+        sentence=f"{len(lost)} of {len(steps)} landscapes have steps without a finite loss" if lost else "",
+        cost=sum((view.cost for view in views), Cost()),
+    )

@@ -22,11 +22,13 @@ from normgauge.measure.landscape.directions import (
     random_direction,
 )
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument
 
 if TYPE_CHECKING:
     import altair
 
+NOWHERE = "no point of the grid has a finite loss"
+LOWER = 0.01  # of the height of the surface above the origin: what a grid of 25 points cannot resolve
 Directions = Literal["filter", "pca"] | Sequence[Mapping[str, Tensor]] | None
 
 
@@ -41,9 +43,6 @@ class LossSurface(Result):
         directions: "filter", "pca" or "given".
         canonical: whether the origin is the canonical point of its orbit under the symmetries.
         loss: at the origin.
-        mode: "train" or "eval".
-        seed: of random directions.
-        evaluated: losses computed now; the others were resumed.
     """
 
     grid: tuple[float, ...]
@@ -52,9 +51,6 @@ class LossSurface(Result):
     directions: str
     canonical: bool
     loss: float
-    mode: str
-    seed: int
-    evaluated: int
 
     def _title(self) -> str:
         n = len(self.grid)
@@ -67,25 +63,35 @@ class LossSurface(Result):
             for i, a in enumerate(self.grid)
         ]
 
-    def __str__(self) -> str:
+    def _shown(self) -> list[dict[str, Any]]:
         """Return the extremes in place of all points."""
         finite = [row for row in self._rows() if math.isfinite(row["loss"])] or self._rows()[:1]
-        lowest = min(finite, key=lambda row: row["loss"])
-        highest = max(finite, key=lambda row: row["loss"])
-        holes = len(self.grid) ** 2 - len(finite)
-        away = max((p[2] for path in self.paths for p in path), default=0.0)
-        middle = (
-            f"lowest {lowest['loss']:.4g} at ({lowest['a']:.3g}, {lowest['b']:.3g}), highest {highest['loss']:.4g} at "
-            f"({highest['a']:.3g}, {highest['b']:.3g}), {holes} points not finite, paths up to {away:.3g} off the plane"
-        )
-        return "\n".join((self._title(), middle, self._footer()))
+        ends = (("lowest", min(finite, key=_height)), ("highest", max(finite, key=_height)))
+        return [{"point": name, **row} for name, row in ends]
 
-    def _footer(self) -> str:
-        point = "canonical point" if self.canonical else "given point"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the losses at the origin, at the lowest and at the highest point of the grid."""
+        ends = [Reading.measured(f"{row['point']} loss", row["loss"], why=NOWHERE) for row in self._shown()]
+        return Reading("loss at the origin", self.loss), *ends
+
+    def _meaning(self) -> str:
+        low, high = self._shown()
+        if math.isnan(low["loss"]):
+            return f"None of the {len(self.grid) ** 2} points has a finite loss: choose a smaller span."
+        room = LOWER * max(high["loss"] - self.loss, 0.0)
+        plane = f"In this plane the loss goes from {low['loss']:.4g} to {high['loss']:.4g}"
+        if self.loss - low["loss"] > room:
+            place = f"({low['a']:.3g}, {low['b']:.3g})"
+            return f"{plane}, and it is lower at {place} than at the origin ({self.loss:.4g}): not the bottom yet."
         return (
-            f"kind exact, {point}, mode {self.mode}, seed {self.seed}, cost {self.evaluated} forwards "
-            f"({len(self.grid) ** 2 - self.evaluated} resumed)"
+            f"{plane}, nowhere below the origin by over {LOWER:.0%} of its height: a bottom along these 2 directions."
         )
+
+    def _notes(self) -> str:
+        holes = sum(not math.isfinite(row["loss"]) for row in self._rows())
+        away = max((p[2] for path in self.paths for p in path), default=0.0)
+        point = "canonical point" if self.canonical else "given point"
+        return f"{point}; {holes} points not finite; paths up to {away:.3g} off the plane"
 
     def chart(self, levels: int = 8) -> altair.TopLevelMixin:
         """Return a heat map with contour lines, and the trajectories on it."""
@@ -99,6 +105,7 @@ class LossSurface(Result):
         return surface(self._rows(), x="a", y="b", value="loss", paths=paths, levels=levels, title="loss surface")
 
 
+@instrument
 def loss_surface(
     objective: Objective,
     *,
@@ -118,7 +125,7 @@ def loss_surface(
     origin, the paths and the random directions are first moved to the canonical point of their orbit, so that
     rescalings that change no output cannot change the picture.
 
-    Kind: exact on the grid. Cost: points^2 forwards.
+    Kind: exact on the grid. Cost: points^2 + 1 forwards.
 
     Args:
         objective: model, loss, data, mode.
@@ -157,7 +164,7 @@ def loss_surface(
     moved = [[canonical({n: p[n].detach() for n in origin}) for p in path] for path in paths]
     plane, kind = _plane(directions, origin, [p for path in moved for p in path], seed, symmetries)
     grid = [span * (2 * i / (points - 1) - 1) for i in range(points)]
-    losses, evaluated = _fill(objective, origin, plane, grid, resume, progress)
+    losses = _fill(objective, origin, plane, grid, resume, progress)
     return LossSurface(
         grid=tuple(grid),
         losses=tuple(tuple(losses[j * points : (j + 1) * points]) for j in range(points)),
@@ -165,10 +172,11 @@ def loss_surface(
         directions=kind,
         canonical=symmetries is not None,
         loss=float(objective.at(origin).loss()),
-        mode=objective.mode,
-        seed=seed,
-        evaluated=evaluated,
     )
+
+
+def _height(row: Mapping[str, Any]) -> float:
+    return float(row["loss"])
 
 
 def _plane(
@@ -213,13 +221,12 @@ def _fill(
     grid: Sequence[float],
     resume: str | Path | None,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[float], int]:
-    """Return the losses row by row, and how many were computed now."""
+) -> list[float]:
+    """Return the losses row by row."""
     total = len(grid) ** 2
     key = _fingerprint(objective, origin, plane, grid)
     losses = _resumed(resume, key)
-    start = len(losses)
-    for index in range(start, total):
+    for index in range(len(losses), total):
         b, a = grid[index // len(grid)], grid[index % len(grid)]
         there = {n: v + a * plane[0][n] + b * plane[1][n] for n, v in origin.items()}
         try:
@@ -230,7 +237,7 @@ def _fill(
             Path(resume).write_text(json.dumps({"key": key, "losses": losses}), encoding="utf-8")
         if progress is not None:
             progress(index + 1, total)
-    return losses, total - start
+    return losses
 
 
 def _resumed(resume: str | Path | None, key: str) -> list[float]:

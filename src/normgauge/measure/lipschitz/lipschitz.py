@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, explain
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
@@ -18,13 +18,14 @@ from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.lower_bound import Steepest, steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, checked_inputs, graph_of, private_copy
-from normgauge.records import Result
+from normgauge.records import Kind, Reading, Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair
 
 SLACK = 1e-9  # relative, added to the upper bounds for float64 rounding on the way
 _LN10 = math.log(10.0)
+TIGHT = 10.0  # upper / lower: within a decade the bound still orders networks of one family
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,6 @@ class LipschitzBracket(Result):
         layers: what each layer does to the bound.
         radius: of the balls, or `None`.
         samples: number of data.
-        seed: of the search for the lower bound.
-        gradients: backward passes spent on it.
         model: the model in words.
     """
 
@@ -78,8 +77,6 @@ class LipschitzBracket(Result):
     layers: tuple[LayerGain, ...] = field(repr=False)
     radius: float | None
     samples: int
-    seed: int
-    gradients: int
     model: str
 
     @property
@@ -141,35 +138,48 @@ class LipschitzBracket(Result):
             for layer in self.layers
         ]
 
-    def _footer(self) -> str:
+    def readings(self) -> tuple[Reading, ...]:
+        """Return log10 of the upper and the lower bound, of the bounds in other senses, and of each layer's factor."""
+        named: dict[str, tuple[float, Kind]] = {
+            "log10 upper": (self.log10_upper, "upper"),
+            "log10 lower": (self.log10_lower, "lower"),
+            "log10 upper at the data": (self.log10_at_data, "upper"),
+            "log10 upper on all inputs": (self.log10_global, "upper"),
+        }
+        whole = [Reading(name, value, kind) for name, (value, kind) in named.items()]
+        return *whole, *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers)
+
+    def _meaning(self) -> str:
+        low, high = _spoken(self.log10_lower), _spoken(self.log10_upper)
+        if not math.isfinite(self.log10_upper):
+            return (
+                f"Outputs can move at least {low} times as far as inputs; on all inputs no bound exists: pass radius=."
+            )
+        gap = self.log10_upper - self.log10_lower
+        said = f"Outputs move at most {high} times as far as inputs, and {low} times as far somewhere"
+        if gap <= math.log10(TIGHT):
+            return f"{said}: known within a factor of {TIGHT:g}, so a margin divided by {high} is a safe radius."
+        steep = max(self.layers, key=lambda layer: layer.log10, default=None)
+        name = "" if steep is None else f" {steep.name!r} adds most to the bound, 10^{steep.log10:.2f}."
+        return f"{said}, 10^{gap:.2f} apart (over {TIGHT:g}): radii from the bound are safe and far too small.{name}"
+
+    def _notes(self) -> str:
         ball = "" if self.log10_on_ball is None else f", on the balls {_spoken(self.log10_on_ball)}"
-        lost = "" if math.isfinite(self.log10_global) else " (a step is not bounded on all inputs)"
         return (
-            f"upper at the data {_spoken(self.log10_at_data)}{ball}, on all inputs {_spoken(self.log10_global)}{lost}; "
-            f"normalizers: 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|\n"
-            f"kind: upper certified (norms of the layers, slack {SLACK:g}), lower certified (Jacobian in float64); "
-            f"evaluation mode; seed {self.seed}; {self.samples} data, {self.gradients} backward passes"
+            f"upper at the data {_spoken(self.log10_at_data)}{ball}, on all inputs {_spoken(self.log10_global)}; "
+            f"normalizers 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|; certified in "
+            f"float64, slack {SLACK:g}"
         )
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the bound from the input to each layer, in log10, normalizers coloured."""
-        alt = require("altair", "lab", "LipschitzBracket.chart")
-        rows = [
-            {**row, "place": place, "what": "normalizer" if row["normalizer"] else "other layer"}
-            for place, row in enumerate(self._rows(), 1)
-        ]
-        rows = [
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()} for row in rows
-        ]
-        base = alt.Chart(alt.Data(values=rows)).encode(
-            x=alt.X("place:Q", title="layer"), y=alt.Y("total:Q", title="log10 of the bound up to here")
-        )
-        colour = alt.Color("what:N", scale=alt.Scale(domain=["normalizer", "other layer"]), title=None)
-        tips = [alt.Tooltip(f"{name}:{code}") for name, code in (("layer", "N"), ("kind", "N"), ("log10", "Q"))]
-        points = base.mark_point(filled=True, size=60).encode(color=colour, tooltip=tips)
-        return (base.mark_line(color="#999999") + points).properties(title=self._title(), width=520, height=280)
+        from normgauge.charts import bars
+
+        rows = [{**row, "what": "normalizer" if row["normalizer"] else "other layer"} for row in self._rows()]
+        return bars(rows, x="layer", y="total", series="what", title="log10 of the bound from the input to each layer")
 
 
+@instrument
 def lipschitz(
     model: nn.Module, inputs: Tensor, *, radius: float | None = None, climbs: int = 6, seed: int = 0
 ) -> LipschitzBracket:
@@ -232,11 +242,13 @@ def lipschitz(
     kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)
     kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
     low = steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
-    return _assembled(model, walk.steps, output, low, radius, seed)
+    spend("forwards", 2)  # the walk, and what it is compared with
+    spend("gradients", low.gradients)
+    return _assembled(model, walk.steps, output, low, radius)
 
 
 def _assembled(
-    model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None, seed: int
+    model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None
 ) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
     ball = None if radius is None else float(output.ball.max()) / _LN10 + slack
@@ -256,8 +268,7 @@ def _assembled(
         layers=_layers(steps, output, radius),
         radius=radius,
         samples=len(output.at),
-        seed=seed,
-        gradients=low.gradients,
+        mode="eval",
         model=type(model).__name__,
     )
 

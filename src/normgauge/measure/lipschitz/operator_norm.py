@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NonFiniteError, explain, require, unknown_name
+from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.linalg import (
     Convolution,
     peak_frequency,
@@ -20,13 +20,15 @@ from normgauge.linalg import (
     top_singular_pair,
 )
 from normgauge.measure.lipschitz.linear_layer import LinearMap, read_layer
-from normgauge.records import Result
+from normgauge.records import Reading, Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair
 
 BracketKind = Literal["certified", "probabilistic", "estimate"]
 KINDS: tuple[str, ...] = get_args(BracketKind)
+EXPANDING = 1.0  # a map of norm at most 1 brings no two inputs farther apart
+SHORT = 1.01  # lower / reshaped: beyond rounding, dividing by the reshaped norm leaves an expansive layer
 _SLACK = 1e-12  # relative, of float64 values
 _SINGLE_SLACK = 1e-5  # relative, of a float32 Ritz value
 _DENSE = 256  # a map with a side this short is written out as a matrix
@@ -52,7 +54,6 @@ class Bracket(Result):
         factor: part of `upper` that repeating padding or a coarse grid may have added.
         steps: products with the operator spent on `lower`.
         frequencies: frequencies looked at for `upper`.
-        seed: of the random start.
         vector: right singular vector found, for a warm start of the next call (`start=`).
     """
 
@@ -67,7 +68,6 @@ class Bracket(Result):
     factor: float = 1.0
     steps: int = 0
     frequencies: int = 0
-    seed: int = 0
     vector: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -90,31 +90,42 @@ class Bracket(Result):
             }
         ]
 
-    def _footer(self) -> str:
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the upper and the lower bound, and the norm of the reshaped weight."""
+        upper = Reading("upper", self.upper, "estimate" if self.kind == "estimate" else "upper")
+        reshaped = math.nan if self.reshaped is None else self.reshaped
+        why = "there is no weight to reshape"
+        return upper, Reading("lower", self.lower, "lower"), Reading.measured("reshaped", reshaped, why=why)
+
+    def _meaning(self) -> str:
+        said = f"The layer stretches an input by up to {self.lower:.4g} to {self.upper:.4g}"
+        if self.upper <= EXPANDING:
+            said += f", never by more than {EXPANDING:g}: alone it cannot make signals or gradients explode."
+        elif self.lower > EXPANDING:
+            said += f" (over {EXPANDING:g}): divide the weight by {self.upper:.4g} to make it non-expansive."
+        else:
+            said += f": whether by more than {EXPANDING:g} is open."
+        if self.reshaped and self.lower > SHORT * self.reshaped:
+            said += f" torch's spectral_norm would divide by {self.reshaped:.4g}, which is not enough."
+        return said
+
+    def _notes(self) -> str:
         chance = f", delta {self.delta:g} over the start" if self.delta is not None else ""
         loss = f", padding and grid factor {self.factor:.4g}" if self.factor > 1.0 else ""
-        return (
-            f"kind: {self.kind} ({self.method}{chance}{loss}); without bias, evaluation mode; seed {self.seed}; "
-            f"{self.steps} products, {self.frequencies} frequencies"
-        )
+        return f"{self.kind} by {self.method}{chance}{loss}; without bias; {self.frequencies} frequencies"
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return the bracket as a bar from lower to upper, with the reshaped norm as a tick."""
-        alt = require("altair", "lab", "Bracket.chart")
-        rows = alt.Data(values=self._rows())
-        bar = (
-            alt.Chart(rows)
-            .mark_bar(height=14)
-            .encode(
-                x=alt.X("lower:Q", title="operator norm", scale=alt.Scale(zero=True)), x2="upper:Q", y=alt.Y("layer:N")
-            )
-        )
-        if self.reshaped is None:
-            return bar.properties(title=self._title())
-        tick = alt.Chart(rows).mark_tick(color="crimson", thickness=3, size=22).encode(x="reshaped:Q", y="layer:N")
-        return (bar + tick).properties(title=f"{self._title()}; red: torch's reshaped norm")
+        """Return the bracket as a bar from lower to upper, and the reshaped norm below it."""
+        from normgauge.charts import intervals
+
+        rows = [{"norm": "of the layer", "value": self.upper, "low": self.lower, "high": self.upper}]
+        if self.reshaped is not None:
+            same = dict.fromkeys(("value", "low", "high"), self.reshaped)
+            rows.append({"norm": "of the reshaped weight", **same})
+        return intervals(rows, value="value", series="norm", low="low", high="high", title=self._title())
 
 
+@instrument
 def operator_norm(
     layer: nn.Module,
     input_shape: Sequence[int] | None = None,
@@ -176,7 +187,9 @@ def operator_norm(
         raise unknown_name("kind of bracket", str(kind), KINDS)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise InputError(explain("operator_norm", "steps is a positive integer", repr(steps), "Try steps=30"))
-    return bracket_of(read_layer(layer, input_shape), kind, steps=steps, delta=delta, start=start, seed=seed)
+    found = bracket_of(read_layer(layer, input_shape), kind, steps=steps, delta=delta, start=start, seed=seed)
+    spend("gradients", found.steps)  # a step is a product with the layer and one with its adjoint
+    return replace(found, mode="eval")
 
 
 def bracket_of(
@@ -231,6 +244,7 @@ def _exact(operator: Convolution) -> tuple[float, str, int] | None:
     rows, columns = operator.shape
     if min(rows, columns) > _DENSE or rows * columns > _DENSE_ENTRIES:
         return None
+    spend("forwards", columns)
     matrix = operator.matmat(torch.eye(columns, dtype=torch.float64, device=operator.device))
     gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
     top = float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())
@@ -285,7 +299,6 @@ def _bracket(
         factor=factor,
         steps=pair.steps,
         frequencies=frequencies,
-        seed=seed,
         vector=pair.vector,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,12 +15,14 @@ from normgauge.errors import InputError, explain, unknown_name
 from normgauge.measure.signal.execution import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Cost, Reading, Result, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:
     import altair
 
+FAR = 3.0  # deviations: beyond, under one value in a hundred of a normal distribution has the other sign
+MOVED = 0.25  # of the range over all steps: a quarter is more than the deviation of an evenly spread unit
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -29,13 +32,9 @@ class Activations(Result):
 
     Attributes:
         values: (layer, unit) -> all values of that unit, over samples and space, in float64.
-        mode: "train" or "eval".
-        seed: of the choice of units.
     """
 
     values: dict[tuple[str, int], Tensor]
-    mode: str
-    seed: int
 
     def _title(self) -> str:
         return f"Activations of {len(self.values)} units"
@@ -53,8 +52,33 @@ class Activations(Result):
             for (layer, unit), found in self.values.items()
         ]
 
-    def _footer(self) -> str:
-        return f"kind exact for these units, mode {self.mode}, seed {self.seed}, cost 1 forward"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest |mean| / deviation over the units, then mean and deviation of each."""
+        each = [(f"{row['layer']}[{row['unit']}]", row) for row in self._rows()]
+        named = [Reading.measured(name, row[name], layer=unit) for unit, row in each for name in ("mean", "deviation")]
+        return Reading.measured(
+            "largest |mean| / deviation", self._offsets()[0][0], why="every unit is constant"
+        ), *named
+
+    def _offsets(self) -> list[tuple[float, str]]:
+        """Return |mean| / deviation and name of the units that vary, the largest first."""
+        rows = [row for row in self._rows() if row["deviation"] > 0]
+        offsets = [(abs(row["mean"]) / row["deviation"], f"{row['layer']}[{row['unit']}]") for row in rows]
+        return sorted(offsets, reverse=True) or [(math.nan, "")]
+
+    def _meaning(self) -> str:
+        rows = self._rows()
+        still = [f"{row['layer']}[{row['unit']}]" for row in rows if not row["deviation"] > 0]
+        dead = f" {len(still)} of {len(rows)} units do not vary over the data, {still[0]} among them." if still else ""
+        offset, unit = self._offsets()[0]
+        if math.isnan(offset):
+            return f"None of the {len(rows)} units chosen varies over the data: they tell the layers behind nothing."
+        off = offset > FAR
+        said = f"{unit} is farthest from zero mean, by {offset:.3g} deviations ({'over' if off else 'within'} {FAR:g})"
+        advice = (
+            ": what reads it sees almost a constant; normalize or centre it." if off else ": no unit is off centre."
+        )
+        return f"{said}{advice}{dead}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the histogram of each unit's values."""
@@ -95,8 +119,39 @@ class ActivationHistory(Result):
             )
         ]
 
-    def _footer(self) -> str:
-        return "kind exact for these units, cost none beyond the activations"
+    def _centres(self, key: tuple[str, int]) -> list[float]:
+        """Return the mean of a unit at every step, from its histogram; nan where nothing was finite."""
+        middles = [(left + right) / 2 for left, right in zip(self.edges[key], self.edges[key][1:], strict=False)]
+        sums = [(sum(row), sum(n * at for n, at in zip(row, middles, strict=True))) for row in self.counts[key]]
+        return [moment / total if total else math.nan for total, moment in sums]
+
+    def _moves(self) -> list[tuple[float, str]]:
+        """Return how far the mean of each unit moved, as a share of its range, and its name, the largest first."""
+        moves = []
+        for (layer, unit), edges in self.edges.items():
+            centres = [value for value in self._centres((layer, unit)) if math.isfinite(value)]
+            if centres:
+                moves.append(((max(centres) - min(centres)) / (edges[-1] - edges[0]), f"{layer}[{unit}]"))
+        return sorted(moves, reverse=True) or [(math.nan, "")]
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return per unit how far its mean moved over training, as a share of its range, the largest first."""
+        return tuple(
+            Reading.measured("move of the mean over its range", move, "estimate", layer=unit, why="nothing was finite")
+            for move, unit in self._moves()
+        )
+
+    def _meaning(self) -> str:
+        move, unit = self._moves()[0]
+        if math.isnan(move):
+            return f"No unit had a finite value in {len(self.steps)} steps: look for the layer that diverged first."
+        said = f"Over {len(self.steps)} steps the mean of {unit} moved most, by {move:.0%} of its range"
+        if move > MOVED:
+            return f"{said} (over {MOVED:.0%}): its distribution drifts, and the layers behind must follow."
+        return f"{said} (within {MOVED:.0%}): the distributions keep their place."
+
+    def _notes(self) -> str:
+        return f"means from bins of a {len(next(iter(self.edges.values()))) - 1}th of the range"
 
     def chart(self, layer: str | None = None) -> altair.TopLevelMixin:
         """Return one unit's distribution over training as a heat map: of `layer`, by default the first."""
@@ -115,6 +170,7 @@ class ActivationHistory(Result):
         return heatmap(rows, x="step", y="value", value="count", title=title)
 
 
+@instrument
 def activations(
     objective: Objective, *, layers: str | Sequence[str] = "*", units: int = 1, seed: int = 0
 ) -> Activations:
@@ -165,13 +221,14 @@ def activations(
                 "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
             )
         )
-    return Activations({key: torch.cat(found) for key, found in parts.items()}, objective.mode, seed)
+    return Activations({key: torch.cat(found) for key, found in parts.items()})
 
 
+@instrument
 def activation_history(history: Mapping[int, Activations], *, bins: int = 30) -> ActivationHistory:
     """Put the activations of several steps of training into common bins (S1 Fig. 1c, 2, 6, 9).
 
-    Kind: exact. Cost: none.
+    Kind: exact. Cost: none beyond that of the activations.
 
     Args:
         history: training step -> what `ng.activations` gave there, with the same seed.
@@ -201,7 +258,9 @@ def activation_history(history: Mapping[int, Activations], *, bins: int = 30) ->
         cells = [torch.histc(values, bins, low, high).long().tolist() for values in finite]
         counts[key] = tuple(tuple(row) for row in cells)
         edges[key] = tuple(torch.linspace(low, high, bins + 1, dtype=torch.float64).tolist())
-    return ActivationHistory(steps, counts, edges)
+    first = history[steps[0]]
+    spent = sum((item.cost for item in history.values()), Cost())
+    return ActivationHistory(steps, counts, edges, mode=first.mode, seed=first.seed, cost=spent)
 
 
 def _quantile(values: Tensor, level: float) -> float:

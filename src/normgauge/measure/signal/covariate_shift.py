@@ -22,10 +22,12 @@ from normgauge.measure.signal.execution import (
 from normgauge.measure.signal.updates import Update, updated
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 
 if TYPE_CHECKING:
     import altair
+
+TURNED = 0.5  # cosine of 60 degrees: less than half of the old step is then along the new gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,10 @@ class CovariateShift(Result):
     Attributes:
         layers: one `LayerShift` each.
         update: what the step was, in words.
-        mode: "train" or "eval".
-        gradients: gradient evaluations spent.
     """
 
     layers: tuple[LayerShift, ...]
     update: str
-    mode: str
-    gradients: int
 
     @property
     def l2(self) -> dict[str, float]:
@@ -97,11 +95,32 @@ class CovariateShift(Result):
             {"position": i, **{name: getattr(entry, name) for name in names}} for i, entry in enumerate(self.layers)
         ]
 
-    def _footer(self) -> str:
-        return (
-            f"kind exact (S1 Definition 2.1, layers in the order of execution), mode {self.mode}, no seed, "
-            f"cost {self.gradients} gradients and 3 forwards"
-        )
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the smallest cosine, then cosine and l2 of every layer."""
+        least = min((entry.cosine for entry in self._turning()), default=math.nan)
+        each = [
+            Reading.measured(name, getattr(entry, name), layer=entry.layer, why=entry.sentence)
+            for entry in self.layers
+            for name in ("cosine", "l2")
+        ]
+        return Reading.measured("smallest cosine", least, why="no layer has one before it and a gradient"), *each
+
+    def _turning(self) -> list[LayerShift]:
+        """Return the layers that have a cosine and another layer before them."""
+        return [entry for entry in self.layers[1:] if not math.isnan(entry.cosine)]
+
+    def _meaning(self) -> str:
+        turning = self._turning()
+        if not turning:
+            return f"None of {len(self.layers)} layers has a gradient and a layer before it, so nothing can shift."
+        worst = min(turning, key=lambda entry: entry.cosine)
+        said = f"After {self.update} the gradient of {worst.layer!r} turns most, to a cosine of {worst.cosine:.3g}"
+        if worst.cosine < TURNED:
+            return f"{said} (under {TURNED:g}, 60 degrees): the earlier layers' step spoils its own; use a smaller one."
+        return f"{said} (at least {TURNED:g}): each layer's step still points where it should."
+
+    def _notes(self) -> str:
+        return "S1 Definition 2.1, layers in the order of execution"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return l2 and cosine against the layer's position, side by side."""
@@ -111,6 +130,7 @@ class CovariateShift(Result):
         return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution")
 
 
+@instrument
 def covariate_shift(objective: Objective, update: Update, *, groups: Groups | None = None) -> CovariateShift:
     """Measure, per layer i, the change of its gradient caused by updating all layers before it.
 
@@ -159,17 +179,21 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
     except NotDifferentiableError as error:
         lost = (math.nan, math.nan, math.nan, math.nan, math.nan)
         holes = tuple(LayerShift(layer.name, *lost, layer.uses, "skipped", str(error)) for layer in layers)
-        return CovariateShift(holes, _words(update), objective.mode, 0)
+        return CovariateShift(holes, _words(update), status="skipped", sentence="the loss has no gradient")
     new = updated(objective, update, gradient)
     moments = _moment_changes(objective, new, layers)
     mixed: dict[str, Tensor] = {}
     entries = []
-    spent = 1
     for layer in layers:
         entries.append(_shift(objective, layer, gradient, mixed, moments.get(layer.name, (math.nan, math.nan))))
-        spent += bool(mixed) and layer.uses > 0
         mixed.update({name: new[name] for name in layer.parameters})
-    return CovariateShift(tuple(entries), _words(update), objective.mode, spent)
+    diverged = [entry.layer for entry in entries if entry.status == "diverged"]
+    return CovariateShift(
+        tuple(entries),
+        _words(update),
+        status="diverged" if diverged else "ok",
+        sentence=f"{len(diverged)} of {len(layers)} layers have no finite gradient afterwards" if diverged else "",
+    )
 
 
 def _shift(

@@ -14,11 +14,14 @@ from normgauge.linalg.norms import norm
 from normgauge.measure.signal.calls import Call, Recorder
 from normgauge.network import role_of, watched
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, Status, instrument
 from normgauge.theory import mean_field
 
 if TYPE_CHECKING:
     import altair
+
+UNEVEN = 100.0  # of squared gradients, first to last layer: a decade in the norm, and so in the size of plain steps
+MOST_DEAD = 0.5  # share of units that are zero on all of the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,6 @@ class SignalPropagation(Result):
         growth_low: lower end of the 95 % interval of the fit.
         growth_high: upper end.
         fitted: the layers the fit is on.
-        mode: "train" or "eval".
         theory: the prediction at infinite width, where asked for.
     """
 
@@ -72,7 +74,6 @@ class SignalPropagation(Result):
     growth_low: float
     growth_high: float
     fitted: tuple[str, ...]
-    mode: str
     theory: mean_field.MeanField | None = None
 
     @property
@@ -87,16 +88,48 @@ class SignalPropagation(Result):
         names = LayerSignal.__slots__
         return [{name: getattr(entry, name) for name in names} for entry in self.layers]
 
-    def _footer(self) -> str:
-        said = ""
-        if self.theory is not None:
-            t = self.theory
-            said = f"; {t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the growth of the squared gradient per layer, then the squared gradient at every layer."""
+        half = (self.growth_high - self.growth_low) / 2
+        growth = Reading.measured(
+            "growth of the squared gradient per layer",
+            self.growth,
+            "estimate",
+            uncertainty=None if math.isnan(half) else half,
+            why="fewer than two hidden affine layers",
+        )
+        return growth, *(
+            Reading.measured("squared gradient", entry.gradient, layer=entry.layer, why=entry.sentence)
+            for entry in self.layers
+        )
+
+    def _meaning(self) -> str:
+        dead = [entry for entry in self.layers if entry.dead > MOST_DEAD]
+        lost = f" In {dead[0].layer!r} {dead[0].dead:.0%} of the units are dead (over {MOST_DEAD:.0%})." if dead else ""
+        if math.isnan(self.growth):
+            return (
+                f"{len(self.fitted)} hidden affine layers with a gradient are too few to fit a growth (2 needed).{lost}"
+            )
+        ends = self.growth ** (len(self.fitted) - 1)
+        depth = f"{ends:.3g} over {len(self.fitted)} layers"
+        said = f"Squared gradients grow by {self.growth:.4g} per layer towards the input, {depth}"
+        if ends > UNEVEN or ends < 1 / UNEVEN:
+            way = "explode" if ends > 1 else "vanish"
+            return (
+                f"{said}: they {way} (beyond {UNEVEN:g}); change the initial scale or normalizer, or add skips.{lost}"
+            )
+        return f"{said}: they neither explode nor vanish (beyond a factor of {UNEVEN:g}) here.{lost}"
+
+    def _notes(self) -> str:
+        t = self.theory
+        said = (
+            ""
+            if t is None
+            else f"{t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}; "
+        )
         return (
-            f"squared pre-activation gradient grows by {self.growth:.4g} "
-            f"[{self.growth_low:.4g}, {self.growth_high:.4g}] "
-            f"per layer towards the input (the norm by {self.norm_growth:.4g}){said}; kind exact (growth: estimate, "
-            f"least squares on {len(self.fitted)} layers, 95 % interval), mode {self.mode}, cost 1 forward and backward"
+            f"{said}growth by least squares on {len(self.fitted)} layers, 95 % interval "
+            f"[{self.growth_low:.4g}, {self.growth_high:.4g}] (the norm grows by {self.norm_growth:.4g})"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -130,6 +163,7 @@ class SignalPropagation(Result):
         )
 
 
+@instrument
 def signal_propagation(
     objective: Objective, *, theory: str | None = None, batch_size: float | None = None
 ) -> SignalPropagation:
@@ -172,6 +206,7 @@ def signal_propagation(
     hidden = [entry for entry in entries if entry.role == "affine" and entry.status == "ok"][:-1]
     fitted = [entry for entry in hidden if entry.gradient > 0]
     growth, low, high = fit_growth([entry.gradient for entry in fitted])
+    diverged = [entry.layer for entry in entries if entry.status == "diverged"]
     prediction = None
     if theory is not None:
         size = batch_size if batch_size is not None else objective.weight(next(iter(objective.batches()))[1])
@@ -182,8 +217,9 @@ def signal_propagation(
         growth_low=low,
         growth_high=high,
         fitted=tuple(entry.layer for entry in fitted),
-        mode=objective.mode,
         theory=prediction,
+        status="diverged" if diverged else "ok",
+        sentence=f"{len(diverged)} of {len(entries)} layers are not finite, first {diverged[0]!r}" if diverged else "",
     )
 
 
@@ -204,6 +240,7 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
                 total = torch.stack(list(objective.terms_of(model, number, batch).values())).sum()
             if not total.requires_grad:
                 return [None] * len(leaves)
+            objective.count_backward(batch)
             return torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
 
         for name, slope in zip(leaves, objective.evaluate(number, body, leaves), strict=True):

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, NonFiniteError, NormgaugeWarning, explain, unknown_name
 from normgauge.measure.weights.integrators import Path, dormand_prince, runge_kutta
 from normgauge.objective import Objective
-from normgauge.records import Result, Status
+from normgauge.records import Reading, Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 
 if TYPE_CHECKING:
     import altair
 
+ACCURATE = 1e-3  # relative drift of what the flow keeps exactly: what a plot of the path would still show
+CLOSE = 0.1  # of the way travelled: where gradient descent still follows the flow
 Integrator = Literal["dormand_prince", "runge_kutta"]
 KINKED = (
     nn.ReLU,
@@ -65,26 +67,20 @@ class GradientFlow(Result):
         losses: there.
         conserved: what the symmetries conserve.
         parameters: at the end.
-        evaluations: gradients used by the integrator.
         rejected: steps the adaptive integrator took back.
         distances: learning rate -> relative distance of gradient descent's end from the flow's.
         kinks: the kinds of layers at which the gradient jumps.
         integrator: its name.
-        mode: train or eval.
-        status: ok; nonconverged where the evaluations ran out before the time; diverged.
     """
 
     times: tuple[float, ...]
     losses: tuple[float, ...]
     conserved: tuple[Conserved, ...]
     parameters: dict[str, Tensor]
-    evaluations: int
     rejected: int
     distances: dict[float, float]
     kinks: tuple[str, ...]
     integrator: str
-    mode: str
-    status: Status
 
     @property
     def drift(self) -> float:
@@ -110,14 +106,33 @@ class GradientFlow(Result):
             for item in self.conserved
         ]
 
-    def _footer(self) -> str:
-        away = ", ".join(f"{rate:g}: {value:.3g}" for rate, value in self.distances.items())
-        gd = f" gradient descent ends away from the flow by (rate: relative distance) {away};" if away else ""
-        kinks = f" kinks at {', '.join(self.kinks)} bound the accuracy;" if self.kinks else ""
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest drift, the loss at the end, and how far gradient descent ends from the flow."""
         return (
-            f"kind estimate (integration error);{gd}{kinks} mode {self.mode}; {self.integrator}, status {self.status}; "
-            f"cost {self.evaluations} gradients, {self.rejected} steps rejected"
+            Reading("largest drift", self.drift, "estimate"),
+            Reading.measured("loss at the end", self.losses[-1], "estimate"),
+            *(
+                Reading.measured(f"distance of gradient descent at {rate:g}", value, "estimate", why="it diverged")
+                for rate, value in self.distances.items()
+            ),
         )
+
+    def _meaning(self) -> str:
+        way = f"To t = {self.times[-1]:.4g} the loss goes from {self.losses[0]:.4g} to {self.losses[-1]:.4g}; "
+        if not self.conserved:
+            return f"{way}0 conserved quantities were found, so nothing checks the integration: compare two tolerances."
+        said = (
+            f"{way}{sum(item.count for item in self.conserved)} conserved quantities drift by {self.drift:.2g} at most"
+        )
+        if not self.drift <= ACCURATE:
+            return f"{said} (over {ACCURATE:g}): the integration is too coarse to trust; lower rtol or use more steps."
+        far = [rate for rate, value in self.distances.items() if not value <= CLOSE]
+        apart = f" Gradient descent at {min(far):g} ends over {CLOSE:.0%} away from the flow." if far else ""
+        return f"{said} (limit {ACCURATE:g}): the path can be trusted.{apart}"
+
+    def _notes(self) -> str:
+        kinks = f"; kinks at {', '.join(self.kinks)} bound the accuracy" if self.kinks else ""
+        return f"integration error of {self.integrator}, {self.rejected} steps rejected{kinks}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the loss against time."""
@@ -127,6 +142,7 @@ class GradientFlow(Result):
         return panels(rows, x="time", ys={"loss": "loss along the flow"})
 
 
+@instrument
 def gradient_flow(
     objective: Objective,
     time: float,
@@ -211,13 +227,14 @@ def gradient_flow(
         losses=tuple(path.losses),
         conserved=conserved,
         parameters=objective.unflatten(path.points[-1]),
-        evaluations=path.evaluations,
         rejected=path.rejected,
         distances=distances,
         kinks=kinks,
         integrator=integrator,
-        mode=objective.mode,
         status=path.status,
+        sentence=""
+        if path.status == "ok"
+        else f"after {path.evaluations} gradients it has come to {path.times[-1]:.3g}",
     )
 
 

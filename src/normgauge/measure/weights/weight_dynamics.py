@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.objective import Objective
-from normgauge.records import Result
+from normgauge.records import Kind, Reading, Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 from normgauge.theory.weight_dynamics import steps_to_equilibrium
@@ -21,6 +21,7 @@ from normgauge.theory.weight_dynamics import steps_to_equilibrium
 if TYPE_CHECKING:
     import altair
 
+SETTLED = 0.05  # relative distance from the equilibrium norm: the effective rate is then within ten percent
 Values = Mapping[str, Tensor]
 
 
@@ -74,14 +75,10 @@ class WeightDynamics(Result):
     Attributes:
         blocks: one item per family of scale-invariant blocks, then the parameters that are not.
         optimizer: its class.
-        mode: train or eval.
-        gradients: gradients used, beyond those of the symmetries.
     """
 
     blocks: tuple[WeightBlock, ...]
     optimizer: str
-    mode: str
-    gradients: int
 
     def __getitem__(self, parameter: str) -> WeightBlock:
         """Return the block that has a parameter."""
@@ -99,12 +96,45 @@ class WeightDynamics(Result):
             for block in self.blocks
         ]
 
-    def _footer(self) -> str:
-        laws = "; ".join(dict.fromkeys(block.law for block in self.blocks if block.scale_invariant))
-        return (
-            f"medians over rows. {laws}. kind: norms, next norm and angle exact; equilibria estimates (isotropic "
-            f"gradients of today's size); mode {self.mode}; cost {self.gradients} gradients and the symmetries"
+    def readings(self) -> tuple[Reading, ...]:
+        """Return norm, angle of the next step and equilibrium of every block, the scale-invariant ones first."""
+        why = "no optimizer was given, or no law is known"
+        kinds: dict[str, Kind] = {
+            "norm": "exact",
+            "angle": "exact",
+            "equilibrium_norm": "estimate",
+            "steps": "estimate",
+        }
+        return tuple(
+            Reading.measured(
+                name.replace("_", " "), getattr(block, name), kind, layer=", ".join(block.parameters), why=why
+            )
+            for block in self.blocks
+            for name, kind in kinds.items()
+            if block.scale_invariant or name == "norm"
         )
+
+    def _meaning(self) -> str:
+        free = [block for block in self.blocks if block.scale_invariant]
+        if not free:
+            return (
+                f"None of {len(self.blocks)} tensors has a free scale: weight decay limits the function, not the rate."
+            )
+        moving = [block for block in free if block.heading in ("growing", "shrinking")]
+        if not moving:
+            words = ", ".join(dict.fromkeys(block.heading for block in free))
+            return f"The norms of {len(free)} scale-invariant tensors are {words} ({SETTLED:.0%} counts as settled)."
+        last = max(moving, key=lambda block: block.steps)
+        span = f"about {last.steps:.2g} steps" if math.isfinite(last.steps) else "no end"
+        return (
+            f"{len(moving)} of {len(free)} scale-invariant tensors are over {SETTLED:.0%} from equilibrium: "
+            f"{last.parameters[0]!r} is {last.heading} from {last.norm:.3g} to {last.equilibrium_norm:.3g} with {span} "
+            f"to go, and until then its effective rate changes by itself."
+        )
+
+    def _notes(self) -> str:
+        laws = "; ".join(dict.fromkeys(block.law for block in self.blocks if block.scale_invariant))
+        return f"medians over rows; {laws}; equilibria assume isotropic gradients of today's size"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return bars of the norm now and at equilibrium, per block."""
@@ -120,6 +150,7 @@ class WeightDynamics(Result):
         return bars(rows, x="label", series="series", title="norm of scale-invariant blocks", x_title="")
 
 
+@instrument
 def weight_dynamics(
     objective: Objective,
     optimizer: torch.optim.Optimizer | None = None,
@@ -159,7 +190,7 @@ def weight_dynamics(
     """
     found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     point = {name: value.double() for name, value in objective.parameters.items()}
-    squares, slopes, count = _gradients(objective)
+    squares, slopes = _gradients(objective)
     groups = _groups(objective, optimizer)
     ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
     blocks = []
@@ -175,26 +206,26 @@ def weight_dynamics(
     rest = [name for name in point if name not in covered]
     blocks += [_ordinary(name, point, slopes, ahead) for name in rest]
     title = "gradient flow" if optimizer is None else type(optimizer).__name__
-    return WeightDynamics(tuple(blocks), title, objective.mode, count)
+    return WeightDynamics(tuple(blocks), title)
 
 
 def _plain(family: Family) -> bool:
     return all(term.role == "scale" and term.coefficient == 1 for term in family.terms)
 
 
-def _gradients(objective: Objective) -> tuple[Values, Values, int]:
-    """Return per entry the mean over batches of the squared gradient, the mean gradient, and how many batches."""
+def _gradients(objective: Objective) -> tuple[Values, Values]:
+    """Return per entry the mean over batches of the squared gradient, and the mean gradient."""
     squares: dict[str, Tensor] = {}
     slopes: dict[str, Tensor] = {}
-    total, count = 0.0, 0
+    total = 0.0
     for _, batch in objective.batches():
         share = objective.weight(batch)
         for name, value in objective.replace(data=batch).gradient().items():
             wide = value.double()
             squares[name] = squares.get(name, 0) + share * wide.square()
             slopes[name] = slopes.get(name, 0) + share * wide
-        total, count = total + share, count + 1
-    return {k: v / total for k, v in squares.items()}, {k: v / total for k, v in slopes.items()}, count
+        total += share
+    return {k: v / total for k, v in squares.items()}, {k: v / total for k, v in slopes.items()}
 
 
 def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
@@ -276,7 +307,7 @@ def _heading(law: Law, norm: float, goal: float) -> str:
         return "fixed"
     if math.isnan(goal):
         return "unknown"
-    if abs(norm / goal - 1) <= 0.05:
+    if abs(norm / goal - 1) <= SETTLED:
         return "settled"
     return "growing" if norm < goal else "shrinking"
 

@@ -30,12 +30,10 @@ class Ledger(Result):
 
     Args:
         claims: what is in it.
-        seed: from which every judge draws (with the claim's id).
         trouble: sentences about the reader's own runs that could not be read.
     """
 
     claims: tuple[Claim, ...]
-    seed: int = 0
     trouble: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Claim]:
@@ -201,7 +199,7 @@ def ledger(
         raise InputError(explain(f"runs {runs}", rule, "no such folder", "Check the path, or leave it out"))
     sources, trouble = own(runs) if runs is not None else ({}, [])
     asked = (replace(claim, seed=seed, runs=tuple(sources.get(claim.study, ()))) for claim in claims)
-    return Ledger(tuple(asked), seed, tuple(trouble))
+    return Ledger(tuple(asked), tuple(trouble), seed=seed)
 
 
 def _word(verdict: Verdict) -> str:

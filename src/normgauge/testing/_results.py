@@ -1,0 +1,86 @@
+"""`check_result`: hold what an instrument returns to the contract of `normgauge.records.Result`."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+
+from normgauge.errors import explain
+from normgauge.records import KINDS, STATUSES, Cost, Result
+from normgauge.testing._verdict import Ledger, NonconformingError
+
+LONGEST_REPR = 200
+SHORTEST_MEANING, LONGEST_MEANING = 20, 400
+# Nothing may be fetched or run when a page shows a result: the names of XML namespaces are not fetched.
+_FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=[\"']?(?!#|data:)", re.IGNORECASE)
+
+
+class ResultLedger(Ledger):
+    """The checks made on one result."""
+
+    def fail(self, check: str, got: str) -> None:
+        """Stop with the broken rule."""
+        raise NonconformingError(explain(f"result {self.name!r}", check, got, "See normgauge.records.Result"))
+
+
+def check_result(result: Result) -> None:
+    """Check one result: readings with kinds, counted cost, meaning, footer, short repr, safe HTML, rows for a frame.
+
+    Args:
+        result: what an instrument returned.
+
+    Raises:
+        NonconformingError: naming the rule and what came.
+
+    Examples:
+        >>> import torch
+        >>> from normgauge.nn import layer_geometry
+        >>> check_result(layer_geometry(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0]])))
+    """
+    ledger = ResultLedger(type(result).__name__)
+    _check_readings(result, ledger)
+    _check_words(result, ledger)
+    page = result._repr_html_()
+    visible = html.unescape(page)
+    ledger.require("HTML shows the meaning and the footer", result.meaning() in visible, page[:200])
+    ledger.require("HTML is escaped", html.escape(result.meaning()) in page, page[:200])
+    ledger.require("HTML fetches and runs nothing", not _FOREIGN.search(page), str(_FOREIGN.search(page)))
+    ledger.require(
+        "the frame holds the rows", len(result.frame()) == len(result._rows()), f"{len(result.frame())} rows"
+    )
+
+
+def _check_readings(result: Result, ledger: Ledger) -> None:
+    readings = result.readings()
+    ledger.require("there is a reading", bool(readings), "none")
+    for reading in readings:
+        known = reading.kind in KINDS and reading.status in STATUSES
+        ledger.require("a reading has a kind and a status", known, f"{reading.kind}, {reading.status}")
+        hole = math.isnan(reading.value)
+        ledger.require("a reading that is not a number is not ok", not hole or reading.status != "ok", str(reading))
+        said = reading.status == "ok" or bool(reading.sentence)
+        ledger.require("a reading that is not ok says why", said, str(reading))
+    ledger.require("the status is a known one", result.status in STATUSES, result.status)
+    ledger.require("a result that is not ok says why", result.status == "ok" or bool(result.sentence), result.status)
+    ledger.require("the mode is train, eval or empty", result.mode in ("train", "eval", ""), repr(result.mode))
+    counts = isinstance(result.cost, Cost) and min(result.cost.forwards, result.cost.gradients) >= 0
+    ledger.require("the cost is counted", counts, repr(result.cost))
+
+
+def _check_words(result: Result, ledger: Ledger) -> None:
+    meaning, text = result.meaning(), str(result)
+    footer = text.splitlines()[-1]
+    fits = SHORTEST_MEANING <= len(meaning) <= LONGEST_MEANING
+    ledger.require(
+        f"meaning() has {SHORTEST_MEANING} to {LONGEST_MEANING} characters", fits, f"{len(meaning)}: {meaning!r}"
+    )
+    ledger.require("meaning() holds a number", any(character.isdigit() for character in meaning), meaning)
+    first = result.status == "ok" or meaning.lower().startswith(result.status)
+    ledger.require("meaning() says a status that is not ok first", first, meaning)
+    ledger.require("print shows the meaning", meaning in text, text[-500:])
+    for word in (f"kind {result.readings()[0].kind}", "mode ", "seed", "cost ", f"status {result.status}"):
+        ledger.require(f"the last line printed says {word!r}", word in footer, footer)
+    ledger.require(
+        "repr is one short line", len(repr(result)) < LONGEST_REPR and "\n" not in repr(result), repr(result)
+    )
