@@ -16,6 +16,7 @@ from normgauge.network._steps import Graph as Graph
 from normgauge.network._steps import Made as Made
 from normgauge.network._steps import Recorder as Recorder
 from normgauge.network._steps import Step as Step
+from normgauge.network._steps import replaced as replaced
 from normgauge.network._watch import ModuleCall as ModuleCall
 from normgauge.network._watch import Operations as Operations
 from normgauge.network._watch import first_tensor as first_tensor
@@ -45,6 +46,7 @@ __all__ = [
     "fold_channels",
     "folded_affine",
     "is_leaf",
+    "replaced",
     "role_of",
     "stored_affine",
     "watched",
