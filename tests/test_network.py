@@ -269,6 +269,15 @@ def test_copies_survive_generators_ties_parametrizations_and_kept_tensors():
         copy_model(Stubborn(1, 1))
 
 
+def test_instruments_leave_parametrized_models_whole():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
+    inputs = torch.randn(40, 3)
+    before = model(inputs)
+    ng.generalization(model, (inputs, torch.randint(0, 2, (40,))), partition=2)
+    ng.weight_lipschitz(ng.Objective(model, F.mse_loss, (inputs, torch.zeros(40, 2)), mode="eval"))
+    assert torch.equal(model(inputs), before)
+
+
 # -- double precision -------------------------------------------------------------------------------------------------
 
 TINY = {

@@ -6,6 +6,7 @@ from normgauge.network._copies import fix_parametrizations as fix_parametrizatio
 from normgauge.network._modules import activation_name as activation_name
 from normgauge.network._modules import convolves as convolves
 from normgauge.network._modules import is_leaf as is_leaf
+from normgauge.network._modules import owner_of as owner_of
 from normgauge.network._modules import role_of as role_of
 from normgauge.network._network import Edge as Edge
 from normgauge.network._network import Neighbour as Neighbour
@@ -16,6 +17,7 @@ from normgauge.network._steps import Graph as Graph
 from normgauge.network._steps import Made as Made
 from normgauge.network._steps import Recorder as Recorder
 from normgauge.network._steps import Step as Step
+from normgauge.network._steps import replaced as replaced
 from normgauge.network._watch import ModuleCall as ModuleCall
 from normgauge.network._watch import Operations as Operations
 from normgauge.network._watch import first_tensor as first_tensor
@@ -45,6 +47,8 @@ __all__ = [
     "fold_channels",
     "folded_affine",
     "is_leaf",
+    "owner_of",
+    "replaced",
     "role_of",
     "stored_affine",
     "watched",

@@ -57,3 +57,14 @@ def is_leaf(module: nn.Module) -> bool:
     """
     children = [name for name, _ in module.named_children() if name != "parametrizations"]
     return not children or isinstance(module, nn.MultiheadAttention)
+
+
+def owner_of(parameter: str) -> str:
+    """Return the module a parameter belongs to, "" for the model; parametrizations count to the module they change.
+
+    Examples:
+        >>> owner_of("head.bias"), owner_of("head.parametrizations.weight.original0"), owner_of("bias")
+        ('head', 'head', '')
+    """
+    parts = parameter.split(".")
+    return ".".join(parts[: parts.index("parametrizations") if "parametrizations" in parts else -1])

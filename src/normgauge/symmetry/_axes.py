@@ -176,11 +176,3 @@ def element_slot(name: str, shape: Shape) -> Slot:
     """Return the slot whose slices are the single entries."""
     view = shape if shape else (1,)
     return Slot(name, view, tuple(range(len(view))))
-
-
-def leaf_module(name: str) -> str:
-    """Return the module a parameter belongs to, with parametrizations counted to the module they change."""
-    parts = name.split(".")
-    if "parametrizations" in parts:
-        return ".".join(parts[: parts.index("parametrizations")])
-    return ".".join(parts[:-1])

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from normgauge.symmetry._axes import Slot, leaf_module, refinements
+from normgauge.network import owner_of
+from normgauge.symmetry._axes import Slot, refinements
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._matrix import MatrixFamily, MatrixTerm, matrix_family, residual_of
 from normgauge.symmetry._terms import Scale, Term
@@ -144,8 +145,8 @@ def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int,
 
 def _bias(term: Term, point: Mapping[str, Tensor], size: int) -> str:
     count = point[term.parameter].numel() // size
-    module = leaf_module(term.parameter)
+    module = owner_of(term.parameter)
     for name, value in point.items():
-        if leaf_module(name) == module and value.ndim == 1 and value.numel() == count and name != term.parameter:
+        if owner_of(name) == module and value.ndim == 1 and value.numel() == count and name != term.parameter:
             return name
     return ""

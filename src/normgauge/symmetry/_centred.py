@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from normgauge.symmetry._axes import Slot, element_slot, leaf_module
+from normgauge.network import owner_of
+from normgauge.symmetry._axes import Slot, element_slot
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._terms import Centred, Offset, Scale, Term
 
@@ -46,7 +47,7 @@ def _of(
     biases = [
         other
         for other, value in point.items()
-        if leaf_module(other) == leaf_module(name) and value.ndim == 1 and value.numel() == centred.size
+        if owner_of(other) == owner_of(name) and value.ndim == 1 and value.numel() == centred.size
     ]
     for bias in biases:
         for beta in vectors:

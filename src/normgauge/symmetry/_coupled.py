@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normgauge.symmetry._axes import Slot, leaf_module
+from normgauge.network import owner_of
+from normgauge.symmetry._axes import Slot
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._probe import Signatures, independent
 from normgauge.symmetry._terms import Term
@@ -94,7 +95,7 @@ def _windows(terms: list[Term], most: int) -> list[list[Term]]:
     """Return overlapping runs of neighbouring modules, each with at most `most` columns."""
     modules: dict[str, list[Term]] = {}
     for term in terms:
-        modules.setdefault(leaf_module(term.parameter), []).append(term)
+        modules.setdefault(owner_of(term.parameter), []).append(term)
     runs, names = [], list(modules)
     last = -1
     for start in range(len(names)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from normgauge.symmetry._axes import leaf_module
+from normgauge.network import owner_of
 from normgauge.symmetry._family import Family
 
 _STATUS = {
@@ -24,7 +24,7 @@ def sentences(families: Sequence[Family], unobserved: Mapping[str, int], mode: s
 
 
 def _layer(family: Family) -> str:
-    return leaf_module(family.parameters[0]) or family.parameters[0]
+    return owner_of(family.parameters[0]) or family.parameters[0]
 
 
 def _caveat(family: Family) -> str:

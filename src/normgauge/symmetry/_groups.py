@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain, unknown_name
+from normgauge.network import owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading, Result, instrument
-from normgauge.symmetry._axes import leaf_module
 from normgauge.symmetry._discover import symmetries as find_symmetries
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._result import Symmetries
@@ -214,7 +214,7 @@ def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]
 def _covers(family: Family) -> bool:
     """Tell whether a free scale is one layer's own: all of its slices, and no tensor of another module."""
     whole = all(term.slot.narrow is None for term in family.terms) and family.indices is None
-    return whole and len({leaf_module(name) for name in family.parameters}) == 1
+    return whole and len({owner_of(name) for name in family.parameters}) == 1
 
 
 def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set[str]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
+from normgauge.network import owner_of
 from normgauge.rng import generator
 from normgauge.symmetry._axes import (
     Slot,
-    leaf_module,
     parameter_slots,
     refinements,
     shift_slots,
@@ -98,7 +98,7 @@ def gains(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Gain]:
     """Yield, for direction and gain of one module (weight normalization), what a scaled column does to the gain."""
     for gain, value in point.items():
         for direction, other in point.items():
-            same = leaf_module(gain) == leaf_module(direction) and value.ndim == other.ndim and gain != direction
+            same = owner_of(gain) == owner_of(direction) and value.ndim == other.ndim and gain != direction
             wide = [axis for axis, (a, b) in enumerate(zip(value.shape, other.shape, strict=False)) if a == b > 1]
             if not same or value.ndim < 2 or len(wide) != 1 or value.numel() != other.shape[wide[0]]:
                 continue
@@ -121,7 +121,7 @@ def pulls(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Pull]:
     """Yield what a shift of a layer's input does to its bias, for every weight and bias of one module."""
     modules: dict[str, list[str]] = {}
     for name in point:
-        modules.setdefault(leaf_module(name), []).append(name)
+        modules.setdefault(owner_of(name), []).append(name)
     for names in modules.values():
         for bias in names:
             weights = [w for w in names if point[w].ndim >= 2 and point[bias].ndim == 1]

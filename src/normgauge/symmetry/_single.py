@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.symmetry._axes import element_slot, leaf_module
+from normgauge.network import owner_of
+from normgauge.symmetry._axes import element_slot
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._probe import Columns, Signatures
 from normgauge.symmetry._terms import Shift, Term
@@ -33,8 +34,8 @@ def unused(signatures: Signatures) -> dict[str, Tensor]:
 
 def _layer_peak(signatures: Signatures, name: str) -> float:
     """Return the largest gradient in the layer of a parameter, itself excluded."""
-    layer = leaf_module(name)
-    peaks = [float(v.max()) for n, v in signatures.largest.items() if n != name and leaf_module(n) == layer]
+    layer = owner_of(name)
+    peaks = [float(v.max()) for n, v in signatures.largest.items() if n != name and owner_of(n) == layer]
     return max(peaks, default=0.0)
 
 

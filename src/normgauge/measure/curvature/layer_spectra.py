@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from normgauge.errors import unknown_name
 from normgauge.measure.curvature.products import Of
 from normgauge.measure.curvature.spectrum import RATE, Spectrum, spectrum
+from normgauge.network import owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading, Result, instrument
 
@@ -141,7 +142,6 @@ def _partition(names: tuple[str, ...], per: str) -> dict[str, list[str]]:
         elif per == "block":
             key = name.split(".", 1)[0]
         else:  # a parametrized tensor belongs to the layer that carries the parametrization
-            owner = name.split(".parametrizations.", 1)[0] if ".parametrizations." in name else name
-            key = owner if owner != name else name.rpartition(".")[0] or "(model)"
+            key = owner_of(name) or "(model)"
         parts.setdefault(key, []).append(name)
     return parts

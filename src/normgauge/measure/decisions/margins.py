@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
 from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
-from normgauge.network import ModuleCall, role_of, watched
-from normgauge.objective import Objective
+from normgauge.network import ModuleCall, replaced, role_of, watched
+from normgauge.objective import Objective, tensors
 from normgauge.records import Reading, Result, Status, instrument
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _one_batch(
     free = list(_inputs(batch))
     grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
     with torch.enable_grad(), watched(model, called):
-        output = objective.outputs_of(model, _exchanged(batch, grown) if grown else batch)
+        output = objective.outputs_of(model, replaced(batch, Tensor, lambda t: grown.get(id(t), t)))
     logits, labels = decisions(output, targets)
     found = raw_margins(logits, labels)
     if coupled:
@@ -227,30 +227,7 @@ def _couples(module: nn.Module) -> bool:
 def _inputs(batch: Any) -> Iterator[Tensor]:
     """Yield the real input tensors of a batch (not the targets)."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        yield from _floating(batch[0])
-    elif isinstance(batch, Mapping):
-        yield from _floating({k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")})
-
-
-def _floating(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        if tree.is_floating_point():
-            yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _floating(value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
-            yield from _floating(value)
-
-
-def _exchanged(tree: Any, new: Mapping[int, Tensor]) -> Any:
-    """Return the tree with some tensors, known by identity, exchanged."""
-    if isinstance(tree, Tensor):
-        return new.get(id(tree), tree)
-    if isinstance(tree, Mapping):
-        return {name: _exchanged(value, new) for name, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        parts = [_exchanged(value, new) for value in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return tree
+        inputs = batch[0]
+    else:
+        inputs = {k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")}
+    yield from (tensor for tensor in tensors(inputs) if tensor.is_floating_point())

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.linalg import Convolution
-from normgauge.measure.lipschitz.linear_layer import LinearMap, fold
+from normgauge.measure.lipschitz.linear_layer import LinearMap
 from normgauge.measure.lipschitz.operator_norm import BracketKind, bracket_of
 from normgauge.measure.lipschitz.reach import Reach, constant_gain
+from normgauge.network import fold_channels
 
 _SLACK = 1e-11
 Norms = dict[tuple[str, ...], tuple[float, float]]
@@ -86,7 +87,7 @@ class Folded:
             )
         if axis != 1:
             return None
-        weight = fold(self.layer, self.weight, factors, after=True)
+        weight = fold_channels(self.layer, self.weight, factors, after=True)
         return Folded(base=self.base, key=key, norms=self.norms, weight=weight, layer=self.layer, size=self.size)
 
     def then_matrix(self, name: str, matrix: Tensor, offset: Tensor | None) -> Folded | None:
@@ -103,7 +104,7 @@ class Folded:
         """Return the map followed by a convolution: factors per input channel enter its kernel."""
         if self.weight.ndim != 1 or self.axis != 1:
             return None
-        weight = fold(layer, weight, self.weight, after=False)
+        weight = fold_channels(layer, weight, self.weight, after=False)
         return Folded(base=self.base, key=(*self.key, name), norms=self.norms, weight=weight, layer=layer, size=size)
 
 

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.errors import InputError, ModelError, NonFiniteError, explain
 from normgauge.linalg import Convolution
+from normgauge.network import fold_channels, stored_affine
 
 _LINEAR = (
     nn.Linear,
@@ -22,7 +23,6 @@ _LINEAR = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
             )
         )
     name = " + ".join(_describe(part) for part in parts)
-    scales = {id(part): batch_norm_factors(part) for part in norms}
+    scales = {id(part): stored_affine(part)[0] for part in norms}
     if not linear:
         return _diagonal(name, [scales[id(part)] for part in parts], input_shape)
     main = linear[0]
@@ -79,7 +79,7 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
     weight = _usable(weight, name).to(torch.float64)  # folding in the layer's precision would move the norm
     for number, part in enumerate(parts):
         if part is not main:
-            weight = fold(main, weight, scales[id(part)], after=number > place)
+            weight = fold_channels(main, weight, scales[id(part)], after=number > place)
     size = spatial_size(main, input_shape)
     channels = main.in_features if isinstance(main, nn.Linear) else main.in_channels
     try:
@@ -107,27 +107,6 @@ def _describe(layer: nn.Module) -> str:
     return f"{kind}({layer.in_channels}, {layer.out_channels}, {kernel})"
 
 
-def batch_norm_factors(layer: nn.Module) -> Tensor:
-    """Return weight / sqrt(running_var + eps) of a BatchNorm in evaluation mode, in float64.
-
-    Raises:
-        ModelError: in train mode or without running statistics, where the layer is not linear.
-    """
-    assert isinstance(layer, _BatchNorm)  # for the type checker
-    if layer.training or layer.running_var is None:
-        state = "train mode" if layer.training else "no running statistics"
-        raise ModelError(
-            explain(
-                type(layer).__name__,
-                "only in evaluation mode, with running statistics, is BatchNorm a linear map",
-                state,
-                "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
-            )
-        )
-    factors = (layer.running_var.detach().to(torch.float64) + layer.eps).rsqrt()
-    return factors if layer.weight is None else factors * layer.weight.detach().to(torch.float64)
-
-
 def _diagonal(name: str, factors: list[Tensor], input_shape: Sequence[int] | None) -> LinearMap:
     total = torch.stack(factors).prod(0)
     if not bool(torch.isfinite(total).all()):
@@ -150,34 +129,6 @@ def _usable(weight: Tensor, name: str) -> Tensor:
             )
         )
     return weight
-
-
-def fold(main: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
-    """Multiply output channels (BatchNorm after the layer) or input channels (before it) of a weight.
-
-    Raises:
-        ModelError: when the number of factors is not that of the channels.
-    """
-    groups = getattr(main, "groups", 1)
-    outputs = getattr(main, "out_channels", getattr(main, "out_features", None))
-    inputs = getattr(main, "in_channels", getattr(main, "in_features", None))
-    expected = outputs if after else inputs
-    if len(factors) != expected:
-        raise ModelError(
-            explain(
-                "operator_norm",
-                f"BatchNorm beside {_describe(main)} must have {expected} features",
-                f"{len(factors)}",
-                "Check the order of the layers",
-            )
-        )
-    # rows of the weight are output channels; of a transposed convolution they are input channels
-    rows_are_outputs = not isinstance(main, _TRANSPOSED)
-    tail = (1,) * (weight.ndim - 2)
-    if after == rows_are_outputs:
-        return weight * factors.reshape(-1, 1, *tail)
-    grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-    return (grouped * factors.reshape(groups, 1, -1, *tail)).reshape(weight.shape)
 
 
 def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import nn as normalizers
 from normgauge.measure.lipschitz.folded import Folded, Pending
-from normgauge.measure.lipschitz.linear_layer import batch_norm_factors
 from normgauge.measure.lipschitz.reach import Reach, added, constant_gain, three_gains
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.network import folded_affine, stored_affine
 
 _CONVOLUTIONS = (
     nn.Conv1d,
@@ -101,10 +101,7 @@ def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pend
     normalizer=True,
 )  # fmt: skip
 def _batch_norm(call: Call) -> Pending:
-    layer = call.module
-    factors = batch_norm_factors(layer)
-    shift = -layer.running_mean.detach().double() * factors
-    return _per_channel(call, factors, shift if layer.bias is None else shift + layer.bias.detach().double())
+    return _per_channel(call, *stored_affine(call.module))
 
 
 @on_module(*_PER_CHANNEL, folds=True, normalizer=True)
@@ -154,8 +151,7 @@ def _batch_norm_function(call: Call) -> Reach:
     variance, gain = call.argument(2, "running_var"), call.argument(3, "weight")
     if call.argument(5, "training", False) or not isinstance(variance, Tensor):
         raise call.refuse("BatchNorm must use stored statistics", "training=True", "Call model.eval() first")
-    factors = (variance.double() + call.argument(7, "eps", 1e-5)).rsqrt()
-    factors = factors if gain is None else factors * gain.double()
+    factors, _ = folded_affine(None, variance, gain, None, call.argument(7, "eps", 1e-5))
     return call.input.through(constant_gain(float(factors.abs().max())), call.value)
 
 

@@ -17,7 +17,7 @@ from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.lower_bound import Steepest, steepest
 from normgauge.measure.lipschitz.reach import Reach
-from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, checked_inputs, graph_of, private_copy
+from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, checked_inputs, private_copy
 from normgauge.records import Kind, Reading, Result, instrument, spend
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def lipschitz(
 
     The constant is sup ||model(x) - model(y)|| / ||x - y|| in the Euclidean norm of one sample: over all x and y
     without a `radius`, else over the balls of that radius around the data (the largest over the data). The model is
-    traced (torch.fx) and every step bounded by a rule: series multiply, sums add, joined tensors add their squares;
+    run once and every step bounded by a rule: series multiply, sums add, joined tensors add their squares;
     linear layers that meet, BatchNorm in evaluation mode among them, are folded and their common norm taken.
     Normalizers that use the sample's own statistics have three constants: gain / sqrt(var + eps) at the data, with
     the smallest variance the ball allows on the ball, gain / sqrt(eps) on all inputs. Attention is bounded at the data
@@ -235,8 +235,7 @@ def lipschitz(
     data = checked_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
-    graph = graph_of(without_inplace(private_copy(model).double()))
-    walk = Walk(graph, data.double())
+    walk = Walk(without_inplace(private_copy(model).double()), data.double())
     output = walk.run(0.0 if radius is None else radius)
     check_agreement(double, data.double(), output.value)
     kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)

@@ -93,7 +93,6 @@ class Rule:
 _MODULES: dict[type, Rule] = {}
 _FUNCTIONS: dict[str, Rule] = {}
 _CALLABLES: dict[Callable[..., Any], Rule] = {}
-_OURS = ("torch", "_operator", "operator", "math", "builtins")
 
 
 def on_module(*types: type, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
@@ -131,17 +130,9 @@ def rule_of_module(module: nn.Module) -> Rule | None:
     return None
 
 
-def rule_of_function(target: Any) -> Rule | None:
-    """Return the rule of a function or of a method's name."""
-    if isinstance(target, str):
-        return _FUNCTIONS.get(target) or _FUNCTIONS.get(target.rstrip("_"))
-    if target in _CALLABLES:
-        return _CALLABLES[target]
-    name = getattr(target, "__name__", "")
-    home = (getattr(target, "__module__", "") or "").split(".")[0]
-    if home not in _OURS and not name.startswith("_VariableFunctions"):
-        home = "torch" if type(target).__name__ in ("builtin_function_or_method", "method_descriptor") else home
-    return (_FUNCTIONS.get(name) or _FUNCTIONS.get(name.strip("_"))) if home in _OURS else None
+def rule_of_function(function: Callable[..., Any], name: str) -> Rule | None:
+    """Return the rule of a user's function, or of torch's function or method of that name."""
+    return _CALLABLES.get(function) or _FUNCTIONS.get(name) or _FUNCTIONS.get(name.strip("_"))
 
 
 def wrapped_functions() -> tuple[Callable[..., Any], ...]:

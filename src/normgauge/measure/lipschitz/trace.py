@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import operator
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import DataError, ModelError, NormgaugeError, explain
-from normgauge.measure.lipschitz.blocks import unrolled
+from normgauge.errors import DataError, ModelError, explain
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
+from normgauge.network import Graph, Made, Recorder, copy_model, is_leaf, replaced
+from normgauge.network import Step as TracedStep
+from normgauge.objective import tensors
+from normgauge.rng import preserved_rng
 
 _AGREEMENT = 1e-6  # between the traced and the called model, relative to the largest output
 _CHECKED = 2  # samples on which they are compared; fewer than all, so that a coupling of samples shows
 _KNOWN_HOOKS = ("SpectralNorm", "WeightNorm", "_LearnSize")  # of torch and normgauge: they set the weight
-_SHAPE_METHODS = {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "get_device"}
-_SHAPE_ATTRIBUTES = {"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout"}
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,6 @@ class Step:
         return self.known.likely() if isinstance(self.known, Pending) else self.known
 
 
-class _Tracer(fx.Tracer):
-    """Traces through everything but modules that have a rule, and torch's own."""
-
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-            return False
-        return rule_of_module(module) is not None or super().is_leaf_module(module, name)
-
-
 def private_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model that can be run without a trace on the original, its parameters frozen.
 
@@ -81,59 +73,82 @@ def private_copy(model: nn.Module) -> nn.Module:
                     "Remove the hook, or measure a model without it",
                 )
             )
-    try:
-        twin = copy.deepcopy(model).requires_grad_(False).cpu()
-    except (RuntimeError, TypeError) as error:
-        raise ModelError(
-            explain("lipschitz", "the model must allow copy.deepcopy", str(error), "Detach the tensors it stores")
-        ) from error
+    twin = copy_model(model).requires_grad_(False).cpu()
     for module in twin.modules():
         if parametrize.is_parametrized(module):
             module.parametrizations.eval()  # type: ignore[union-attr] # no power iteration between two reads
     return twin
 
 
-def graph_of(model: nn.Module) -> fx.GraphModule:
-    """Return the steps of a model, traced symbolically: whatever the input is, they are the same.
+def _whole(module: nn.Module) -> bool:
+    """Tell whether a module is one step: it has a rule, or is a single layer of torch's that would need one."""
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return rule_of_module(module) is not None or (type(module).__module__.startswith("torch.nn") and is_leaf(module))
+
+
+@contextmanager
+def _wrapped(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Let the user's functions that have a rule be one step each, wherever a forward calls them by a global name."""
+    homes = {id(home): home for m in model.modules() for home in [getattr(type(m).forward, "__globals__", {})]}
+    own = wrapped_functions()
+    places = [(home, name, f) for home in homes.values() for name, f in home.items() if any(f is one for one in own)]
+    try:
+        for home, name, function in places:
+            home[name] = partial(recorder.call, function)
+        yield
+    finally:
+        for home, name, function in places:
+            home[name] = function
+
+
+def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
+    """Return the steps of one forward pass, which must be the same whatever the values of the inputs are.
 
     Raises:
-        ModelError: when the steps depend on the values of the input, or tracing fails otherwise.
+        ModelError: when they depend on values, or the model does not return one tensor.
     """
-    root = unrolled(model)
-    tracer = _Tracer(autowrap_functions=wrapped_functions())
-    if tracer.is_leaf_module(root, ""):  # a model that is one layer
-        root = nn.Sequential(OrderedDict(model=root))
-    try:
-        return fx.GraphModule(root, tracer.trace(root))
-    except NormgaugeError:
-        raise
-    except Exception as error:
+    recorder = Recorder(model, inputs, _whole)
+    with torch.no_grad(), preserved_rng(), _wrapped(model, recorder), recorder.recording():
+        output = model(inputs)
+    if recorder.steered:
         raise ModelError(
             explain(
                 f"lipschitz of {type(model).__name__}",
-                "torch.fx must be able to trace the model: its steps may not depend on the values of the input",
-                f"{type(error).__name__}: {error}",
+                "the steps of the model may not depend on the values of the input",
+                f"a forward that asks for them ({recorder.steered[0]})",
                 "Register a rule for the module that branches (ng.register_lipschitz_rule), or rewrite its forward",
             )
-        ) from error
+        )
+    graph = recorder.graph(output)
+    if not isinstance(output, Tensor) or not graph.ends:
+        raise ModelError(
+            explain(
+                "lipschitz",
+                "the model must return one tensor that depends on its input",
+                type(output).__name__,
+                "Wrap the model in a module that returns the tensor to be bounded",
+            )
+        )
+    return graph
 
 
 class Walk:
-    """The walk through a traced model; norms of layers are taken once and kept.
+    """The walk through a model; norms of layers are taken once and kept.
 
     Args:
-        graph: the traced model in float64.
+        model: in float64.
         inputs: the data, float64, the batch first.
         norms: norms known already.
     """
 
-    def __init__(self, graph: fx.GraphModule, inputs: Tensor, norms: Norms | None = None) -> None:
-        self.graph, self.inputs = graph, inputs
+    def __init__(self, model: nn.Module, inputs: Tensor, norms: Norms | None = None) -> None:
+        self.graph, self.inputs = graph_of(model, inputs), inputs
         self.norms: Norms = {} if norms is None else norms
         self.steps: list[Step] = []
 
     @torch.no_grad()
-    def run(self, radius: float = 0.0, source: str | None = None) -> Reach:
+    def run(self, radius: float = 0.0, source: int = -1) -> Reach:
         """Return what is known of the output.
 
         Args:
@@ -143,74 +158,37 @@ class Walk:
         Raises:
             ModelError: naming the first step without a rule.
         """
-        modules = dict(self.graph.named_modules())
-        known: dict[fx.Node, Any] = {}
-        values: dict[fx.Node, Any] = {}
-        places: dict[fx.Node, tuple[int, ...]] = {}
-        left = {node: len(node.users) for node in self.graph.graph.nodes}
+        values: dict[int, Any] = {-1: [self.inputs]}
+        known: dict[int, Any] = {}
+        places: dict[int, tuple[int, ...]] = {source: (-1,)}
+        left = Counter(number for step in self.graph.steps for number in step.reads)
+        left.update(self.graph.outputs)
+        if source < 0:
+            known[source] = [Reach.of_inputs(self.inputs, radius)]
         self.steps = []
-        for node in self.graph.graph.nodes:
-            if node.op == "output":
-                return self._finish(node.args[0], known)
-            values[node] = self._value(node, values, modules)
-            inside = [parent for parent in node.all_input_nodes if parent in known]
-            if (node.op == "placeholder" and source is None) or node.name == source:
-                known[node], places[node] = Reach.of_inputs(values[node], radius), (-1,)
-            elif inside and not _only_shape(node):
-                self._bound(node, inside, known, values, places, modules)
-            for parent in node.all_input_nodes:  # activations of a large batch are freed as soon as they can be
-                left[parent] -= 1
-                if not left[parent]:
-                    values.pop(parent), known.pop(parent, None)
-        raise ModelError(explain("lipschitz", "the model must return something", "nothing", "Return a tensor"))
-
-    def _value(self, node: fx.Node, values: Mapping[fx.Node, Any], modules: Mapping[str, nn.Module]) -> Any:
-        if node.op == "placeholder":
-            return self._placeholder(node)
-        if node.op == "get_attr":
-            target: Any = self.graph
-            for part in str(node.target).split("."):
-                target = getattr(target, part)
-            return target.detach() if isinstance(target, Tensor) else target
-        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda parent: values[parent])
-        if node.op == "call_module":
-            return modules[str(node.target)](*args, **kwargs)
-        if "inplace" in kwargs:
-            kwargs = {**kwargs, "inplace": False}
-        if node.op == "call_method":
-            name = str(node.target)
-            plain = name.rstrip("_") if name.endswith("_") and not name.endswith("__") else name
-            return getattr(args[0], plain)(*args[1:], **kwargs)
-        return _OUT_OF_PLACE.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
-
-    def _placeholder(self, node: fx.Node) -> Any:
-        first = next(iter(self.graph.graph.nodes))
-        if node is first:
-            return self.inputs
-        if node.args:
-            return node.args[0]  # the default of a further argument
-        raise ModelError(
-            explain(
-                f"lipschitz of {type(self.graph).__name__}",
-                "the model must take one input",
-                f"a further argument {node.target!r} without a default",
-                "Wrap the model in a module that takes the input only",
-            )
-        )
+        for step in self.graph.steps:
+            value = _value(step, values)
+            values[step.number] = list(tensors(value))
+            if step.number == source:
+                known[source] = [Reach.of_inputs(value, radius)]
+            elif any(number in known for number in step.reads):
+                self._bound(step, value, known, values, places)
+            for number in step.reads:  # activations of a large batch are freed as soon as they can be
+                left[number] -= 1
+                if not left[number]:
+                    values.pop(number), known.pop(number, None)
+        return self._finish(known)
 
     def _bound(
         self,
-        node: fx.Node,
-        inside: list[fx.Node],
-        known: dict[fx.Node, Any],
-        values: dict[fx.Node, Any],
-        places: dict[fx.Node, tuple[int, ...]],
-        modules: Mapping[str, nn.Module],
+        step: TracedStep,
+        value: Any,
+        known: dict[int, Any],
+        values: dict[int, Any],
+        places: dict[int, tuple[int, ...]],
     ) -> None:
-        module = modules[str(node.target)] if node.op == "call_module" else None
-        rule = rule_of_module(module) if module is not None else rule_of_function(node.target)
-        name = str(node.target) if module is not None else node.name
-        kind = type(module).__name__.removeprefix("Parametrized") if module is not None else _spoken(node.target)
+        rule = rule_of_module(step.module) if step.module is not None else rule_of_function(step.function, step.kind)
+        name, kind = step.name.strip("()"), step.kind.strip("_")
         if rule is None:
             raise ModelError(
                 explain(
@@ -221,42 +199,43 @@ class Walk:
                 )
             )
 
-        def seen(parent: fx.Node) -> Any:
-            return _taken(known[parent], rule) if parent in known else values[parent]
+        def seen(made: Made) -> Any:
+            return _taken(known[made.step][made.place], rule) if made.step in known else values[made.step][made.place]
 
-        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), seen)
-        call = Call(
-            name=name, kind=kind, module=module, args=tuple(args), kwargs=kwargs, value=values[node], norms=self.norms
-        )
+        args, kwargs = replaced((step.args, step.kwargs), Made, seen)
+        call = Call(name=name, kind=kind, module=step.module, args=args, kwargs=kwargs, value=value, norms=self.norms)
         _check_first(call, rule)
         if not rule.several and (len(call.dependent()) != 1 or call.dependent()[0] is not call.input):
             raise call.refuse("one argument, the first, may depend on the input", f"{len(call.dependent())} that do")
-        known[node] = rule.bound(call)
-        _check_batch(call, known[node], len(self.inputs))
-        sources = tuple(dict.fromkeys(place for parent in inside for place in places[parent]))
-        places[node] = sources
-        main = known[node][0] if isinstance(known[node], tuple) else known[node]
+        bound = rule.bound(call)
+        known[step.number] = list(bound) if isinstance(bound, tuple) else [bound]
+        _check_batch(call, known[step.number], len(self.inputs))
+        sources = tuple(dict.fromkeys(place for number in step.reads if number in known for place in places[number]))
+        places[step.number] = sources
         if rule.shown:
-            self.steps.append(Step(name, kind, rule.normalizer, sources, main.light()))
-            places[node] = (len(self.steps) - 1,)
+            self.steps.append(Step(name, kind, rule.normalizer, sources, known[step.number][0].light()))
+            places[step.number] = (len(self.steps) - 1,)
 
-    def _finish(self, output: Any, known: Mapping[fx.Node, Any]) -> Reach:
-        if not isinstance(output, fx.Node) or output not in known:
+    def _finish(self, known: Mapping[int, Any]) -> Reach:
+        end = self.graph.ends[0]
+        reach = known[end.step][end.place] if end.step in known else None
+        if reach is None:
             raise ModelError(
-                explain(
-                    "lipschitz",
-                    "the model must return one tensor that depends on its input",
-                    type(output).__name__,
-                    "Wrap the model in a module that returns the tensor to be bounded",
-                )
+                explain("lipschitz", "the output must depend on the input", "one that does not", "Return another")
             )
-        found = known[output]
-        if isinstance(found, Reach) and found.batch:
+        reach = reach.certified if isinstance(reach, Pending) else reach
+        if reach.batch:
             raise ModelError(explain("lipschitz", "outputs are [samples, ...]", "another order", "Put the batch first"))
-        found = found[0] if isinstance(found, tuple) and len(found) == 1 else found
-        if not isinstance(found, (Reach, Pending)):
-            raise ModelError(explain("lipschitz", "the model must return one tensor", "several", "Return one of them"))
-        return found.certified if isinstance(found, Pending) else found
+        return cast(Reach, reach)
+
+
+def _value(step: TracedStep, values: Mapping[int, Any]) -> Any:
+    """Carry a step out again; what it did in place it does to a tensor of its own."""
+    args, kwargs = replaced((step.args, step.kwargs), Made, lambda made: values[made.step][made.place])
+    if "inplace" in kwargs:
+        kwargs = {**kwargs, "inplace": False}
+    in_place = step.module is None and step.kind.endswith("_") and not step.kind.endswith("__")
+    return (getattr(Tensor, step.kind.rstrip("_")) if in_place else step.function)(*args, **kwargs)
 
 
 def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
@@ -283,11 +262,7 @@ def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
 
 
 def _taken(known: Any, rule: Rule) -> Any:
-    if isinstance(known, Pending) and not rule.folds:
-        return known.certified
-    if isinstance(known, tuple):
-        return tuple(_taken(item, rule) for item in known)
-    return known
+    return known.certified if isinstance(known, Pending) and not rule.folds else known
 
 
 def _check_first(call: Call, rule: Rule) -> None:
@@ -299,9 +274,8 @@ def _check_first(call: Call, rule: Rule) -> None:
         )
 
 
-def _check_batch(call: Call, known: Any, samples: int) -> None:
-    parts = known if isinstance(known, tuple) else (known,)
-    for part in parts:
+def _check_batch(call: Call, known: Sequence[Any], samples: int) -> None:
+    for part in known:
         if part is None:
             continue
         axis = part.batch if isinstance(part, Reach) else 0
@@ -311,18 +285,6 @@ def _check_batch(call: Call, known: Any, samples: int) -> None:
                 f"an output of shape {tuple(part.value.shape)}",
                 "Keep the batch apart: samples are bounded one by one",
             )
-
-
-def _only_shape(node: fx.Node) -> bool:
-    """Tell whether a step asks for the shape or type of a tensor, not for its values."""
-    if node.op == "call_method":
-        return node.target in _SHAPE_METHODS
-    return node.op == "call_function" and node.target is getattr and node.args[1] in _SHAPE_ATTRIBUTES
-
-
-def _spoken(target: Any) -> str:
-    name = target if isinstance(target, str) else str(getattr(target, "__name__", target))
-    return name.rstrip("_") if not name.startswith("_") else name
 
 
 def checked_inputs(inputs: Any) -> Tensor:
@@ -343,11 +305,3 @@ def checked_inputs(inputs: Any) -> Tensor:
             )
         )
     return inputs.detach().cpu()
-
-
-_OUT_OF_PLACE: dict[Any, Callable[..., Any]] = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrize
 
 from normgauge import charts
 from normgauge.errors import InputError, ModelError, explain
 from normgauge.measure.lipschitz.lipschitz import without_inplace
-from normgauge.measure.lipschitz.trace import Walk, checked_inputs, graph_of, private_copy
+from normgauge.measure.lipschitz.trace import Walk, checked_inputs, private_copy
+from normgauge.network import ModuleCall, fix_parametrizations, watched
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading, Result, instrument, spend
 from normgauge.rng import preserved_rng, seed_everything
@@ -128,10 +126,11 @@ class WeightLipschitz(Result):
 
 @dataclass
 class _Seen:
-    """What one layer saw in one pass."""
+    """What one layer saw in one pass, and the batch normalization in train mode that follows at once."""
 
     input: Tensor
     output: Tensor
+    norm: _BatchNorm | None = None
     behind: Tensor | None = None
 
 
@@ -183,24 +182,21 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
             explain("weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
         )
     model = _plain_copy(objective)
-    graph = graph_of(model)
-    layers = _layers_of(graph)
-    if not layers:
+    totals: dict[str, _Sums] = {}
+    why, weights = "", 0.0
+    for number, batch in objective.batches():
+        weights += objective.weight(batch)
+        why = _one_batch(objective, model, number, batch, totals) or why
+    if not totals:
         raise ModelError(
             explain(
                 "weight_lipschitz", "the model needs a Linear or convolution", type(objective.model).__name__, "Add one"
             )
         )
-    totals = {name: _Sums() for name in layers}
-    why, weights = "", 0.0
-    for number, batch in objective.batches():
-        weights += objective.weight(batch)
-        why = _one_batch(objective, graph, layers, number, batch, totals) or why
     spend("gradients")
-    spend("forwards", 0 if why else sum(map(len, layers.values())))  # one walk per use of a layer
-    return WeightLipschitz(
-        tuple(totals[name].row(name, weights) for name in layers), type(objective.model).__name__, why
-    )
+    spend("forwards", 0 if why else len(totals))  # one walk per layer
+    rows = tuple(sums.row(name.strip("()"), weights) for name, sums in totals.items())
+    return WeightLipschitz(rows, type(objective.model).__name__, why)
 
 
 class _Sums:
@@ -223,34 +219,35 @@ class _Sums:
         )
 
 
-def _one_batch(
-    objective: Objective,
-    graph: fx.GraphModule,
-    layers: dict[str, list[fx.Node]],
-    number: int,
-    batch: Any,
-    totals: dict[str, _Sums],
-) -> str:
+def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, totals: dict[str, _Sums]) -> str:
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
     share = objective.weight(batch)
     inputs = checked_inputs(batch[0]).double()
-    seen: dict[str, list[_Seen]] = {name: [] for name in layers}
-    slopes, why = _slopes(graph, layers, inputs)
-    with preserved_rng(), _watched(graph, layers, seen), torch.enable_grad():
+    walk = Walk(model, inputs)
+    slopes, why = _slopes(model, walk)
+    seen: dict[str, list[_Seen]] = {name: [] for name in slopes}
+
+    def called(call: ModuleCall) -> None:
+        if call.name in seen and call.given is not None and call.made is not None:
+            seen[call.name].append(_Seen(call.given, call.made))
+        elif isinstance(call.module, _BatchNorm) and call.module.training:
+            for use in (use for uses in seen.values() for use in uses if use.output is call.given):
+                use.norm, use.behind = call.module, call.made
+
+    with preserved_rng(), watched(model, called), torch.enable_grad():
         seed_everything(number)
-        output = graph(inputs.clone().requires_grad_())
+        output = model(inputs.clone().requires_grad_())
         targets = batch[1].double() if torch.is_tensor(batch[1]) and batch[1].is_floating_point() else batch[1]
         assert objective.loss_function is not None  # by the caller
         loss = objective.loss_function(output, targets)
-        found = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
-        modules = dict(graph.named_modules())
+        arriving = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
+        modules = {name or "(model)": module for name, module in model.named_modules()}
         for name, uses in seen.items():
-            sums, layer = totals[name], modules[name]
-            weight = layer.weight
-            (slope,) = torch.autograd.grad(loss, weight, retain_graph=True, materialize_grads=True)
+            sums, layer = totals.setdefault(name, _Sums()), modules[name]
+            (slope,) = torch.autograd.grad(loss, layer.weight, retain_graph=True, materialize_grads=True)
             sums.gradient = sums.gradient + share * slope.detach()
-            for use, node in zip(uses, layers[name], strict=True):
-                _add(sums, layer, use, node, loss=loss, arriving=found, slopes=slopes.get(node.name), share=share)
+            for use, steepness in zip(uses, slopes[name], strict=True):
+                _add(sums, layer, use, loss=loss, arriving=arriving, slopes=steepness, share=share)
     return why
 
 
@@ -258,7 +255,6 @@ def _add(
     sums: _Sums,
     layer: nn.Module,
     use: _Seen,
-    node: fx.Node,
     *,
     loss: Tensor,
     arriving: Tensor,
@@ -273,14 +269,13 @@ def _add(
         sums.output = max(sums.output, float((each * slopes).max()))
         sums.chain += share * float((arriving * slopes * each).sum())
     (behind_layer,) = torch.autograd.grad(loss, use.output, retain_graph=True, materialize_grads=True)
-    if use.behind is None:
+    if use.norm is None or use.behind is None:
         sums.normalized = False
         sums.local += share * together * float(behind_layer.norm())
         return
     (g,) = torch.autograd.grad(loss, use.behind, retain_graph=True, materialize_grads=True)
-    norm = next(user.meta["module"] for user in node.users if "module" in user.meta)
     sums.plain += share * together * float(g.norm())
-    sums.local += share * together * _pulled_back(norm, use.output.detach(), g)
+    sums.local += share * together * _pulled_back(use.norm, use.output.detach(), g)
 
 
 def _pulled_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
@@ -293,12 +288,18 @@ def _pulled_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
     return math.sqrt(total)
 
 
-def _slopes(graph: fx.GraphModule, layers: dict[str, list[fx.Node]], inputs: Tensor) -> tuple[dict[str, Tensor], str]:
-    """Return the bound from each layer's output to the network's output at each datum, if samples stand alone."""
-    if any(isinstance(module, _BatchNorm) and module.training for module in graph.modules()):
-        return {}, "no chain bounds: samples share batch statistics in train mode"
-    walk = Walk(graph, inputs)
-    return {node.name: walk.run(source=node.name).at.exp() for uses in layers.values() for node in uses}, ""
+def _slopes(model: nn.Module, walk: Walk) -> tuple[dict[str, list[Tensor | None]], str]:
+    """Return, per call of each layer, the bound from its output to the network's at each datum; or why there is none.
+
+    Samples must stand alone for it.
+    """
+    shared = any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+    slopes: dict[str, list[Tensor | None]] = {}
+    for step in walk.graph.steps:
+        if isinstance(step.module, _LAYERS):
+            steepness = None if shared else walk.run(source=step.number).at.exp()
+            slopes.setdefault(step.name, []).append(steepness)
+    return slopes, "no chain bounds: samples share batch statistics in train mode" if shared else ""
 
 
 def _plain_copy(objective: Objective) -> nn.Module:
@@ -308,55 +309,9 @@ def _plain_copy(objective: Objective) -> nn.Module:
         own = dict(model.named_parameters())
         for name, value in objective.parameters.items():
             own[name].copy_(value)
-    model = without_inplace(model.double().eval()).requires_grad_(True)
-    for module in list(model.modules()):
-        for name in list(getattr(module, "parametrizations", {})):
-            parametrize.remove_parametrizations(module, name)
+    # gradients first: torch makes what is left of a parametrization a parameter only where it has one
+    model = fix_parametrizations(without_inplace(model.double().eval()).requires_grad_(True))
     return model.train(objective.mode == "train")
-
-
-def _layers_of(graph: fx.GraphModule) -> dict[str, list[fx.Node]]:
-    """Return the calls of each linear layer, noting the batch normalization in train mode that follows at once."""
-    modules = dict(graph.named_modules())
-    found: dict[str, list[fx.Node]] = {}
-    for node in graph.graph.nodes:
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if isinstance(module, _LAYERS):
-            found.setdefault(str(node.target), []).append(node)
-        elif isinstance(module, _BatchNorm) and module.training:
-            node.meta["module"] = module
-    return found
-
-
-@contextmanager
-def _watched(graph: fx.GraphModule, layers: dict[str, list[fx.Node]], seen: dict[str, list[_Seen]]) -> Iterator[None]:
-    """Note inputs and outputs of the layers of our own copy while it runs."""
-    modules = dict(graph.named_modules())
-    handles = []
-
-    def layer_hook(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[name].append(_Seen(inputs[0], output))
-
-        return hook
-
-    def norm_hook(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            for use in seen[name]:
-                if use.output is inputs[0]:
-                    use.behind = output
-
-        return hook
-
-    for name, uses in layers.items():
-        handles.append(modules[name].register_forward_hook(layer_hook(name)))
-        for user in {user for node in uses for user in node.users if "module" in user.meta}:
-            handles.append(user.meta["module"].register_forward_hook(norm_hook(name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _log(value: float, *, slack: bool = True) -> float:

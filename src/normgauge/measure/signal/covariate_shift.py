@@ -20,7 +20,7 @@ from normgauge.measure.signal.execution import (
     unit_axis,
 )
 from normgauge.measure.signal.updates import Update, updated
-from normgauge.network import ModuleCall
+from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading, Result, Status, instrument
 
@@ -247,8 +247,7 @@ def _moment_changes(
     objective: Objective, new: Mapping[str, Tensor], layers: Sequence[Layer]
 ) -> dict[str, tuple[float, float]]:
     """Return layer -> root mean square change over units of mean and variance of its module's output."""
-    owners = {layer.name: layer.parameters[-1].rpartition(".")[0] or "(model)" for layer in layers}
-    owners = {name: owner.split(".parametrizations.")[0] for name, owner in owners.items()}
+    owners = {layer.name: owner_of(layer.parameters[-1]) or "(model)" for layer in layers}
     before = _moments(objective, set(owners.values()))
     after = _moments(objective.at(new), set(owners.values()))
     changes = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain
-from normgauge.network import ModuleCall, Network, convolves, watched
+from normgauge.network import ModuleCall, Network, convolves, owner_of, watched
 from normgauge.objective import Objective
 
 Groups = Mapping[str, Sequence[str] | str]
@@ -60,8 +60,7 @@ def execution_order(objective: Objective, groups: Groups | None = None) -> list[
 def _by_module(names: Sequence[str]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     for name in names:
-        owner = name.rpartition(".")[0].split(".parametrizations.")[0]  # a parametrized weight belongs to its layer
-        members.setdefault(owner.removeprefix("parametrizations.") or "(model)", []).append(name)
+        members.setdefault(owner_of(name) or "(model)", []).append(name)
     return members
 
 

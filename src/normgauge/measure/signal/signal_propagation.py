@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
 from normgauge.measure.signal.calls import Call, Recorder
-from normgauge.network import role_of, watched
+from normgauge.network import owner_of, role_of, watched
 from normgauge.objective import Objective
 from normgauge.records import Reading, Result, Status, instrument
 from normgauge.theory import mean_field
@@ -251,7 +251,11 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
 
 def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> LayerSignal:
     weights = call.name.partition("#")[0]
-    own = [norm(slope) ** 2 for name, slope in gradients.items() if _owner(name) == weights and slope.ndim >= 2]
+    own = [
+        norm(slope) ** 2
+        for name, slope in gradients.items()
+        if (owner_of(name) or "(model)") == weights and slope.ndim >= 2
+    ]
     status: Status = "ok"
     sentence = ""
     if not call.finite or not math.isfinite(call.gradient):
@@ -272,10 +276,6 @@ def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> Lay
         status=status,
         sentence=sentence,
     )
-
-
-def _owner(parameter: str) -> str:
-    return parameter.rpartition(".")[0].split(".parametrizations.")[0].removeprefix("parametrizations.") or "(model)"
 
 
 def _never_called(model: nn.Module, recorder: Recorder) -> list[LayerSignal]:
