@@ -8,39 +8,23 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "normgauge"
 CELLAR = {"errors", "records", "stats", "documents", "store", "rng", "references"}
 MAY_IMPORT = {
-    "records": {"charts"},  # a result draws itself for a notebook; inside a function, and only if the extra is there
     "linalg": set(),
     "manifolds": set(),
     "theory": set(),
     "charts": set(),
-    "nn": {"linalg", "manifolds", "charts"},
+    "nn": {"charts", "linalg"},
     "objective": {"linalg"},
-    "optim": {"manifolds", "charts"},
-    "network": {"linalg", "nn", "objective"},
-    "symmetry": {"nn", "manifolds", "objective", "network", "linalg", "charts"},
-    "measure": {"theory", "linalg", "nn", "objective", "network", "symmetry", "charts"},
-    "surgery": {"nn", "objective", "network", "linalg", "charts"},
-    "doctor": {"measure", "symmetry", "objective", "network", "nn", "optim", "charts"},
-    "testing": {"theory", "linalg", "manifolds", "nn", "objective", "symmetry", "optim", "measure"},
-    "report": {"charts", "papers", "theory"},
+    "optim": {"charts", "manifolds"},
+    "network": {"objective"},
+    "symmetry": {"charts", "network", "objective"},
+    "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
+    "surgery": {"charts", "network", "objective"},
+    "lab": {"charts", "measure", "nn", "objective"},
+    "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
+    "report": {"charts", "papers"},
+    "cli": {"lab", "nn", "objective", "papers", "report", "symmetry"},
+    "testing": {"nn"},
 }
-FLOORS = {
-    "theory",
-    "linalg",
-    "manifolds",
-    "charts",
-    "nn",
-    "objective",
-    "network",
-    "optim",
-    "symmetry",
-    "measure",
-    "surgery",
-    "doctor",
-}
-MAY_IMPORT["lab"] = FLOORS
-MAY_IMPORT["papers"] = FLOORS | {"lab"}
-MAY_IMPORT["cli"] = {"lab", "doctor", "papers", "report", "nn", "symmetry", "objective", "measure"}
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 LONGEST = 600
 
