@@ -205,8 +205,8 @@ def plain(value: Any) -> Any:
 
 
 #: What a call costs, in gradients: a forward is a third of a forward with its backward; a product with a curvature
-#: matrix on a kept graph took 2.1 gradients on a ResNet and 1.5 on an MLP (`benchmarks/results/curvature.json`).
-FORWARD, PRODUCT = 1 / 3, 2.1
+#: matrix on a kept graph took 2.1 to 2.2 gradients on a ResNet and 1.5 on an MLP (`benchmarks/results/curvature.json`).
+FORWARD, PRODUCT = 1 / 3, 2.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Cost:
 
     Examples:
         >>> print(Cost(9, 3, 3))
-        cost 12.3 gradients' worth (9 forwards, 3 gradients, 3 products)
+        cost 12.6 gradients' worth (9 forwards, 3 gradients, 3 products)
     """
 
     forwards: float = 0.0
