@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from normgauge.errors import InputError, MissingExtraError, UnknownNameError, explain, require, unknown_name
-from normgauge.records import Reading, Result, format_number, format_table
+from normgauge.records import Reading, format_number, format_table
 from normgauge.references import bibliography, cite
+from normgauge.results import Result
 from normgauge.rng import preserved_rng, seed_everything
 
 SOURCE = Path(__file__).parents[1] / "src" / "normgauge"

@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
-from normgauge.records import Result, Run, format_number, format_table, plain
+from normgauge.records import Run, format_number, format_table, plain
+from normgauge.results import Result
 from normgauge.stats import (
     MOST_SEEDS,
     Bounds,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, NonFiniteError, explain
-from normgauge.records import Reading, Result, instrument, spend
+from normgauge.records import Reading
+from normgauge.results import Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair

@@ -24,7 +24,7 @@ from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOpe
 from normgauge.objective._purity import Mode, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._select import Selection, select_parameters
-from normgauge.records import spend
+from normgauge.results import spend
 
 T = TypeVar("T")
 Parameters = Mapping[str, Tensor] | Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError, explain
 from normgauge.linalg import Operator
 from normgauge.objective._graph import check_differentiable, graph_bytes
-from normgauge.records import spend
+from normgauge.results import spend
 
 DEFAULT_MEMORY = 2 << 30
 Products = list[Tensor | None]

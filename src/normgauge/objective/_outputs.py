@@ -12,7 +12,7 @@ from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
 from normgauge.objective._graph import check_differentiable
 from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explained_product
-from normgauge.records import spend
+from normgauge.results import spend
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.optim._gdnp_problems import LeastSquares, Problem
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.optim._gdnp_problems import _samples, _second_moment
-from normgauge.records import Reading, Result, instrument, spend
+from normgauge.records import Reading
+from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, explain, unknown_name
-from normgauge.records import spend
+from normgauge.results import spend
 
 
 class Means(NamedTuple):

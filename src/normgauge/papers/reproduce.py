@@ -23,7 +23,8 @@ from normgauge.papers.court import DEFAULT_FOLDER, Claim, StudyTable, Verdict, c
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.studies import execute, find
-from normgauge.records import Provenance, Result, Row, Run, format_table, plain
+from normgauge.records import Provenance, Row, Run, format_table, plain
+from normgauge.results import Result
 from normgauge.stats import Choice, choose
 from normgauge.store import STORE_NAME, Store, spec_id
 

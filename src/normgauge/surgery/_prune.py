@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.network import copy_model
 from normgauge.objective import call_model
-from normgauge.records import instrument, spend
+from normgauge.results import instrument, spend
 from normgauge.rng import generator
 from normgauge.surgery._channels import PER_CHANNEL, SHARED, ChannelPath, channel_paths
 from normgauge.surgery._surgery import Surgery

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from normgauge.network import copy_model
-from normgauge.records import Reading, Result
+from normgauge.records import Reading
+from normgauge.results import Result
 
 if TYPE_CHECKING:
     import altair

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.objective import Objective
-from normgauge.records import instrument
+from normgauge.results import instrument
 from normgauge.rng import generator
 from normgauge.symmetry._bases import change_of_basis
 from normgauge.symmetry._centred import centred_candidates

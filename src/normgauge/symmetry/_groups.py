@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.network import owner_of
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 from normgauge.symmetry._discover import symmetries as find_symmetries
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._result import Symmetries

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, StoreError, explain
-from normgauge.records import Cost, Reading, Result, plain
+from normgauge.records import Reading, plain
+from normgauge.results import Cost, Result
 from normgauge.symmetry import _gauge
 from normgauge.symmetry._explain import sentences
 from normgauge.symmetry._family import Family, Generators, family_from_json

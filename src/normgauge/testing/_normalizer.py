@@ -13,7 +13,7 @@ import torch
 from normgauge.errors import require
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration, Invariance
-from normgauge.records import Result
+from normgauge.results import Result
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.testing import _contract
 from normgauge.testing._cases import Case, builder, strategy

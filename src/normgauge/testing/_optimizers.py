@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from normgauge.errors import explain
-from normgauge.records import Result
+from normgauge.results import Result
 from normgauge.rng import generator
 from normgauge.testing import _optimizer_rules as rules
 from normgauge.testing._verdict import Ledger, NonconformingError

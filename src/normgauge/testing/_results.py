@@ -1,4 +1,4 @@
-"""`check_result`: hold what an instrument returns to the contract of `normgauge.records.Result`."""
+"""`check_result`: hold what an instrument returns to the contract of `normgauge.results.Result`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import re
 
 from normgauge.errors import explain
-from normgauge.records import KINDS, STATUSES, Cost, Result
+from normgauge.records import KINDS, STATUSES
+from normgauge.results import Cost, Result
 from normgauge.testing._verdict import Ledger, NonconformingError
 
 LONGEST_REPR = 200
@@ -21,7 +22,7 @@ class ResultLedger(Ledger):
 
     def fail(self, check: str, got: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(explain(f"result {self.name!r}", check, got, "See normgauge.records.Result"))
+        raise NonconformingError(explain(f"result {self.name!r}", check, got, "See normgauge.results.Result"))
 
 
 def check_result(result: Result) -> None:

@@ -12,7 +12,8 @@ from normgauge.errors import InputError, explain
 from normgauge.linalg import Nodes, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

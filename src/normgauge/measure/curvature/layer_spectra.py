@@ -12,7 +12,8 @@ from normgauge.measure.curvature.products import Of
 from normgauge.measure.curvature.spectrum import RATE, Spectrum, spectrum
 from normgauge.network import owner_of
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

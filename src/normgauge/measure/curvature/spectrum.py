@@ -15,7 +15,8 @@ from normgauge.linalg import eigenpairs, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, instrument
+from normgauge.records import Kind, Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

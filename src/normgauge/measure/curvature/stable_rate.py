@@ -14,7 +14,8 @@ from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.linalg import Operator, eigenpairs
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.objective import HessianOperator, Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

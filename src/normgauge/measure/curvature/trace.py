@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from normgauge.linalg import hutchinson
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

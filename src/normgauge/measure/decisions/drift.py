@@ -16,7 +16,8 @@ from normgauge.measure.decisions.classes import NotClasses, decisions, targets_o
 from normgauge.measure.signal.execution import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

@@ -14,7 +14,8 @@ from normgauge.linalg.norms import norm
 from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
 from normgauge.network import ModuleCall, replaced, role_of, watched
 from normgauge.objective import Objective, tensors
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

@@ -14,7 +14,8 @@ from normgauge.errors import DataError, InputError, explain, unknown_name
 from normgauge.measure.decisions.attacks import Attack, Bounds, ascend, attack_named, gaussian_noise, random_start
 from normgauge.measure.decisions.classes import decisions
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, Status, instrument
+from normgauge.records import Kind, Reading, Status
+from normgauge.results import Result, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from normgauge.measure.generalization.network_copy import (
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.objective import Objective, call_model, pairs, to_device
-from normgauge.records import Reading, Result, format_table, instrument, spend
+from normgauge.records import Reading, format_table
+from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, explain
-from normgauge.records import Reading, Result, instrument, spend
+from normgauge.records import Reading
+from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator, preserved_rng
 
 if TYPE_CHECKING:

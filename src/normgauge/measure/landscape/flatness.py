@@ -14,7 +14,8 @@ from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, Status, instrument
+from normgauge.records import Kind, Reading, Status
+from normgauge.results import Result, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:

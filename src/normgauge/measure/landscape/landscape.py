@@ -13,7 +13,8 @@ from normgauge.errors import InputError, NonFiniteError, explain
 from normgauge.linalg.norms import joint_norm
 from normgauge.measure.landscape.directions import random_direction
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain
 from normgauge.measure.landscape.landscape import Landscape
-from normgauge.records import Cost, Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Cost, Result, instrument
 
 if TYPE_CHECKING:
     import altair

@@ -22,7 +22,8 @@ from normgauge.measure.landscape.directions import (
     random_direction,
 )
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

@@ -18,7 +18,8 @@ from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.lower_bound import Steepest, steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, checked_inputs, private_copy
-from normgauge.records import Kind, Reading, Result, instrument, spend
+from normgauge.records import Kind, Reading
+from normgauge.results import Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair

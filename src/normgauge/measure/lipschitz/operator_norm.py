@@ -20,7 +20,8 @@ from normgauge.linalg import (
     top_singular_pair,
 )
 from normgauge.measure.lipschitz.linear_layer import LinearMap, read_layer
-from normgauge.records import Reading, Result, instrument, spend
+from normgauge.records import Reading
+from normgauge.results import Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair
@@ -31,6 +32,7 @@ EXPANDING = 1.0  # a map of norm at most 1 brings no two inputs farther apart
 SHORT = 1.01  # lower / reshaped: beyond rounding, dividing by the reshaped norm leaves an expansive layer
 _SLACK = 1e-12  # relative, of float64 values
 _SINGLE_SLACK = 1e-5  # relative, of a float32 Ritz value
+DENSE = "exact: dense matrix"
 _DENSE = 256  # a map with a side this short is written out as a matrix
 _DENSE_ENTRIES = 2_000_000
 _SMALL = 20_000  # inputs this short: steps are cheap next to the symbol, and the bracket is wider, so spend more
@@ -187,8 +189,10 @@ def operator_norm(
         raise unknown_name("kind of bracket", str(kind), KINDS)
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise InputError(explain("operator_norm", "steps is a positive integer", repr(steps), "Try steps=30"))
-    found = bracket_of(read_layer(layer, input_shape), kind, steps=steps, delta=delta, start=start, seed=seed)
+    map_ = read_layer(layer, input_shape)
+    found = bracket_of(map_, kind, steps=steps, delta=delta, start=start, seed=seed)
     spend("gradients", found.steps)  # a step is a product with the layer and one with its adjoint
+    spend("forwards", math.prod(map_.input_shape) if found.method == DENSE else 0)
     return replace(found, mode="eval")
 
 
@@ -244,11 +248,10 @@ def _exact(operator: Convolution) -> tuple[float, str, int] | None:
     rows, columns = operator.shape
     if min(rows, columns) > _DENSE or rows * columns > _DENSE_ENTRIES:
         return None
-    spend("forwards", columns)
     matrix = operator.matmat(torch.eye(columns, dtype=torch.float64, device=operator.device))
     gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
     top = float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())
-    return top * (1 + _SLACK), "exact: dense matrix", 0
+    return top * (1 + _SLACK), DENSE, 0
 
 
 def _bracket(

@@ -17,7 +17,8 @@ from normgauge.measure.lipschitz.lipschitz import without_inplace
 from normgauge.measure.lipschitz.trace import Walk, checked_inputs, private_copy
 from normgauge.network import ModuleCall, fix_parametrizations, watched
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, instrument, spend
+from normgauge.records import Kind, Reading
+from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.theory.batchnorm_calculus import pullback_gradient
 

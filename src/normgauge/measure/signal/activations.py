@@ -15,7 +15,8 @@ from normgauge.errors import InputError, explain, unknown_name
 from normgauge.measure.signal.execution import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
-from normgauge.records import Cost, Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Cost, Result, instrument
 from normgauge.rng import generator
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from normgauge.measure.signal.execution import (
 from normgauge.measure.signal.updates import Update, updated
 from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
     import altair

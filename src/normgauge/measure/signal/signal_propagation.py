@@ -14,7 +14,8 @@ from normgauge.linalg.norms import norm
 from normgauge.measure.signal.calls import Call, Recorder
 from normgauge.network import owner_of, role_of, watched
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, Status, instrument
+from normgauge.records import Reading, Status
+from normgauge.results import Result, instrument
 from normgauge.theory import mean_field
 
 if TYPE_CHECKING:

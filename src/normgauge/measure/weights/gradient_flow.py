@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, NonFiniteError, NormgaugeWarning, explain, unknown_name
 from normgauge.measure.weights.integrators import Path, dormand_prince, runge_kutta
 from normgauge.objective import Objective
-from normgauge.records import Reading, Result, instrument
+from normgauge.records import Reading
+from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 

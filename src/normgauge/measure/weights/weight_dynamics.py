@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Result, instrument
+from normgauge.records import Kind, Reading
+from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 from normgauge.theory.weight_dynamics import steps_to_equilibrium

@@ -16,7 +16,8 @@ from normgauge.papers.court.registry import find, registered
 from normgauge.papers.court.sources import own
 from normgauge.papers.court.verdict import Verdict
 from normgauge.papers.shelf import PAPERS
-from normgauge.records import Result, format_table, plain
+from normgauge.records import format_table, plain
+from normgauge.results import Result
 
 if TYPE_CHECKING:
     import altair
