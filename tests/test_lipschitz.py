@@ -444,3 +444,37 @@ def test_the_search_climbs_towards_the_steepest_point_of_the_ball():
     bracket = ng.lipschitz(Squares(), x, radius=1.0, climbs=6)
     assert ng.lipschitz(Squares(), x, climbs=0).lower == pytest.approx(10.0, rel=1e-5)
     assert 12.0 * (1 - 1e-4) <= bracket.lower <= 12.0 <= bracket.upper
+
+
+class _Hidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 3 * gradient
+
+
+class _Own(nn.Module):
+    def forward(self, x):
+        return x + torch.tanh(_Hidden.apply(x))
+
+
+class _Mapped(nn.Module):
+    def forward(self, x):
+        return x + torch.tanh(torch.func.vmap(lambda row: 3 * row)(x))
+
+
+class _Unpacked(nn.Module):
+    def forward(self, x):
+        first, second = x.unflatten(1, (2, -1)).transpose(0, 1)
+        return first + 2 * second
+
+
+def test_nothing_depends_on_the_input_unseen():
+    with pytest.raises(ModelError, match="'tanh'"):  # what vmap gives comes from nowhere
+        ng.lipschitz(_Mapped(), torch.randn(3, 4))
+    assert ng.lipschitz(_Own(), torch.randn(3, 4)).upper == pytest.approx(4.0)
+    found = ng.lipschitz(_Unpacked(), torch.randn(3, 4))
+    assert found.lower == pytest.approx(5**0.5) and found.upper >= found.lower

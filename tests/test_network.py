@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import normgauge as ng
+from cases import CASES
 from normgauge.errors import ModelError
 from normgauge.network import (
     Network,
@@ -87,6 +88,17 @@ def test_nothing_stays_behind(mode):
     network = Network(model, inputs, mode=mode)
     assert network.calls and network.edges and network.roles and network.float64().noise_floor() < 1e-12
     assert same(before, tracks(model))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_any_objective_is_read_without_a_trace(case, mode):
+    objective = case.make(mode)
+    before = tracks(objective.model)
+    network = Network.of(objective)
+    assert network.graph.how == "exported" and set(network.roles) == set(network.uses)
+    assert all(edge.producers and edge.consumers for edge in network.edges)
+    assert same(before, tracks(objective.model))
 
 
 def test_nothing_stays_behind_after_an_exception():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 _NAMES = {
     *("relu", "relu6", "gelu", "silu", "elu", "selu", "leaky_relu", "softplus", "mish", "hardtanh", "hardswish"),
@@ -25,7 +28,7 @@ def role_of(module: nn.Module) -> str:
 
 def _maps_linearly(module: nn.Module) -> bool:
     """Tell whether a module has a weight that mixes units: a gain stored as (1, 1, 1, n) does not."""
-    weight = getattr(module, "weight", None)
+    weight = _weight(module)
     if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return False
     known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
@@ -44,8 +47,16 @@ def activation_name(module: nn.Module) -> str:
 
 def convolves(module: nn.Module) -> bool:
     """Tell whether a module's weight has axes of space."""
-    weight = getattr(module, "weight", None)
+    weight = _weight(module)
     return isinstance(weight, Tensor) and weight.ndim >= 3
+
+
+def _weight(module: nn.Module) -> Any:
+    """Return the weight; of a parametrized one its largest original, since spectral_norm iterates when it is read."""
+    if not parametrize.is_parametrized(module, "weight"):
+        return getattr(module, "weight", None)
+    inside = module.get_submodule("parametrizations.weight")
+    return max((*inside.parameters(), *inside.buffers()), key=Tensor.numel)
 
 
 def is_leaf(module: nn.Module) -> bool:

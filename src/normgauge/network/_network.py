@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -149,7 +150,7 @@ class Network:
         if recorded.steered:
             return replace(recorded, why=f"its way depends on values ({recorded.steered[0]})")
         try:
-            with untouched(self.model, self.mode, 0):
+            with untouched(self.model, self.mode, 0), warnings.catch_warnings(action="ignore"):
                 return export_graph(self.model, self._call, self.inputs, is_leaf)
         except _NOT_EXPORTED as error:
             return replace(recorded, why=f"{type(error).__name__}: {error}".partition("\n")[0])

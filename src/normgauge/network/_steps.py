@@ -17,6 +17,7 @@ from normgauge.objective import tensors
 
 # What turns values into Python's numbers: a forward that asks for them may take another way for other inputs.
 _VALUES = {"__bool__", "item", "tolist", "__int__", "__float__", "__index__", "__contains__", "equal", "allclose"}
+_VALUES |= {"is_nonzero", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"}
 Shape = tuple[int, ...]
 Leaf = Callable[[nn.Module], bool]
 Given = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the tensors among them
@@ -137,6 +138,9 @@ class Names:
 class Recorder(TorchFunctionMode):
     """Records the steps of a model while it runs, and which operations read its parameters.
 
+    What torch.func or compiled extensions make is not seen. Where the inputs have a gradient such tensors have one too:
+    `unseen` names the steps outside of leaf modules that read one.
+
     Args:
         model: whose submodules are watched.
         inputs: the tensors the pass begins with.
@@ -147,6 +151,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.steps: list[Step] = []
         self.steered: list[str] = []
+        self.unseen: list[str] = []
         self.clock = 0
         self.uses: dict[str, list[int]] = {name: [] for name, _ in model.named_parameters()}
         self._parameters = {id(value): name for name, value in model.named_parameters()}
@@ -172,6 +177,8 @@ class Recorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function and note what it reads and makes."""
+        if func is Tensor.__iter__:  # what an iterator gives would not be seen
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
         kwargs = kwargs or {}
         kind = function_name(func)
         inside = any(leaf for leaf, _ in self._open)
@@ -236,6 +243,8 @@ class Recorder(TorchFunctionMode):
             dtype=str(made_here[0].dtype) if made_here else "",
         )
         self.steps.append(step)
+        if any(tensor.grad_fn is not None for tensor in tensors(given[0])):
+            self.unseen.append(name)
         if self._moving & set(step.reads):
             self._moving.add(step.number)
         for place, tensor in enumerate(made_here):

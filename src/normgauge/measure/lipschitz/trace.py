@@ -108,18 +108,23 @@ def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
     Raises:
         ModelError: when they depend on values, or the model does not return one tensor.
     """
-    recorder = Recorder(model, inputs, _whole)
-    with torch.no_grad(), preserved_rng(), _wrapped(model, recorder), recorder.recording():
-        output = model(inputs)
-    if recorder.steered:
-        raise ModelError(
-            explain(
-                f"lipschitz of {type(model).__name__}",
-                "the steps of the model may not depend on the values of the input",
-                f"a forward that asks for them ({recorder.steered[0]})",
-                "Register a rule for the module that branches (ng.register_lipschitz_rule), or rewrite its forward",
+    given = inputs.detach().clone().requires_grad_().clone()  # with a history, so that nothing depends on it unseen
+    recorder = Recorder(model, given, _whole)
+    with torch.enable_grad(), preserved_rng(), _wrapped(model, recorder), recorder.recording():
+        output = model(given)
+    for reasons, rule in (
+        (recorder.steered, "the steps of the model may not depend on the values of the input"),
+        (recorder.unseen, "every step must be a module or a function of torch, or have a rule"),
+    ):
+        if reasons:
+            raise ModelError(
+                explain(
+                    f"lipschitz of {type(model).__name__}",
+                    rule,
+                    f"a forward with {reasons[0]!r}",
+                    "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite its forward",
+                )
             )
-        )
     graph = recorder.graph(output)
     if not isinstance(output, Tensor) or not graph.ends:
         raise ModelError(
