@@ -212,7 +212,7 @@ class Symmetries(Result):
         said += "norms and flatness along them mean nothing."
         if counts.get("scale"):
             said += (
-                f" {counts['scale']} slices have a free scale, so decay sets their effective rate (ng.param_groups)."
+                f" Scales are free for {counts['scale']}: there decay sets the effective rate (see ng.param_groups)."
             )
         if counts.get("dead"):
             said += f" {counts['dead']} entries do nothing and can go."
