@@ -189,6 +189,7 @@ def activations(
         InputError: when no module that was called matches.
 
     Examples:
+        >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
         >>> _ = nn.init.ones_(model[0].weight)
         >>> data = (torch.tensor([[-1.0], [2.0]]), torch.zeros(2, 1))

@@ -163,6 +163,7 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
         For L = (v w x)^2 / 2 with x = 1, one step on w by rate r moves it to w - r v^2 w, so the gradient of v,
         v w^2, becomes v (w - r v^2 w)^2:
 
+        >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
         >>> for layer, value in zip(model, (3.0, 2.0)):
         ...     _ = nn.init.constant_(layer.weight, value)
