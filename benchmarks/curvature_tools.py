@@ -34,7 +34,7 @@ class Ours:
 
     def slq(self):
         """Run fifty steps of Lanczos quadrature."""
-        return None, None, self.ng.density(self.objective, steps=50).cost.products
+        return None, None, self.ng.density(self.objective, iterations=50).cost.products
 
     def trace(self, probes):
         """Estimate the trace; `probes=None` asks for a standard error of 5%."""

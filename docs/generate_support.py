@@ -171,7 +171,7 @@ INSTRUMENTS: dict[str, Callable[[Subject], Any]] = {
     "flatness": lambda s: ng.flatness(s.objective(), sigmas=[0.01], samples=2),
     "robustness": _robustness,
     "drift": lambda s: ng.drift(s.model, [(s.inputs, s.labels)], forward=call),
-    "stable_rate": lambda s: ng.stable_rate(s.objective(), steps=4, tol=1.0),
+    "stable_rate": lambda s: ng.stable_rate(s.objective(), iterations=4, tol=1.0),
 }
 
 

@@ -25,7 +25,7 @@ def with_spectrum(values, seed=0):
 def test_moments_are_those_of_the_probes_and_near_the_exact_ones(mode):
     model, loss, batches = net("batch norm 1d")
     objective = ng.Objective(model, loss, batches, mode=mode)
-    found = ng.density(objective, probes=30, steps=12)
+    found = ng.density(objective, probes=30, iterations=12)
     exact = torch.linalg.eigvalsh(dense_hessian(hand_written(model), loss, batches, mode))
     for power in (1, 2, 3):
         mean, error = found.moments[power - 1], found.moment_errors[power - 1]
@@ -58,7 +58,7 @@ def test_density_integrates_to_one_and_finds_the_mass():
     model = nn.Linear(100, 1, bias=False)
     root = with_spectrum([math.sqrt(value / 2) for value in matrix_values])
     objective = ng.Objective.from_step(model, lambda m, b: m(b[0]).square().sum(), (root,), mode="eval")
-    found = ng.density(objective, probes=40, steps=10)
+    found = ng.density(objective, probes=40, iterations=10)
     step = found.grid[1] - found.grid[0]
     assert sum(found.values) * step == pytest.approx(1.0, abs=1e-3)
     assert found.share(lower=5.0) == pytest.approx(0.05, abs=0.02)
@@ -68,7 +68,7 @@ def test_density_integrates_to_one_and_finds_the_mass():
 def test_the_density_run_gives_outer_eigenvalues_for_nothing():
     model, loss, batches = net("batch norm 1d")
     objective = ng.Objective(model, loss, batches, mode="train")
-    found = ng.density(objective, steps=25)
+    found = ng.density(objective, iterations=25)
     top = ng.spectrum(objective, top=3, tol=1e-6).top
     assert found.extremes()[:2] == pytest.approx(top[:2], rel=1e-4)
     assert found.cost.products == 25
@@ -140,7 +140,7 @@ def test_the_ways_out():
     model, loss, batches = net("batch norm 1d")
     objective = ng.Objective(model, loss, batches, mode="train")
     for found in (
-        ng.density(objective, probes=2, steps=10),
+        ng.density(objective, probes=2, iterations=10),
         ng.trace(objective, relative_error=0.2),
         ng.layer_spectra(objective),
     ):
@@ -154,7 +154,7 @@ def test_the_ways_out():
     "call",
     [
         lambda o: ng.density(o, probes=0),
-        lambda o: ng.density(o, steps=0),
+        lambda o: ng.density(o, iterations=0),
         lambda o: ng.density(o, width=-1.0),
         lambda o: ng.trace(o, relative_error=0.0),
         lambda o: ng.trace(o, probes=0),

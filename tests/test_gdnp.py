@@ -34,7 +34,7 @@ def gaussian(seed, d=4, size=0.4):
 @given(st.integers(0, 10**6), st.floats(0, 2))
 def test_least_squares_keeps_its_rate_at_every_iteration_and_solves(seed, decades):
     x, y = regression(seed, decades=decades)
-    run = optim.gdnp(optim.least_squares(x, y), steps=40, seed=seed)
+    run = optim.gdnp(optim.least_squares(x, y), iterations=40, seed=seed)
     for record in run.records:
         assert record.rho_gap <= record.rho_bound * (1 + 1e-9) + 1e-12 * abs(record.rho)
         assert record.gradient_norm <= record.gradient_bound * (1 + 1e-6) + 1e-6 * abs(record.rho)
@@ -51,7 +51,7 @@ def test_gaussian_halfspaces_keep_the_bounds(seed):
     u, S = gaussian(seed)
     problem = optim.gaussian_halfspace(u, S)
     zeta = 0.25 * float(torch.linalg.eigvalsh(S)[-1])  # the Hessian E[phi'' z z^T] with 0 <= phi'' <= 1/4
-    run = optim.gdnp(problem, steps=30, bisections=30, smoothness=zeta)
+    run = optim.gdnp(problem, iterations=30, bisections=30, smoothness=zeta)
     assert run.status == "ok" and run.halvings == 0 and run.bounds_apply
     for record in run.records:
         assert record.rho_gap <= record.rho_bound * (1 + 1e-9) + 1e-12
@@ -76,7 +76,7 @@ def test_the_gaussian_gradient_is_the_derivative_of_the_loss():
 def test_the_corrected_stopping_function_makes_the_step_that_of_the_rayleigh_quotient():
     """With the printed `u^T w` in the second term the step has another length, so another iterate."""
     u, S = gaussian(2)
-    run = optim.gdnp(optim.gaussian_halfspace(u, S), steps=1, seed=3)
+    run = optim.gdnp(optim.gaussian_halfspace(u, S), iterations=1, seed=3)
     w = torch.randn(4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     L = float(torch.linalg.eigvalsh(S)[-1])
     rayleigh = w - (S @ w - u * float(w @ S @ w) / float(u @ w)) / L
@@ -91,8 +91,8 @@ def test_the_corrected_stopping_function_makes_the_step_that_of_the_rayleigh_quo
 
 def test_the_slope_and_not_its_square_halves_with_each_bisection():
     u, S = gaussian(0)
-    run = optim.gdnp(optim.gaussian_halfspace(u, S), steps=3, bisections=12, smoothness=1.0)
-    halved = optim.gdnp(optim.gaussian_halfspace(u, S), steps=3, bisections=24, smoothness=1.0)
+    run = optim.gdnp(optim.gaussian_halfspace(u, S), iterations=3, bisections=12, smoothness=1.0)
+    halved = optim.gdnp(optim.gaussian_halfspace(u, S), iterations=3, bisections=24, smoothness=1.0)
     ratio = run.records[0].length_bound / halved.records[0].length_bound
     assert ratio == pytest.approx(2**12)  # the slope, not its square, falls as 2^-T
 
@@ -117,7 +117,7 @@ def descend(x, y, steps, *, accelerated=False):
 def test_on_least_squares_gdnp_brings_no_better_rate_than_gradient_descent(decades):
     """Both contract by (1 - mu / L)^2; accelerated descent and L-BFGS beat both once the condition number is large."""
     x, y = regression(0, d=5, decades=decades, noise=0.0)
-    run = optim.gdnp(optim.least_squares(x, y), steps=200)
+    run = optim.gdnp(optim.least_squares(x, y), iterations=200)
     ours = run.records[-1].rho_gap
     plain, fast = descend(x, y, 200)[-1], descend(x, y, 200, accelerated=True)[-1]
     rate = (1 - 1 / run.condition) ** 2
@@ -138,7 +138,7 @@ def test_logistic_samples_that_are_not_gaussian_end_where_lbfgs_ends():
     source = torch.Generator().manual_seed(0)
     x = torch.rand(200, 3, generator=source, dtype=torch.float64) * 2 - 1
     y = torch.sign(x[:, 0] + 0.5 * x[:, 1] + 0.7 * torch.randn(200, generator=source, dtype=torch.float64))
-    run = optim.gdnp(optim.halfspace(x, y), steps=60)
+    run = optim.gdnp(optim.halfspace(x, y), iterations=60)
     assert not run.bounds_apply and "bounds do not apply" in str(run)
 
     def value(w):
@@ -167,14 +167,16 @@ def test_gdnp_needs_no_rate_where_batchnorm_and_descent_do():
     x = torch.randn(150, 4, generator=source, dtype=torch.float64) * torch.logspace(0, 1, 4, dtype=torch.float64)
     x = x - x.mean(0)
     y = torch.sign(x[:, 0] + 0.1 * x[:, 3] + torch.randn(150, generator=source, dtype=torch.float64))
-    run = optim.gdnp(optim.halfspace(x, y), steps=60)
+    run = optim.gdnp(optim.halfspace(x, y), iterations=60)
     tuned = min(batchnorm_descent(x, y, rate, 60) for rate in (0.1, 1.0, 10.0, 100.0))
     assert run.loss <= tuned + 0.02
 
 
 def test_separable_data_say_that_there_is_no_finite_length():
     x = torch.tensor([[1.0, 0.2], [2.0, -0.3], [-1.0, 0.1], [-2.0, 0.1]])
-    run = optim.gdnp(optim.halfspace(x, torch.tensor([1.0, 1.0, -1.0, -1.0])), steps=5, start=torch.tensor([1.0, 0.1]))
+    run = optim.gdnp(
+        optim.halfspace(x, torch.tensor([1.0, 1.0, -1.0, -1.0])), iterations=5, start=torch.tensor([1.0, 0.1])
+    )
     assert run.status == "nonconverged" and "no finite minimum" in str(run)
 
 
@@ -208,4 +210,4 @@ def test_bad_problems_are_refused():
 
 def test_a_run_draws_its_curves():
     x, y = regression(0)
-    assert optim.gdnp(optim.least_squares(x, y), steps=5).chart().to_dict()["layer"]
+    assert optim.gdnp(optim.least_squares(x, y), iterations=5).chart().to_dict()["layer"]

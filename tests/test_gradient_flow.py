@@ -21,7 +21,7 @@ def objective_of(activation, mode="train"):
 
 def test_row_norms_and_rescalings_are_conserved_and_descent_departs_by_the_rate():
     objective = objective_of(nn.Identity())
-    flow = gradient_flow(objective, 1.0, rtol=1e-8, rates=[0.02, 0.002])
+    flow = gradient_flow(objective, 1.0, tol=1e-8, rates=[0.02, 0.002])
     kinds = {item.kind for item in flow.conserved}
     assert {"scale", "rescale"} <= kinds
     rows = next(item for item in flow.conserved if item.kind == "scale")
@@ -37,7 +37,7 @@ def test_the_balance_is_gamma_and_beta_against_the_next_columns():
     objective = objective_of(nn.Identity())
     start = objective.parameters
     first = start["1.weight"] ** 2 + start["1.bias"] ** 2 - start["3.weight"].square().sum(0)
-    end = gradient_flow(objective, 1.0, rtol=1e-8).parameters
+    end = gradient_flow(objective, 1.0, tol=1e-8).parameters
     last = end["1.weight"] ** 2 + end["1.bias"] ** 2 - end["3.weight"].square().sum(0)
     torch.testing.assert_close(last, first, atol=1e-6, rtol=0)
     assert float((end["1.weight"] - start["1.weight"]).abs().max()) > 1e-2  # it is not that nothing moved
@@ -60,8 +60,8 @@ def test_both_integrators_agree_and_have_their_order():
 def test_smaller_tolerances_drift_less():
     objective = objective_of(nn.Tanh())
     found = symmetries(objective)
-    coarse = gradient_flow(objective, 1.0, rtol=1e-4, symmetries=found)
-    fine = gradient_flow(objective, 1.0, rtol=1e-8, symmetries=found)
+    coarse = gradient_flow(objective, 1.0, tol=1e-4, symmetries=found)
+    fine = gradient_flow(objective, 1.0, tol=1e-8, symmetries=found)
     assert fine.drift < 0.01 * coarse.drift and fine.losses[-1] < fine.losses[0]
 
 
@@ -69,16 +69,16 @@ def test_kinks_are_told_and_warned_about_when_they_hurt():
     objective = objective_of(nn.ReLU())
     found = symmetries(objective)
     with pytest.warns(NormgaugeWarning, match="kinks of ReLU"):
-        stuck = gradient_flow(objective, 5.0, rtol=1e-9, max_evaluations=200, symmetries=found)
+        stuck = gradient_flow(objective, 5.0, tol=1e-9, max_gradients=200, symmetries=found)
     assert stuck.status == "nonconverged" and stuck.times[-1] < 5.0
-    fixed = gradient_flow(objective, 0.5, integrator="runge_kutta", steps=60, symmetries=found)
+    fixed = gradient_flow(objective, 0.5, integrator="runge_kutta", iterations=60, symmetries=found)
     assert fixed.kinks == ("ReLU",) and "kinks at ReLU" in str(fixed) and fixed.drift < 1e-3
 
 
 def test_it_leaves_no_trace_and_has_three_ways_out():
     objective = objective_of(nn.Tanh())
     before = {name: value.clone() for name, value in objective.model.state_dict().items()}
-    flow = gradient_flow(objective, 0.2, integrator="runge_kutta", steps=5)
+    flow = gradient_flow(objective, 0.2, integrator="runge_kutta", iterations=5)
     assert all(torch.equal(value, before[name]) for name, value in objective.model.state_dict().items())
     assert "kind estimate" in str(flow) and len(flow.frame()) == len(flow.conserved) and flow.chart().to_dict()
 

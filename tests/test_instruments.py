@@ -15,7 +15,7 @@ INSTRUMENTS = {
     "landscape": lambda o: ng.landscape(o, steps=[0.1], random=1),
     "loss_surface": lambda o: ng.loss_surface(o, points=2),
     "activations": lambda o: ng.activations(o),
-    "stable_rate": lambda o: ng.stable_rate(o, steps=4, tol=2.0),
+    "stable_rate": lambda o: ng.stable_rate(o, iterations=4, tol=2.0),
     "drift": lambda o: ng.drift(o.model, [batch for _, batch in o.batches()]),
 }
 

@@ -186,7 +186,7 @@ def test_probabilistic_bound_holds_and_tightens_a_loose_factor():
     layer = nn.Conv2d(12, 12, 3, padding=1, padding_mode="reflect")
     exact = dense_norm(layer, (12, 8, 8))
     certified = ng.operator_norm(layer, (12, 8, 8))
-    chance = ng.operator_norm(layer, (12, 8, 8), kind="probabilistic", steps=80, delta=1e-6)
+    chance = ng.operator_norm(layer, (12, 8, 8), kind="probabilistic", iterations=80, delta=1e-6)
     assert exact <= chance.upper < 1.05 * exact < certified.upper
     assert chance.kind == "probabilistic" and chance.delta == 1e-6
 
@@ -205,19 +205,19 @@ def test_random_start_bound_fails_no_more_often_than_delta():
 
 def test_warm_start_needs_few_steps():
     layer = nn.Conv2d(16, 16, 3, padding=1)
-    first = ng.operator_norm(layer, (16, 12, 12), steps=60)
+    first = ng.operator_norm(layer, (16, 12, 12), iterations=60)
     with torch.no_grad():
         layer.weight.mul_(1.01).add_(1e-4 * torch.randn(layer.weight.shape))
-    cold = ng.operator_norm(layer, (16, 12, 12), steps=5)
+    cold = ng.operator_norm(layer, (16, 12, 12), iterations=5)
     warm = ng.operator_norm(layer, (16, 12, 12), start=first)
-    best = ng.operator_norm(layer, (16, 12, 12), steps=80)
+    best = ng.operator_norm(layer, (16, 12, 12), iterations=80)
     assert warm.steps == 5
     assert warm.lower > 0.9999 * best.lower > cold.lower
 
 
 def test_estimate_is_cheap_and_close():
     layer = nn.Conv2d(16, 16, 3, padding=1)
-    estimate = ng.operator_norm(layer, (16, 12, 12), kind="estimate", steps=40)
+    estimate = ng.operator_norm(layer, (16, 12, 12), kind="estimate", iterations=40)
     certified = ng.operator_norm(layer, (16, 12, 12))
     assert estimate.kind == "estimate" and estimate.frequencies == 0
     assert estimate.lower <= certified.upper and estimate.upper == pytest.approx(certified.upper, rel=0.02)
@@ -269,8 +269,8 @@ BAD = [
     (lambda: ng.operator_norm(nn.BatchNorm2d(3, track_running_stats=False).eval()), "track_running_stats=True"),
     (lambda: ng.operator_norm(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(4).eval())), "must have 3 features"),
     (lambda: ng.operator_norm(CONVOLUTION, (8, 8), kind="certifed"), "Did you mean 'certified'"),
-    (lambda: ng.operator_norm(CONVOLUTION, (8, 8), steps=0), "steps is a positive integer"),
-    (lambda: ng.operator_norm(CONVOLUTION, (32, 32), kind="probabilistic", steps=3), "Raise steps"),
+    (lambda: ng.operator_norm(CONVOLUTION, (8, 8), iterations=0), "iterations is a positive integer"),
+    (lambda: ng.operator_norm(CONVOLUTION, (32, 32), kind="probabilistic", iterations=3), "Raise the iterations"),
     (lambda: ng.operator_norm(CONVOLUTION, (32, 32), kind="probabilistic", delta=2.0), "delta must lie"),
     (lambda: ng.operator_norm(CONVOLUTION, (32, 32), start=torch.ones(3)), "3072 entries"),
     (

@@ -1,5 +1,6 @@
 """The public names are these; importing normgauge is cheap and pulls nothing heavy."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -112,3 +113,22 @@ def test_examples_are_named_as_the_documentation_reads_them():
     """The docstring parser knows `Examples:`; under `Example:` the lines run together on the page."""
     source = Path(ng.__file__).parent
     assert not [path for path in source.rglob("*.py") if re.search(r"^\s*Example:\s*$", path.read_text(), re.M)]
+
+
+# What an argument is called, whatever instrument takes it; `steps` are multiples of the gradient and nothing else.
+GLOSSARY = {"rtol": "tol", "eps_rel": "tol", "products": "max_products", "max_evaluations": "max_gradients"}
+OBJECTIVE_FIRST = {"objective", "model", "layer", "train", "landscapes", "history", "weight", "problem", "x"}
+
+
+def test_arguments_have_one_name_for_one_thing():
+    import normgauge.results as results
+
+    for room in (ng.measure, ng.symmetry, ng.surgery, ng.nn, ng.optim):
+        assert room
+    for name, instrument in results.INSTRUMENTS.items():
+        arguments = list(inspect.signature(instrument).parameters)
+        assert arguments[0] in OBJECTIVE_FIRST, f"{name} takes the objective first, or model and data"
+        assert not set(arguments) & set(GLOSSARY), f"{name}: {[GLOSSARY[a] for a in arguments if a in GLOSSARY]}"
+        assert "steps" not in arguments or name == "landscape", f"{name}: iterations of an algorithm are `iterations`"
+        assert "objective" not in arguments or arguments[0] == "objective"
+        assert "data" not in arguments or arguments[:2] in (["model", "data"], ["train", "data"])

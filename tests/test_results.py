@@ -55,10 +55,10 @@ def problem():
 TINY = {
     "spectrum": lambda: ng.spectrum(objective(), top=2, bottom=1),
     "quotient_spectrum": lambda: ng.quotient_spectrum(objective(), top=1),
-    "density": lambda: ng.density(objective(), steps=8, points=20),
+    "density": lambda: ng.density(objective(), iterations=8, points=20),
     "trace": lambda: ng.trace(objective(), of="gauss_newton", relative_error=0.3),
     "layer_spectra": lambda: ng.layer_spectra(objective()),
-    "stable_rate": lambda: ng.stable_rate(objective("eval"), steps=4, tol=2.0),
+    "stable_rate": lambda: ng.stable_rate(objective("eval"), iterations=4, tol=2.0),
     "landscape": lambda: ng.landscape(objective(), steps=[0.1, 1.0], random=1),
     "landscape_bands": lambda: ng.landscape_bands(landscapes(objective())),
     "loss_surface": lambda: ng.loss_surface(objective(), points=3),
@@ -69,9 +69,9 @@ TINY = {
     "signal_propagation": lambda: ng.signal_propagation(objective()),
     "drift": lambda: ng.drift(net(), [batch(), batch(8, 60)]),
     "margins": lambda: ng.margins(objective("eval")),
-    "robustness": lambda: ng.robustness(net(), batch(), attack="pgd", radius=[0.1, 0.5], steps=2, restarts=1),
+    "robustness": lambda: ng.robustness(net(), batch(), attack="pgd", radius=[0.1, 0.5], iterations=2, restarts=1),
     "weight_dynamics": lambda: ng.weight_dynamics(o := objective(), torch.optim.SGD(o.model.parameters(), lr=0.1)),
-    "gradient_flow": lambda: ng.gradient_flow(objective(), 0.1, integrator="runge_kutta", steps=3, rates=[0.05]),
+    "gradient_flow": lambda: ng.gradient_flow(objective(), 0.1, integrator="runge_kutta", iterations=3, rates=[0.05]),
     "lipschitz": lambda: ng.lipschitz(net().eval(), batch()[0], radius=0.1),
     "operator_norm": lambda: ng.operator_norm(nn.Conv2d(2, 3, 3, padding=1), (2, 30, 30)),
     "weight_lipschitz": lambda: ng.weight_lipschitz(objective()),
@@ -83,7 +83,7 @@ TINY = {
     "param_groups": lambda: ng.param_groups(objective(), {"lr": 0.1, "weight_decay": 0.1}),
     "prune_norms": lambda: ng.prune_norms(net().eval(), "gamma", 0.5, batch()[0]),
     "layer_geometry": lambda: ng.nn.layer_geometry(draws(3, 4), draws(10, 4, seed=1)),
-    "gdnp": lambda: optim.gdnp(problem(), steps=3),
+    "gdnp": lambda: optim.gdnp(problem(), iterations=3),
     "gdnp_network": lambda: optim.gdnp_network(
         draws(30, 3), torch.where(draws(30, seed=2) > 0, 1.0, -1.0), output=torch.ones(2), sweeps=1
     ),
@@ -114,7 +114,7 @@ BAD = {
     "a loss that is not finite anywhere near": lambda: ng.landscape(
         objective(loss=lambda o, t: F.cross_entropy(o, t) if o.abs().max() < 20 else o.sum() * math.inf), steps=[1e6]
     ),
-    "an eigenvalue that does not converge": lambda: ng.spectrum(objective(), top=3, tol=1e-9, products=4),
+    "an eigenvalue that does not converge": lambda: ng.spectrum(objective(), top=3, tol=1e-9, max_products=4),
     "a trace that does not converge": lambda: ng.trace(objective(), relative_error=1e-9, probes=3),
     "a loss that is linear": lambda: ng.spectrum(objective(loss=lambda o, t: o.sum() * 0 + 1.0 * o[0, 0] * 0), top=1),
     "no classes": lambda: ng.margins(objective("eval", lambda o, t: o.square().mean(), (draws(6, 3), draws(6, 2)))),
@@ -126,7 +126,7 @@ BAD = {
         ng.Objective(nn.Sequential(nn.Linear(3, 2)), F.cross_entropy, batch(), mode="eval")
     ),
     "a batch of two": lambda: ng.nn.layer_geometry(draws(3, 4), draws(2, 4, seed=1)),
-    "too few evaluations": lambda: ng.gradient_flow(objective("eval"), 1e3, max_evaluations=12),
+    "too few evaluations": lambda: ng.gradient_flow(objective("eval"), 1e3, max_gradients=12),
     "no symmetry": lambda: ng.symmetries(
         ng.Objective(nn.Linear(3, 2), F.mse_loss, (draws(40, 3), draws(40, 2)), mode="eval")
     ),
@@ -135,7 +135,7 @@ BAD = {
     ),
     "no edge of stability": lambda: ng.stable_rate(
         ng.Objective.from_step(nn.Linear(2, 1), lambda m, _: (m.weight**2).sum().tanh(), torch.ones(1), mode="eval"),
-        steps=4,
+        iterations=4,
     ),
     "an exact norm": lambda: ng.operator_norm(nn.BatchNorm1d(3).eval()),
 }

@@ -62,7 +62,9 @@ def test_equals_one_sample_at_a_time(problem, name):
     model, x, y = problem
     ball, steps, share = ARMS[name]
     radius = 0.1 if ball == "linf" else 0.4
-    found = robustness(model, (x, y), attack=name, radius=radius, bounds=(0, 1), steps=steps, restarts=0, step=share)
+    found = robustness(
+        model, (x, y), attack=name, radius=radius, bounds=(0, 1), iterations=steps, restarts=0, step=share
+    )
     moved = attacked_one_by_one(
         model, x, y, ball=ball, radius=radius, steps=steps, step=share * radius, bounds=(0.0, 1.0)
     )
@@ -84,7 +86,7 @@ def test_batches_change_nothing_with_stored_statistics(problem):
 
 def test_restarts_only_help_the_attacker(problem):
     model, x, y = problem
-    arms = [robustness(model, (x, y), attack="pgd", radius=0.08, steps=3, restarts=n).accuracy for n in (1, 4)]
+    arms = [robustness(model, (x, y), attack="pgd", radius=0.08, iterations=3, restarts=n).accuracy for n in (1, 4)]
     assert arms[1] <= arms[0]
 
 
@@ -119,7 +121,7 @@ def test_statistics(problem):
 def test_leaves_no_trace(problem, statistics):
     model, x, y = problem
     before = tracks(model)
-    robustness(model, (x, y), attack="pgd", radius=0.1, steps=2, statistics=statistics)
+    robustness(model, (x, y), attack="pgd", radius=0.1, iterations=2, statistics=statistics)
     assert same(before, tracks(model))
 
 
@@ -157,7 +159,7 @@ def test_three_ways_out_and_errors(problem):
     with pytest.raises(InputError, match="inputs must lie in bounds"):
         robustness(model, (x + 5, y), attack="fgsm", radius=0.1, bounds=(0, 1))
     with pytest.raises(InputError, match="steps must be at least 1"):
-        robustness(model, (x, y), attack="pgd", radius=0.1, steps=0)
+        robustness(model, (x, y), attack="pgd", radius=0.1, iterations=0)
     with pytest.raises(DataError, match="one real tensor"):
         robustness(model, (torch.ones(2, 2).long(), y[:2]), attack="fgsm", radius=0.1)
     with pytest.raises(DataError, match="a class is a whole number"):

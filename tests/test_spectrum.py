@@ -176,7 +176,7 @@ def test_progress_is_shown_on_stderr_of_a_terminal_only(monkeypatch, capsys, ter
 
 
 def test_a_budget_of_products_ends_as_nonconverged():
-    found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 300))), top=3, products=8, tol=1e-8)
+    found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 300))), top=3, max_products=8, tol=1e-8)
     assert found.status == "nonconverged" and "give more products" in found.sentence
     assert len(found.top) == 3 and max(found.residuals) > 1e-8
 

@@ -32,7 +32,7 @@ def test_above_the_observed_rate_sgd_in_the_open_blows_up_and_below_it_does_not(
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     batch = (torch.randn(20, 3), torch.randn(20, 1))
-    found = stable_rate(Objective(model, F.mse_loss, batch, mode="train"), steps=30)
+    found = stable_rate(Objective(model, F.mse_loss, batch, mode="train"), iterations=30)
     calm = descends(model, F.mse_loss, batch, 0.5 * found.observed_low, 60, training=True)
     wild = descends(model, F.mse_loss, batch, 2.0 * found.observed_high, 60, training=True)
     assert calm[-1] < calm[0] and max(calm[30:]) <= calm[15]
@@ -44,7 +44,7 @@ def test_of_the_quotient_drops_what_symmetries_add():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     batch = (torch.randn(12, 3), torch.randn(12, 1))
     objective = Objective(model, F.mse_loss, batch, mode="eval")
-    plain, quotient = (stable_rate(objective, of=of, steps=6, tol=0.5) for of in ("hessian", "quotient"))
+    plain, quotient = (stable_rate(objective, of=of, iterations=6, tol=0.5) for of in ("hessian", "quotient"))
     assert quotient.top_eigenvalue <= plain.top_eigenvalue * (1 + 1e-6)
     assert quotient.predicted == pytest.approx(2 / quotient.top_eigenvalue)
 
@@ -59,7 +59,7 @@ def test_a_scale_invariant_loss_has_an_open_bracket():
             return x @ (self.w / self.w.norm())
 
     batch = (torch.tensor([[1.0, 0.0]]), torch.tensor([-1.0]))
-    found = stable_rate(Objective(Angle(), lambda out, y: (out - y).square().mean(), batch, mode="eval"), steps=20)
+    found = stable_rate(Objective(Angle(), lambda out, y: (out - y).square().mean(), batch, mode="eval"), iterations=20)
     assert found.status == "nonconverged" and math.isnan(found.observed)
     assert "every run was stable" in found.sentence and found.observed_low > 1000 * found.predicted
 
@@ -68,12 +68,12 @@ def test_no_trace_three_ways_out_and_errors():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     objective = Objective(model, F.mse_loss, (torch.randn(6, 2), torch.randn(6, 1)), mode="train")
     before = tracks(model)
-    found = stable_rate(objective, steps=6, tol=0.3)
+    found = stable_rate(objective, iterations=6, tol=0.3)
     assert same(before, tracks(model))
     assert "bracket [" in str(found) and found.cost.products > 0
     assert len(found.frame()) == len(found.runs)
     assert "Largest stable" in str(found.chart().to_dict())
-    with pytest.raises(InputError, match="steps must be at least 4"):
-        stable_rate(objective, steps=2)
+    with pytest.raises(InputError, match="iterations must be at least 4"):
+        stable_rate(objective, iterations=2)
     with pytest.raises(UnknownNameError, match="unknown curvature 'fisher'"):
         stable_rate(objective, of="fisher")

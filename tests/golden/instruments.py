@@ -123,7 +123,7 @@ def _():
 # Two probes: on another stream moments and peak moved by up to 0.3.
 @pin("density", elsewhere=0.5)
 def _():
-    found = ng.density(objective(mlp), probes=2, steps=20, width=0.05, points=11)
+    found = ng.density(objective(mlp), probes=2, iterations=20, width=0.05, points=11)
     return {"moments": found.moments, "peak": max(found.values), "share": found.share(0.0)}
 
 
@@ -233,7 +233,7 @@ def _():
 def _():
     o = objective(deep)
     fixed = ng.gradient_flow(
-        o, 0.5, integrator="runge_kutta", steps=10, rates=[0.25], symmetries=known_symmetries(deep)
+        o, 0.5, integrator="runge_kutta", iterations=10, rates=[0.25], symmetries=known_symmetries(deep)
     )
     return {
         "losses": fixed.losses[::5],
@@ -456,7 +456,7 @@ def _():
         "halfspace": ng.optim.halfspace(x - x.mean(0), signs),
         "gaussian_halfspace": ng.optim.gaussian_halfspace(torch.tensor([0.5, -0.3, 0.2]), spread),
     }
-    runs = {name: ng.optim.gdnp(problem, steps=5, start=torch.ones(3)) for name, problem in problems.items()}
+    runs = {name: ng.optim.gdnp(problem, iterations=5, start=torch.ones(3)) for name, problem in problems.items()}
     names = "loss", "rho", "length", "gradient_norm"
     return {
         name: {"weights": run.weights, "condition": run.condition, "last": fields(run.records[-1], *names)}

@@ -170,7 +170,7 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
                 "random_start_bound",
                 f"delta={delta:g} needs at least {needed} steps in dimension {dimension}",
                 f"{steps} steps",
-                "Raise steps or delta",
+                "Raise the iterations or delta",
             )
         )
     return ritz / math.sqrt(1.0 - root**2)

@@ -52,7 +52,7 @@ def eigenpairs(
     seed: int = 0,
     start: Tensor | None = None,
     memory: int | None = None,
-    products: int | None = None,
+    max_products: int | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """Return the `top` largest and `bottom` smallest eigenpairs of a self-adjoint `operator`.
@@ -73,7 +73,7 @@ def eigenpairs(
         seed: of the random start; the same seed gives the same numbers.
         start: a vector, or earlier eigenvectors as rows, to start from instead.
         memory: bytes the basis may take (default 1 GiB); beyond it the basis is compressed and the run goes on.
-        products: most products before giving up (default: ten times the dimension, at most 1000).
+        max_products: most products before giving up (default: ten times the dimension, at most 1000).
         progress: called as `progress(products, relative residuals)` after every step.
 
     Raises:
@@ -92,7 +92,7 @@ def eigenpairs(
     _check(operator, top, bottom, tol)
     size = operator.shape[0]
     capacity = _capacity(operator, top + bottom, memory)
-    budget = min(10 * size + 10, 1000) if products is None else products
+    budget = min(10 * size + 10, 1000) if max_products is None else max_products
     sequences = Sequences(
         operator,
         top=top,
@@ -134,7 +134,11 @@ def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
     if worst <= tol and len(found) == sequences.wanted_count:
         return _result(sequences, found, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
-    cure = "give more products" if sequences.exhausted else f"products in {operator.dtype} allow no more, use float64"
+    cure = (
+        "give more products (max_products)"
+        if sequences.exhausted
+        else f"products in {operator.dtype} allow no more, use float64"
+    )
     return _result(sequences, found, "nonconverged", f"{why}; {cure}")
 
 

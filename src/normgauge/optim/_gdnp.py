@@ -127,7 +127,7 @@ class GDNPRun(Result):
 def gdnp(
     problem: Problem,
     *,
-    steps: int = 50,
+    iterations: int = 50,
     bisections: int = 50,
     start: Tensor | None = None,
     smoothness: float = math.nan,
@@ -144,7 +144,7 @@ def gdnp(
 
     Args:
         problem: from `least_squares`, `halfspace` or `gaussian_halfspace`.
-        steps: at most.
+        iterations: at most.
         bisections: T, of the length at each step.
         start: the first direction; random when `None`. Must not be orthogonal to u.
         smoothness: zeta, a Lipschitz constant of the gradient of f, for `length_bound` (nan without).
@@ -171,7 +171,7 @@ def gdnp(
         >>> x = torch.randn(50, 3, generator=generator(0), dtype=torch.float64)
         >>> y = x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
         >>> from normgauge.optim import least_squares
-        >>> run = gdnp(least_squares(x, y), steps=60)
+        >>> run = gdnp(least_squares(x, y), iterations=60)
         >>> [round(value, 4) for value in run.weights.tolist()]
         [1.0, -2.0, 0.5]
 
@@ -188,7 +188,7 @@ def gdnp(
     status: Status = "ok"
     sentence, halvings = "", 0
     gamma, bracket, found = _length(problem, w, S, bisections)
-    for number in range(steps + 1):
+    for number in range(iterations + 1):
         if not found:
             status = "nonconverged"
             sentence = "the loss has no finite minimum along this direction (separable data?)"
@@ -202,7 +202,7 @@ def gdnp(
         full = math.sqrt(max(float(means.gradient @ torch.linalg.solve(S, means.gradient)), 0.0))
         rho, bound = _rayleigh(w, u, S), shrink ** (2 * number) * (rho0 - best)
         error = smoothness / mu * 2.0**-bisections * bracket
-        last = number == steps or abs(h) <= tol or abs(gamma) <= tol or not found
+        last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not found
         step = math.nan if last else -(norm**3) / (L * gamma * h)
         total = math.sqrt(peak**2 * bound + (0.0 if math.isnan(error) else error**2))
         records.append(

@@ -80,7 +80,7 @@ def gdnp_network(
     output: Tensor,
     start: Tensor | None = None,
     sweeps: int = 20,
-    steps: int = 1,
+    iterations: int = 1,
     seed: int = 0,
 ) -> GDNPNetworkRun:
     """Train the hidden weights of `F(x) = sum_i theta_i tanh(x^T w_i)` for `mean(softplus(-y F))`, unit by unit.
@@ -94,7 +94,7 @@ def gdnp_network(
         output: theta, one weight per unit; not trained.
         start: first hidden weights `[units, d]`; random when `None`.
         sweeps: over all units.
-        steps: of the direction per unit and sweep.
+        iterations: of the direction per unit and sweep.
         seed: of a random start.
 
     Raises:
@@ -136,7 +136,7 @@ def gdnp_network(
     history = [state(W)]
     for _ in range(sweeps):
         for unit in range(units):
-            for _ in range(steps):
+            for _ in range(iterations):
                 _improve(W, unit, S, L, loss_and_slopes)
         history.append(state(W))
     losses, norms, cosines = zip(*history, strict=True)

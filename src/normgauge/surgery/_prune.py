@@ -33,7 +33,7 @@ def scale_l1(model: nn.Module) -> Tensor:
 
 
 @instrument
-def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: int = 0) -> Surgery:
+def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: int = 0) -> Surgery:
     """Return the model without a share of its normalized channels, taken away physically: smaller layers, same code.
 
     A channel that goes is replaced, in the layers that read it, by what stands in for it:
@@ -51,7 +51,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
     Args:
         model: any model whose steps do not depend on the values of its inputs; it is not touched.
         by: how channels are chosen.
-        amount: the share of all prunable channels to take away, 0 <= amount < 1; each layer keeps at least one.
+        share: of all prunable channels to take away, 0 <= share < 1; each layer keeps at least one.
         example: a tensor, tuple or mapping of inputs on which the result is proved.
         seed: of `random`.
 
@@ -60,7 +60,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
 
     Raises:
         UnknownNameError: for another `by`.
-        InputError: for an amount out of range.
+        InputError: for a share out of range.
         ModelError: when its steps depend on values.
 
     Deviations:
@@ -79,12 +79,12 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
     """
     if by not in _WAYS:
         raise unknown_name("by", by, _WAYS)
-    if not 0 <= amount < 1:
-        raise InputError(explain("prune_norms", "amount is a share, 0 <= amount < 1", str(amount), "Give 0.5 for half"))
+    if not 0 <= share < 1:
+        raise InputError(explain("prune_norms", "share lies in 0 <= share < 1", str(share), "Give 0.5 for half"))
     paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
     modules = dict(model.named_modules())
-    gone = _select(open_paths, modules, by, amount, generator(seed))
+    gone = _select(open_paths, modules, by, share, generator(seed))
     full, small = copy_model(model).eval(), copy_model(model).eval()
     for path in open_paths:
         removed, twins = gone[path.norm]
@@ -112,7 +112,7 @@ def prune_norms(model: nn.Module, by: By, amount: float, example: Any, *, seed: 
 
 
 def _select(
-    paths: list[ChannelPath], modules: Mapping[str, nn.Module], by: str, amount: float, source: torch.Generator
+    paths: list[ChannelPath], modules: Mapping[str, nn.Module], by: str, share: float, source: torch.Generator
 ) -> dict[str, tuple[list[int], dict[int, int]]]:
     """Return, per normalizer, the channels that go and, for `similar`, the twin of each."""
     affine = {
@@ -120,7 +120,7 @@ def _select(
         for path in paths
     }
     total = sum(len(gamma) for gamma, _ in affine.values())
-    wanted = round(amount * total)
+    wanted = round(share * total)
     ranked: list[tuple[float, str, int, int]] = []
     for name, (gamma, beta) in affine.items():
         if by == "similar":

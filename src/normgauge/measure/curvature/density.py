@@ -129,7 +129,7 @@ def density(
     *,
     of: Of = "hessian",
     probes: int = 1,
-    steps: int = 50,
+    iterations: int = 50,
     seed: int = 0,
     width: float | None = None,
     points: int = 1000,
@@ -139,16 +139,16 @@ def density(
     """Return the spectral density of the curvature of `objective` by stochastic Lanczos quadrature.
 
     phi(x) = mean over probes of sum_i weights_i N(x; values_i, width^2), where values and weights are the Gauss
-    quadrature of a random vector's spectral measure after `steps` Lanczos steps with reorthogonalization.
+    quadrature of a random vector's spectral measure after `iterations` Lanczos steps with reorthogonalization.
 
-    Kind: unbiased moments; the density itself is smoothed. Cost: probes * steps products and a basis of `steps`
-    vectors.
+    Kind: unbiased moments; the density itself is smoothed. Cost: probes * iterations products and a basis of as
+    many vectors.
 
     Args:
         objective: model, loss, data and mode.
         of: "hessian", "gauss_newton" or "empirical_fisher".
         probes: random vectors; the standard error falls with their square root.
-        steps: Lanczos steps per probe.
+        iterations: Lanczos steps per probe.
         seed: of the probes.
         width: standard deviation of the smoothing; by default a hundredth of the range.
         points: of the grid.
@@ -178,7 +178,7 @@ def density(
         curvature_of(objective, of, group) as operator,
         residuals_shown(f"density of {of}", progress) as shown,
     ):
-        nodes = spectral_nodes(operator, probes=probes, steps=steps, seed=seed, progress=shown)
+        nodes = spectral_nodes(operator, probes=probes, steps=iterations, seed=seed, progress=shown)
     values = torch.tensor([value for each in nodes for value in each.values], dtype=torch.float64)
     weights = torch.tensor([weight for each in nodes for weight in each.weights], dtype=torch.float64) / len(nodes)
     spread = float(values.max() - values.min())

@@ -160,7 +160,7 @@ def spectrum(
     symmetries: Any = None,
     start: Spectrum | None = None,
     memory: int | None = None,
-    products: int | None = None,
+    max_products: int | None = None,
     group: Group = None,
     progress: Progress | None = None,
 ) -> Spectrum:
@@ -185,7 +185,7 @@ def spectrum(
         symmetries: for the quotient: what `ng.symmetries(objective)` gave; discovered when left out.
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
         memory: bytes the Lanczos basis may take; 1 GiB by default.
-        products: most products before giving up with status "nonconverged".
+        max_products: most products before giving up with status "nonconverged".
         group: process group over which the data are sharded: every rank makes the objective on its share and calls
             this function; all get the same result. Batch statistics stay those of each rank's batches.
         progress: called as `progress(products, residuals)`; by default shown on a terminal's stderr.
@@ -224,7 +224,7 @@ def spectrum(
             seed=seed,
             start=start,
             memory=memory,
-            products=products,
+            max_products=max_products,
             progress=progress,
         )
     first = None if start is None else start_vectors(objective, start)
@@ -240,7 +240,7 @@ def spectrum(
             seed=seed,
             start=first,
             memory=memory,
-            products=products,
+            max_products=max_products,
             progress=shown,
         )
     return Spectrum(
@@ -289,7 +289,7 @@ def quotient_spectrum(
     seed: int = 0,
     start: Spectrum | None = None,
     memory: int | None = None,
-    products: int | None = None,
+    max_products: int | None = None,
     progress: Progress | None = None,
 ) -> QuotientSpectrum:
     """Return the extreme eigenvalues of the curvature of `objective` on the product of spheres of `blocks`.
@@ -312,7 +312,7 @@ def quotient_spectrum(
         seed: of the random start.
         start: an earlier spectrum of the same variables.
         memory: bytes the Lanczos basis may take.
-        products: most products before giving up.
+        max_products: most products before giving up.
         progress: called as `progress(products, residuals)`.
 
     Raises:
@@ -343,7 +343,7 @@ def quotient_spectrum(
                 seed=seed,
                 start=None if start is None else start_vectors(objective, start),
                 memory=memory,
-                products=products,
+                max_products=max_products,
                 progress=shown,
             )
         extra, more = _counts(operator, max(map(abs, found.top + found.bottom), default=0.0), seed)

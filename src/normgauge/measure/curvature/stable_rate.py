@@ -98,7 +98,7 @@ def stable_rate(
     objective: Objective,
     *,
     of: Of = "hessian",
-    steps: int = 20,
+    iterations: int = 20,
     tol: float = 0.05,
     nudge: float = 1e-3,
     seed: int = 0,
@@ -112,12 +112,12 @@ def stable_rate(
     being finite or is larger at the end than half way. Rates are doubled or halved from the prediction until the
     verdict changes, then bisected until the bracket is `tol` wide.
 
-    Kind: estimate. Cost: one `spectrum`, and `steps` gradients for each of about ten runs.
+    Kind: estimate. Cost: one `spectrum`, and `iterations` gradients for each of about ten runs.
 
     Args:
         objective: model, loss, data and mode.
         of: "hessian", or "quotient": the Hessian between directions orthogonal to the symmetries.
-        steps: of a run; more see weaker instabilities.
+        iterations: of a run; more see weaker instabilities.
         tol: relative width of the bracket.
         nudge: size of the start along the top eigenvector, relative to |theta|.
         seed: of the eigenvalue search.
@@ -144,9 +144,14 @@ def stable_rate(
     """
     if of not in ("hessian", "quotient"):
         raise unknown_name("curvature", of, ("hessian", "quotient"))
-    if steps < 4 or not tol > 0:
+    if iterations < 4 or not tol > 0:
         raise InputError(
-            explain("stable_rate", "steps must be at least 4 and tol positive", f"{steps}, {tol:g}", "Use the defaults")
+            explain(
+                "stable_rate",
+                "iterations must be at least 4 and tol positive",
+                f"{iterations}, {tol:g}",
+                "Use the defaults",
+            )
         )
     top, vector = _top(objective, of, seed, symmetries)
     predicted = 2 / top if top > 0 else math.inf
@@ -156,7 +161,7 @@ def stable_rate(
 
     def stable(rate: float) -> bool:
         if rate not in runs:
-            runs[rate] = _runs_stably(objective, start, rate, steps)
+            runs[rate] = _runs_stably(objective, start, rate, iterations)
         return runs[rate]
 
     low, high = _bracket(stable, predicted if math.isfinite(predicted) else 1.0)
@@ -176,7 +181,7 @@ def stable_rate(
         top_eigenvalue=top,
         of=of,
         runs=tuple(sorted(runs.items())),
-        steps=steps,
+        steps=iterations,
         status="nonconverged" if sentence else "ok",
         sentence=sentence,
     )
@@ -193,13 +198,13 @@ def _bracket(stable: Callable[[float], bool], rate: float) -> tuple[float | None
     return (rate, None) if first else (None, rate)
 
 
-def _runs_stably(objective: Objective, start: Tensor, rate: float, steps: int) -> bool:
+def _runs_stably(objective: Objective, start: Tensor, rate: float, iterations: int) -> bool:
     """Run gradient descent functionally; tell whether the loss at the end is not above the one half way."""
     point, half = start, math.nan
     try:
-        for step in range(steps):
+        for step in range(iterations):
             loss, gradient = objective.at(point).loss_and_gradient()
-            if step == steps // 2:
+            if step == iterations // 2:
                 half = float(loss)
             point = point - rate * objective.flatten(gradient)
             if not bool(torch.isfinite(point).all()):

@@ -65,8 +65,8 @@ def attack_named(name: str, steps: int | None, restarts: int | None, step: float
         raise InputError(
             explain(
                 f"attack {name!r}",
-                "steps must be at least 1, restarts at least 0 and the step positive",
-                f"steps={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}",
+                "iterations must be at least 1, restarts at least 0 and the step positive",
+                f"iterations={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}",
                 "Leave them out for the defaults",
             )
         )

@@ -128,7 +128,7 @@ def robustness(
     radius: float | Sequence[float],
     statistics: Statistics = "stored",
     bounds: Bounds = None,
-    steps: int | None = None,
+    iterations: int | None = None,
     restarts: int | None = None,
     step: float | None = None,
     noise: float = 0.1,
@@ -142,8 +142,8 @@ def robustness(
     the linf ball. pgd, pgd_l2: the same from random starts in the linf or l2 ball; a sample counts as right only if
     it is right after every start. g is the gradient of the cross-entropy summed over the samples.
 
-    Kind: upper bound of the accuracy within the ball (unbiased for Gaussian noise). Cost: steps * restarts gradients
-    with respect to the inputs per radius.
+    Kind: upper bound of the accuracy within the ball (unbiased for Gaussian noise). Cost: iterations * restarts
+    gradients with respect to the inputs per radius.
 
     Args:
         model: a classifier; it is left as it was and runs in eval mode (no dropout).
@@ -153,7 +153,7 @@ def robustness(
         statistics: "stored", running statistics; "batch", batch norms use the (changed) batch; "noisy", stored ones
             with mean + noise std N(0, 1) and variance * exp(noise N(0, 1)), redrawn at every evaluation.
         bounds: range of valid inputs, for example (0, 1); nothing is clipped without it.
-        steps: of bim and pgd.
+        iterations: of bim and pgd.
         restarts: of pgd; 0 starts at the clean input, once.
         step: size of a step as a share of the radius.
         noise: relative size of the noise on the statistics.
@@ -182,7 +182,7 @@ def robustness(
     """
     if statistics not in STATISTICS:
         raise unknown_name("statistics", statistics, STATISTICS)
-    chosen = attack_named(attack, steps, restarts, step)
+    chosen = attack_named(attack, iterations, restarts, step)
     radii = _radii(radius)
     objective = Objective(model, _cross_entropy, data, mode="eval", forward=forward)
     batches = [(number, *_checked(batch, bounds)) for number, batch in objective.batches()]

@@ -133,7 +133,7 @@ def operator_norm(
     input_shape: Sequence[int] | None = None,
     *,
     kind: BracketKind = "certified",
-    steps: int | None = None,
+    iterations: int | None = None,
     delta: float = 1e-10,
     start: Bracket | Tensor | None = None,
     seed: int = 0,
@@ -149,7 +149,7 @@ def operator_norm(
     in; exact for Linear, for circular padding and where a kernel does not overlap itself), or probabilistic (the
     smaller of that and of a bound that fails with probability `delta` over the random start), or an estimate (the
     Ritz value plus its residual; cheapest, no guarantee).
-    Cost: `steps` products with the layer and its adjoint on one input; certified: a Gram matrix and a Cholesky
+    Cost: `iterations` products with the layer and its adjoint on one input; certified: a Gram matrix and a Cholesky
     factorization per frequency. No gradient, no trace on the layer.
 
     Args:
@@ -158,8 +158,8 @@ def operator_norm(
         input_shape: spatial size, or channels and spatial size, or those after a batch size. Not needed for Linear
             and BatchNorm.
         kind: certified, probabilistic or estimate.
-        steps: of the lower bound; by default 30, or 60 for a small input or a probabilistic bound, or 5 from a warm
-            start.
+        iterations: of the lower bound; by default 30, or 60 for a small input or a probabilistic bound, or 5 from a
+            warm start.
         delta: probability of failure a probabilistic upper bound may have.
         start: an earlier bracket of the same shapes, or a right vector, to start from.
         seed: of the random start, drawn from a generator of our own.
@@ -187,10 +187,12 @@ def operator_norm(
     """
     if kind not in KINDS:
         raise unknown_name("kind of bracket", str(kind), KINDS)
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-        raise InputError(explain("operator_norm", "steps is a positive integer", repr(steps), "Try steps=30"))
+    if iterations is not None and (isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1):
+        raise InputError(
+            explain("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
+        )
     map_ = read_layer(layer, input_shape)
-    found = bracket_of(map_, kind, steps=steps, delta=delta, start=start, seed=seed)
+    found = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
     spend("gradients", found.steps)  # a step is a product with the layer and one with its adjoint
     spend("forwards", math.prod(map_.input_shape) if found.method == DENSE else 0)
     return replace(found, mode="eval")

@@ -126,7 +126,9 @@ class GradientFlow(Result):
             f"{way}{sum(item.count for item in self.conserved)} conserved quantities drift by {self.drift:.2g} at most"
         )
         if not self.drift <= ACCURATE:
-            return f"{said} (over {ACCURATE:g}): the integration is too coarse to trust; lower rtol or use more steps."
+            return (
+                f"{said} (over {ACCURATE:g}): the integration is too coarse to trust; lower tol or use more iterations."
+            )
         far = [rate for rate, value in self.distances.items() if not value <= CLOSE]
         apart = f" Gradient descent at {min(far):g} ends over {CLOSE:.0%} away from the flow." if far else ""
         return f"{said} (limit {ACCURATE:g}): the path can be trusted.{apart}"
@@ -149,11 +151,11 @@ def gradient_flow(
     time: float,
     *,
     integrator: Integrator = "dormand_prince",
-    rtol: float = 1e-6,
-    steps: int = 200,
+    tol: float = 1e-6,
+    iterations: int = 200,
     rates: Sequence[float] = (),
     symmetries: Symmetries | None = None,
-    max_evaluations: int = 3000,
+    max_gradients: int = 3000,
     seed: int = 0,
 ) -> GradientFlow:
     """Integrate `d theta / dt = -grad L(theta)` and report the drift of every conserved quantity.
@@ -170,11 +172,11 @@ def gradient_flow(
         objective: what flows; the model is left as it was. Double precision is worth its price here.
         time: how long, in units where one step of gradient descent with rate eta is eta long.
         integrator: "dormand_prince" (adaptive) or "runge_kutta" (fixed steps, robust at kinks).
-        rtol: relative tolerance of the adaptive integrator.
-        steps: of the fixed one.
+        tol: relative tolerance of the adaptive integrator.
+        iterations: of the fixed one.
         rates: learning rates of gradient descent to compare.
         symmetries: from `ng.symmetries`, if at hand.
-        max_evaluations: of the adaptive integrator.
+        max_gradients: of the adaptive integrator.
         seed: of the symmetries otherwise.
 
     Raises:
@@ -196,7 +198,7 @@ def gradient_flow(
 
     References: akbar2025, kunin2021
     """
-    for name, value in (("time", time), ("rtol", rtol), ("steps", steps), *(("rates", rate) for rate in rates)):
+    for name, value in (("time", time), ("tol", tol), ("iterations", iterations), *(("rates", rate) for rate in rates)):
         if not (value > 0 and math.isfinite(value)):
             raise InputError(explain("gradient_flow", f"{name} must be positive and finite", str(value), "Correct it"))
     if integrator not in get_args(Integrator):
@@ -210,9 +212,9 @@ def gradient_flow(
         return float(loss), -objective.flatten(gradient)
 
     if integrator == "dormand_prince":
-        path = dormand_prince(slope, start, time, rtol=rtol, max_evaluations=max_evaluations)
+        path = dormand_prince(slope, start, time, rtol=tol, max_evaluations=max_gradients)
     else:
-        path = runge_kutta(slope, start, time, steps=steps)
+        path = runge_kutta(slope, start, time, steps=iterations)
     kinks = tuple(sorted({type(module).__name__ for module in objective.model.modules() if isinstance(module, KINKED)}))
     _warn_about_kinks(path, kinks)
     drifts = [_drifts(family, objective, path.points) for family in families]
@@ -291,7 +293,7 @@ def _warn_about_kinks(path: Path, kinks: tuple[str, ...]) -> None:
                 "gradient_flow",
                 f"at the kinks of {', '.join(kinks)} the gradient jumps, and adaptive steps shrink without end",
                 f"{path.rejected} rejected steps, {path.evaluations} gradients, time {path.times[-1]:.3g}",
-                "Pass integrator='runge_kutta', a larger rtol, or a smooth activation",
+                "Pass integrator='runge_kutta', a larger tol, or a smooth activation",
             ),
             NormgaugeWarning,
             stacklevel=3,

@@ -34,7 +34,7 @@ def run(spec: Spec, record: Record) -> None:
     network = _network(spec, digits)
     batch = (digits.train[0][:rows], digits.train[1][:rows])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
-    found = stable_rate(objective, steps=int(spec["probe_steps"]), tol=0.2)
+    found = stable_rate(objective, iterations=int(spec["probe_steps"]), tol=0.2)
     record(0, "lambda_max", found.top_eigenvalue, kind="estimate")
     record(0, "predicted_rate", found.predicted, kind="estimate")
     record(0, "observed_start_rate", found.observed, kind="estimate", status=found.status)

@@ -143,7 +143,7 @@ def _sharpness(network: nn.Module, task: Dataset, spec: Spec) -> tuple[float, fl
     batch = (task.train[0][:rows], task.train[1][:rows])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
     symmetries = _symmetries(spec["model"], spec["norm"], spec["data"], int(spec["samples"]))
-    found = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, products=100)
+    found = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, max_products=100)
     return found.sharpness, found.residuals[0], found.status
 
 

@@ -44,7 +44,7 @@ def run(spec: Spec, record: Record) -> None:
         path, halvings = _gdnp(problem, direction, target, most)
         record(len(path.distances) - 1, "halvings", halvings)
     else:
-        start = gdnp(problem, steps=0, bisections=BISECTIONS, start=direction).weights
+        start = gdnp(problem, iterations=0, bisections=BISECTIONS, start=direction).weights
         path = descend(_race(problem, start), spec["method"], target=target, most=most)
     record_path(record, path, target, most)
 
@@ -62,7 +62,7 @@ def _gdnp(problem: GaussianHalfspace | SampleHalfspace, w: Tensor, target: float
     path, halvings, first = Path(), 0, math.nan
     while len(path.distances) <= most:
         count = min(CHUNK, most - max(len(path.distances) - 1, 0))
-        found = gdnp(problem, steps=count, bisections=BISECTIONS, start=w)
+        found = gdnp(problem, iterations=count, bisections=BISECTIONS, start=w)
         first = found.records[0].gradient_norm if not path.distances else first
         fresh = found.records[1 if path.distances else 0 :]
         path.distances += [item.gradient_norm / first for item in fresh]

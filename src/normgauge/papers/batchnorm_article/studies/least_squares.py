@@ -39,7 +39,7 @@ def run(spec: Spec, record: Record) -> None:
     start = length * direction / (direction @ problem.S @ direction).sqrt()
     if spec["method"] == "gdnp":
         enough = math.ceil(math.log(target) / math.log1p(-1 / float(spec["condition"]))) + 1  # by its own bound
-        found = gdnp(problem, steps=min(most, enough), start=direction)
+        found = gdnp(problem, iterations=min(most, enough), start=direction)
         norms = [item.gradient_norm / found.records[0].gradient_norm for item in found.records]
         path = Path(norms, [item.loss for item in found.records], gradients=len(norms) - 1)
         arrived = path.iterations(target)

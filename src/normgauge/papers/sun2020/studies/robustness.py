@@ -65,7 +65,9 @@ def run(spec: Spec, record: Record) -> None:
 
 def _under_bim(network: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], spec: Spec) -> float:
     count = int(spec["attack_steps"])
-    return robustness(network, batch, attack="bim", radius=float(spec["radius"]), steps=count, step=2 / count).accuracy
+    return robustness(
+        network, batch, attack="bim", radius=float(spec["radius"]), iterations=count, step=2 / count
+    ).accuracy
 
 
 @empirical(
