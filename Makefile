@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
 
-.PHONY: help demo test test-all docs format clean lock
+.PHONY: help demo test test-all generated docs format clean lock
 
 help: ## show the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,12 @@ test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
 
 test-all: $(VENV)/.dev ## the heavy suites too
 	NORMGAUGE_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+
+generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/generate_support.py alone (minutes)
+	$(BIN)/python docs/generate_normalizers.py
+	$(BIN)/python docs/generate_studies.py
+	$(BIN)/python docs/generate_ledger.py
+	$(BIN)/python docs/generate_overview.py
 
 docs: $(VENV)/.dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -27,7 +27,7 @@ from normgauge.report._study import verdict_sentence
 from normgauge.store import Store, spec_id
 
 NAMES = list(experiments())
-PAGES = Path(__file__).parents[1] / "docs" / "papers" / "studies"
+PAGES = Path(__file__).parents[1] / "docs" / "_generated" / "studies"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -193,7 +193,7 @@ def test_one_court(name):
     listed = {claim.id: claim.result.word for claim in ledger() if claim.study == name}
     assert listed == {item.id: item.outcome for item in judged if item.id in listed}
     for item in judged:
-        assert verdict_sentence(item) in text, "run python docs/generate_studies.py"
+        assert verdict_sentence(item) in text, "run make generated"
 
 
 def test_the_list_says_what_the_studies_declare():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normgauge.charts._theme import BACKGROUNDS, INK
+from normgauge.charts._slim import adapt, slim
+from normgauge.charts._theme import INK
 from normgauge.errors import InputError, explain, require
 
 if TYPE_CHECKING:
@@ -72,14 +71,17 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
     return target
 
 
-def svg(chart: altair.TopLevelMixin) -> str:
-    """Return a chart as SVG text.
+def svg(chart: altair.TopLevelMixin, title: str = "") -> str:
+    """Return a chart as SVG text for a page: small, without background, dark where the reader's scheme is dark.
+
+    Args:
+        chart: themed, as all of ours are.
+        title: what a screen reader says of it.
 
     Raises:
         MissingExtraError: when vl-convert is not installed.
     """
-    converter = require("vl_convert", "lab", "charts.svg")
-    return str(converter.vegalite_to_svg(chart.to_dict()))
+    return adapt(slim(_drawing(chart), title))
 
 
 def inline_svg(chart: altair.TopLevelMixin, label: str) -> str:
@@ -92,15 +94,12 @@ def inline_svg(chart: altair.TopLevelMixin, label: str) -> str:
     Raises:
         MissingExtraError: when vl-convert is not installed.
     """
-    text = svg(chart).replace(f'fill="{BACKGROUNDS["light"]}"', 'fill="none"', 1)
+    text = slim(_drawing(chart), label)
     for paint in ("fill", "stroke"):
         for name, opacity in (("text", 1.0), ("muted", 0.75), ("line", 0.35), ("grid", 0.12)):
             own = f'{paint}="currentColor" {paint}-opacity="{opacity:g}"'
             text = text.replace(f'{paint}="{INK["light"][name]}"', own)
-    # two pictures on one page must not share the names of their clips and gradients
-    mark = hashlib.sha256(text.encode()).hexdigest()[:8]
-    text = re.sub(r'((?:id="|url\(#))(\w+)', rf"\g<1>\g<2>-{mark}", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1)
+    return text
 
 
 @cache
@@ -126,6 +125,11 @@ def script_json(value: Any) -> str:
     """
     body = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return body.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _drawing(chart: altair.TopLevelMixin) -> str:
+    converter = require("vl_convert", "lab", "charts.svg")
+    return str(converter.vegalite_to_svg(chart.to_dict()))
 
 
 def _html(chart: altair.TopLevelMixin, title: str) -> str:

@@ -90,7 +90,8 @@ class Reproduced(Result):
     def pictures(self) -> list[tuple[str, str, str]]:
         """Return name, SVG and caption of every figure (needs the `lab` extra)."""
         figures = self.experiment.figures(self.table)
-        return [(f"{self.experiment.name}-{figure.name}", svg(figure.chart), figure.caption) for figure in figures]
+        name = self.experiment.name
+        return [(f"{name}-{each.name}", svg(each.chart, each.caption), each.caption) for each in figures]
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the study's first figure."""
