@@ -158,7 +158,7 @@ def test_three_ways_out_and_errors(problem):
         robustness(model, (x, y), attack="fgsm", radius=0.0)
     with pytest.raises(InputError, match="inputs must lie in bounds"):
         robustness(model, (x + 5, y), attack="fgsm", radius=0.1, bounds=(0, 1))
-    with pytest.raises(InputError, match="steps must be at least 1"):
+    with pytest.raises(InputError, match="iterations must be at least 1"):
         robustness(model, (x, y), attack="pgd", radius=0.1, iterations=0)
     with pytest.raises(DataError, match="one real tensor"):
         robustness(model, (torch.ones(2, 2).long(), y[:2]), attack="fgsm", radius=0.1)
