@@ -19,10 +19,10 @@ test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 test-all: $(VENV)/.dev ## the heavy suites too
-	NORMGAUGE_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
+	NORMGAUGE_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/generate_support.py alone (minutes)
 	$(BIN)/python docs/generate_normalizers.py

@@ -32,7 +32,7 @@ def run(*arguments):
 
 def test_table_sentences_and_json(factories):
     result = run("mymodels:mlp", "--input", "4", "--explain")
-    assert result.exit_code == 0 and "rescale" in result.stdout and "mode=train" in result.stdout
+    assert result.exit_code == 0 and "rescale" in result.stdout and "mode train" in result.stdout
     assert "only their product counts" in result.stdout
     told = json.loads(run("mymodels:mlp", "--input", "4", "--json").stdout)
     assert told["dimension"] == 6 and told["families"][0]["status"] == "exact"
