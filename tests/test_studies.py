@@ -217,3 +217,9 @@ def test_the_list_imports_neither_studies_nor_torch():
     code = "import sys; from normgauge.papers import shelf; shelf.listed(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["robustness", "gamma-sigma", "batch-size-width", "inference-statistics", "dropout"])
+def test_a_network_that_diverged_is_no_measurement(name):
+    run = execute({**find(name).parts("smoke")[0].plan()[0], "lr": 1e20, "study": name})
+    assert not run.ok and "train_loss" not in run.row() and "test_accuracy" not in run.row()

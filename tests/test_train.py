@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from normgauge.errors import InputError
+from normgauge.errors import InputError, NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import Batches, Training, augmented, train
@@ -145,3 +145,10 @@ def test_augmentation_shifts_and_flips():
 def test_steps_to_a_target():
     assert Training([4.0, 2.0, 0.5, 0.5]).steps_to(0.6, window=1) == 3
     assert Training([4.0]).steps_to(0.1) is None
+
+
+def test_a_training_that_broke_is_no_whole():
+    broken = Training([1.0, 50.0], diverged_at=2)
+    with pytest.raises(NonFiniteError, match="diverged at step 2"):
+        broken.whole()
+    assert Training([1.0]).whole().losses == [1.0]

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, NonFiniteError, explain
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.layout import Layout
 from normgauge.rng import generator
@@ -42,6 +42,16 @@ class Training:
         highest = DIVERGENCE_FACTOR * max(self.losses[0], 1.0) if ceiling is None else ceiling
         if not math.isfinite(loss) or loss > highest:
             self.diverged_at = len(self.losses)
+
+    def whole(self) -> Training:
+        """Return this where training went to its end; a network that broke on the way is no measurement.
+
+        Raises:
+            NonFiniteError: where it diverged.
+        """
+        if self.diverged:
+            raise NonFiniteError(f"training diverged at step {self.diverged_at}: its loss was {self.losses[-1]:.3g}")
+        return self
 
     def steps_to(self, target: float, *, window: int = 10) -> int | None:
         """Return after how many steps the mean loss of the last `window` steps fell to `target`, `None` if never."""

@@ -70,8 +70,9 @@ def run(spec: Spec, record: Record) -> None:
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)
-    train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
     training.close()
+    done.whole()
     found = {"exponential": _stored(network), "cumulative": training.averages()}
     after, batches = Tracker(network), Batches(len(dataset.train[1]), size, 77 + seed)
     network.train()

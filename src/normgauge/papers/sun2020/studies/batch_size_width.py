@@ -33,7 +33,7 @@ def run(spec: Spec, record: Record) -> None:
     steps = min(int(spec["steps"]), max(1, int(spec["samples"]) // size))
     network = network_of(int(spec["width"]), math.prod(dataset.shape), dataset.classes, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed).whole()
     record(steps, "train_loss", fmean(done.losses[-10:]))
     for split in ("validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)

@@ -54,7 +54,7 @@ def run(spec: Spec, record: Record) -> None:
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     at = sorted({round(steps * k / 20) for k in range(21)})
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch)
+    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch).whole()
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     _gauge(record, steps, network, dataset, batch)
 

@@ -69,7 +69,7 @@ def _tuned(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
         steps=max(1, int(spec["steps"]) // 4),
         batch=int(spec["batch"]),
         seed=int(spec["seed"]),
-    )
+    ).whole()
     return evaluate(model, dataset).accuracy
 
 

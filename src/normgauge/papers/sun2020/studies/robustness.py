@@ -41,7 +41,7 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     decay = float(spec["decay"]) if spec["decayed"] else 0.0
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9, weight_decay=decay)
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed).whole()
     network.eval()
     record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
