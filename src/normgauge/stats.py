@@ -24,6 +24,18 @@ Bounds = tuple[float | None, float | None]
 FREE: Bounds = (None, None)
 
 
+def natural_bounds(reading: str) -> Bounds:
+    """Return the ends of a quantity that its name tells: accuracies lie in [0, 1], losses are not negative.
+
+    Examples:
+        >>> natural_bounds("test_accuracy"), natural_bounds("train_loss"), natural_bounds("accuracy_gain")
+        ((0, 1), (0, None), (None, None))
+    """
+    if reading.endswith("accuracy"):
+        return 0, 1
+    return (0, None) if reading.endswith("loss") else FREE
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean with its confidence interval from n values; low and high are nan for n < 2."""

@@ -17,7 +17,7 @@ from normgauge import charts
 from normgauge.documents import About, CriterionDocument, StudyDocument
 from normgauge.records import Row, format_number, plain
 from normgauge.report._markup import seconds as duration
-from normgauge.stats import interval
+from normgauge.stats import interval, natural_bounds
 
 #: What an outcome means, for the reader of a page.
 OUTCOMES = {
@@ -127,7 +127,7 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
             ("criterion", "margin", "mean", "half width", "seeds"),
             tuple(margins),
         ),
-        Block("Numbers", ("Mean -+ half width of the 95 % interval over seeds.",), *summary(about, document)),
+        Block("Numbers", ("Mean and 95 % interval over seeds.",), *summary(about, document)),
         Block("Proxy against paper", (about.proxy,)),
         _failures(document),
         Block("How it was run", (made_with(document), f"Again: `{about.command}`")),
@@ -163,26 +163,24 @@ def made_with(document: StudyDocument) -> str:
 
 
 def summary(about: About, document: StudyDocument) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return header and rows: one row per arm, each reading as mean -+ half width over its seeds."""
+    """Return header and rows: one row per arm, each reading as mean and interval over its seeds."""
     knobs = [k for k in about.knobs if len({str(row.get(k)) for row in document.rows}) > 1]
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in document.rows:
         groups.setdefault(tuple(_show(row.get(knob)) for knob in knobs), []).append(row)
     rows = [
-        (*arm, str(len(members)), *(_mean([row.get(name) for row in members]) for name in about.columns))
+        (*arm, str(len(members)), *(_mean(name, [row.get(name) for row in members]) for name in about.columns))
         for arm, members in groups.items()
     ]
     return (*knobs, "runs", *(name.replace("_", " ") for name in about.columns)), tuple(rows)
 
 
-def _mean(values: Sequence[float | None]) -> str:
+def _mean(reading: str, values: Sequence[float | None]) -> str:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers:
         return "-"
-    span = interval(numbers)
-    half = _half((span.high - span.low) / 2)
-    holes = f" ({span.n} of {len(values)})" if span.n < len(values) else ""
-    return f"{format_number(span.mean, 4)}{half}{holes}"
+    holes = f", {len(numbers)} of {len(values)}" if len(numbers) < len(values) else ""
+    return f"{interval(numbers, bounds=natural_bounds(reading))}{holes}"
 
 
 def _failures(document: StudyDocument) -> Block:

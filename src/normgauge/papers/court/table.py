@@ -9,7 +9,7 @@ from typing import Any
 
 from normgauge.errors import DataError, explain
 from normgauge.records import Row, Run
-from normgauge.stats import Choice, Interval, choose, interval
+from normgauge.stats import Choice, Interval, choose, interval, natural_bounds
 from normgauge.store import spec_id
 
 
@@ -56,8 +56,8 @@ class StudyTable:
         return values
 
     def mean(self, reading: str, **knobs: Any) -> Interval:
-        """Return mean and 95 % interval over seeds."""
-        return interval(self.by_seed(reading, **knobs).values())
+        """Return mean and 95 % interval over seeds, inside the bounds its name tells."""
+        return interval(self.by_seed(reading, **knobs).values(), bounds=natural_bounds(reading))
 
     def paired(self, reading: str, left: Any, right: Any, *, knob: str = "norm", **where: Any) -> list[float]:
         """Return `reading(left) - reading(right)` on every seed both arms have.
