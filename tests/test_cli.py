@@ -21,6 +21,7 @@ def here(monkeypatch, capsys):
     def run(words, folder):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["normgauge", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds its folder
         with pytest.raises(SystemExit) as stop:
             main()
         return stop.value.code, *capsys.readouterr()
@@ -83,21 +84,21 @@ def test_wrong_use_is_explained_without_a_stack_trace(words, message, tmp_path, 
 
 
 def test_symmetries_of_a_factory(tmp_path, here):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "nets_of_the_command_line.py").write_text(
         "from torch import nn\n"
         "def net():\n"
         "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))\n"
         "def wrong():\n"
         "    return 5\n"
     )
-    done = normgauge("symmetries", "mine:net", "--input", "3", "--json", cwd=tmp_path)
+    done = normgauge("symmetries", "nets_of_the_command_line:net", "--input", "3", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["dimension"] == 12  # four rows, four dead biases, four (gamma, beta) against the next layer
     for words, message in (
-        (["mine:net", "--input", "3by3"], "--input is a shape like 3x32x32"),
-        (["mine:wrong", "--input", "3"], "the factory returns a module or an Objective"),
-        (["mine:missing", "--input", "3"], "package.module:factory"),
+        (["nets_of_the_command_line:net", "--input", "3by3"], "--input is a shape like 3x32x32"),
+        (["nets_of_the_command_line:wrong", "--input", "3"], "the factory returns a module or an Objective"),
+        (["nets_of_the_command_line:missing", "--input", "3"], "package.module:factory"),
     ):
         code, _, err = here(["symmetries", *words], tmp_path)
         assert code == 2 and message in err and "Traceback" not in err
