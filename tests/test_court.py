@@ -73,6 +73,13 @@ def put(folder, conclusion):
 # Which runs decide
 
 
+def test_own_runs_of_which_none_finished_supersede_nothing(given):
+    broken = Source(document("paper", FOR, rows=({"norm": "batch", "seed": 0, "status": "error"},)), "mine")
+    chosen, others = in_force("race", [broken])
+    assert chosen is given and others == [(broken, "none of these runs finished")]
+    assert in_force("other", [broken]) == (None, [(broken, "none of these runs finished")])
+
+
 @pytest.mark.parametrize(
     ("size", "supersedes"), [("smoke", False), ("small", True), ("paper", True)], ids=["below", "equal", "larger"]
 )

@@ -85,17 +85,21 @@ def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
 def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[tuple[Source, str]]]:
     """Return the runs that decide, and the others with the reason why they do not.
 
-    The reader's own runs supersede those shipped only at equal or larger size; of several the largest counts.
+    The reader's own runs supersede those shipped only at equal or larger size; of several the largest counts. Runs of
+    which none finished measured nothing, and supersede nothing.
 
     Args:
         study: its name.
         reader: the reader's own runs of it.
     """
     chosen = given = shipped().get(study)
+    empty = [source for source in reader if not source.table.rows]
+    reader = [source for source in reader if source.table.rows]
     largest = max(reader, key=lambda source: source.rank, default=None)
     if largest is not None and (given is None or largest.rank >= given.rank):
         chosen, word = largest, f"superseded by your runs of size {largest.document.size}"
     else:
         size = given.document.size if given else ""
         word = f"does not supersede the runs shipped with normgauge, whose size {size} is larger"
-    return chosen, [(source, word) for source in (*reader, *([given] if given else [])) if source is not chosen]
+    others = [(source, word) for source in (*reader, *([given] if given else [])) if source is not chosen]
+    return chosen, [*others, *((source, "none of these runs finished") for source in empty)]
