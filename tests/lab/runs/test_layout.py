@@ -12,7 +12,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.layout import Layout, gains_from_channels_last
 from normgauge.lab.runs.train import train
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "layout.json"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "layout.json"
 IMAGES = torch.randn(48, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 

@@ -11,7 +11,7 @@ import pytest
 from normgauge.papers.court import Claim, ledger, typeset
 from normgauge.papers.court.typeset import PARTS, latex, rendered, sources
 
-TOOLS = Path(__file__).parents[1] / "tools"
+TOOLS = Path(__file__).parents[3] / "tools"
 CLAIMS = {claim.id: claim for claim in ledger()}
 FORMS = [(id, part) for id, parts in sources().items() for part in parts]
 # The list calls the variance of this lemma s2; it is set as sigma_n^2.

@@ -50,6 +50,6 @@ def test_table_sentences_and_json(factories):
     ],
 )
 def test_wrong_use_says_why(factories, arguments, message):
-    """The door raises; `normgauge` turns it into exit code 2 (tests/test_cli.py)."""
+    """The door raises; `normgauge` turns it into exit code 2 (tests/cli/test_cli.py)."""
     error = run(*arguments).exception
     assert isinstance(error, NormgaugeError) and message in str(error)

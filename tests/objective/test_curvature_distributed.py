@@ -56,7 +56,7 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     script = folder / "worker.py"
     script.write_text(WORKER)
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent / "src")}
     # The loopback address by number: the name of a machine need not resolve, and need not resolve to itself.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from normgauge.nn import registry
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_up_to_date():

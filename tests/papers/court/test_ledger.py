@@ -28,7 +28,7 @@ def test_every_claim_says_where_it_stands_and_how_it_is_judged():
 
 @pytest.fixture(scope="module")
 def script():
-    path = Path(__file__).parents[1] / "docs" / "generate_ledger.py"
+    path = Path(__file__).parents[3] / "docs" / "generate_ledger.py"
     spec = importlib.util.spec_from_file_location("generate_ledger", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

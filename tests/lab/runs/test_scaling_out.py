@@ -21,7 +21,7 @@ from normgauge.lab.runs.sweep import parse_shard, part_of, sweep
 from normgauge.records import Provenance, Run
 from normgauge.store import Store, spec_id
 
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 TASKS = """
 import os, signal, time
 from pathlib import Path

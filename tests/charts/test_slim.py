@@ -9,7 +9,7 @@ import pytest
 from normgauge import charts
 from normgauge.charts._slim import _moved, adapt, slim
 
-FIGURES = sorted((Path(__file__).parents[1] / "docs" / "_generated" / "studies" / "figures").glob("*.svg"))
+FIGURES = sorted((Path(__file__).parents[2] / "docs" / "_generated" / "studies" / "figures").glob("*.svg"))
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" class="marks" width="9" height="9" viewBox="0 0 9 9">'
 
 

@@ -27,7 +27,7 @@ from normgauge.report._study import verdict_sentence
 from normgauge.store import Store, spec_id
 
 NAMES = list(experiments())
-PAGES = Path(__file__).parents[1] / "docs" / "_generated" / "studies"
+PAGES = Path(__file__).parents[2] / "docs" / "_generated" / "studies"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -68,7 +68,7 @@ def test_initialization_training_and_precision_do_not_change_the_answer(name):
 
 @pytest.mark.parametrize("name", ["batch", "residual_zero", "pre_norm_transformer"])
 def test_trained_fixtures_have_the_nullity_of_their_jacobian(name):
-    """Weights after 400 steps of Adam (tests/fixtures/train.py), loaded as a checkpoint would be."""
+    """Weights after 400 steps of Adam (tests/symmetry/fixtures/train.py), loaded as a checkpoint would be."""
     factory, data = NETS[name]
     net, batches = factory(), data()
     stored = np.load(Path(__file__).parent / "fixtures" / f"{name}.npz")

@@ -409,7 +409,7 @@ def test_damped_gauss_newton_solves_its_system_and_descends():
 
 @pytest.mark.heavy
 def test_two_ddp_processes_stay_bit_identical(tmp_path):
-    script = Path(__file__).parent / "reference" / "ddp_spheres.py"
+    script = Path(__file__).parents[1] / "reference" / "ddp_spheres.py"
     store = tmp_path / "store"
     ranks = [subprocess.Popen([sys.executable, str(script), str(rank), str(store), str(tmp_path)]) for rank in (0, 1)]
     assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
