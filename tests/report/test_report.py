@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from report_cases import NORMS, RATES, realistic, replaced, small
 
 from browser import ask, needs_browser
 from normgauge import charts
@@ -18,7 +19,6 @@ from normgauge.report._pictures import curve_rows, final_rows
 from normgauge.stats import Interval
 from normgauge.store import Store, spec_id
 from reference import report as twin
-from report_cases import NORMS, RATES, realistic, replaced, small
 
 NASTY = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&"
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.measure import stable_rate
+from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from reference.stable_rate import descends
 from reference.tracks import same, tracks

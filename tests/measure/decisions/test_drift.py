@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from normgauge.errors import DataError
-from normgauge.measure import drift
+from normgauge.measure.decisions.drift import drift
 from reference.drift import recalibrated_by_inputs
 from reference.tracks import same, tracks
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from cases import CASES
-from normgauge.measure import margins
+from normgauge.measure.decisions.margins import margins
 from normgauge.objective import Objective
 from reference.margins import margins_one_by_one
 from reference.tracks import same, tracks

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cases import CASES
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.measure import flatness
+from normgauge.measure.landscape.flatness import flatness
 from normgauge.objective import Objective
 from reference.flatness import noisy_losses
 from reference.tracks import same, tracks

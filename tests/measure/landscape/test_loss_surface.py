@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import InputError, StoreError
-from normgauge.measure import loss_surface
 from normgauge.measure.landscape.directions import filter_normalized, random_direction
+from normgauge.measure.landscape.loss_surface import loss_surface
 from normgauge.objective import Objective
 from normgauge.symmetry import symmetries
 from reference.loss_surface import surface_by_copies

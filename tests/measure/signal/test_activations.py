@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.measure import activation_history, activations
+from normgauge.measure.signal.activations import activation_history, activations
 from normgauge.objective import Objective
 from reference.tracks import same, tracks
 

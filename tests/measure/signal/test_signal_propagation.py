@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cases import CASES
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.measure import signal_propagation
+from normgauge.measure.signal.signal_propagation import signal_propagation
 from normgauge.objective import Objective
 from normgauge.theory import mean_field
 from reference.signal_propagation import deep_batchnorm, layer_by_layer, monte_carlo_layer

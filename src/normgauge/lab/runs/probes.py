@@ -11,15 +11,13 @@ from torch import nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.measure import (
-    covariate_shift,
-    flatness,
-    landscape,
-    margins,
-    robustness,
-    signal_propagation,
-    spectrum,
-)
+from normgauge.measure.curvature.spectrum import spectrum
+from normgauge.measure.decisions.margins import margins
+from normgauge.measure.decisions.robustness import robustness
+from normgauge.measure.landscape.flatness import flatness
+from normgauge.measure.landscape.landscape import landscape
+from normgauge.measure.signal.covariate_shift import covariate_shift
+from normgauge.measure.signal.signal_propagation import signal_propagation
 from normgauge.objective import Objective
 from normgauge.records import Spec
 

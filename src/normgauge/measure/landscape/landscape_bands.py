@@ -89,7 +89,7 @@ def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
 
     Examples:
         >>> import torch
-        >>> from normgauge.measure import landscape
+        >>> from normgauge.measure.landscape.landscape import landscape
         >>> from normgauge.objective import Objective
         >>> data = (torch.ones(2, 1), torch.zeros(2, 1))
         >>> objective = Objective(torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss, data, mode="eval")

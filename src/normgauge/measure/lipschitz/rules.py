@@ -164,7 +164,7 @@ def register_lipschitz_rule(
         ...     def forward(self, x):
         ...         return 2 * x
         >>> register_lipschitz_rule(Double, lambda call: 2.0)
-        >>> from normgauge.measure import lipschitz
+        >>> from normgauge.measure.lipschitz.lipschitz import lipschitz
         >>> round(lipschitz(Double(), torch.ones(1, 3)).upper, 6)
         2.0
     """

@@ -14,7 +14,7 @@ from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import quotient_spectrum
+from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import relu_network
 from normgauge.papers.court import Margins, PremiseAbsent, StudyTable, empirical, finding

@@ -14,7 +14,7 @@ from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import stable_rate
+from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
 from normgauge.papers.court import Margins, StudyTable, empirical, finding

@@ -19,7 +19,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import quotient_spectrum
+from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
 from normgauge.papers.court import Margins, PremiseAbsent, StudyTable, empirical, finding

@@ -11,7 +11,7 @@ from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import covariate_shift
+from normgauge.measure.signal.covariate_shift import covariate_shift
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, layer_groups, measuring, prepare, spaced, study

@@ -15,7 +15,8 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import activations, landscape
+from normgauge.measure.landscape.landscape import landscape
+from normgauge.measure.signal.activations import activations
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import (

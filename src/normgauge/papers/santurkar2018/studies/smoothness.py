@@ -12,7 +12,7 @@ from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import Landscape, landscape
+from normgauge.measure.landscape.landscape import Landscape, landscape
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import PROXY, measuring, prepare, spaced, study

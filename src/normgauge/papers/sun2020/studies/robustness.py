@@ -14,7 +14,7 @@ from normgauge.lab.models.normalized import direction_weight, joint_norm, normal
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.measure import robustness
+from normgauge.measure.decisions.robustness import robustness
 from normgauge.papers.court import Margins, StudyTable, differences, empirical
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register

@@ -14,7 +14,7 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.measure import operator_norm
+from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.experiment import Record
 from normgauge.records import Spec
 

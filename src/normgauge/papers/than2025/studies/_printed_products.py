@@ -15,7 +15,7 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated
 from normgauge.lab.runs.train import train
-from normgauge.measure import operator_norm
+from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.experiment import Record
 from normgauge.papers.than2025.studies._layer_sizes import in_unit_ball
 from normgauge.records import Spec

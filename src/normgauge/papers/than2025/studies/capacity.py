@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normgauge.charts import bars
 from normgauge.lab import models
 from normgauge.lab.study import Study
-from normgauge.measure import lipschitz
+from normgauge.measure.lipschitz.lipschitz import lipschitz
 from normgauge.nn import cascade
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record

@@ -7,7 +7,7 @@ from typing import Any
 
 from normgauge.charts import against, bars
 from normgauge.lab.study import Study
-from normgauge.measure import Generalization, generalization
+from normgauge.measure.generalization.generalization import Generalization, generalization
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
