@@ -117,11 +117,11 @@ class Reproduced(Result):
         """Return the margins, the verdicts and the remarks."""
         lines = [f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items()]
         failed = sum(row["status"] != "ok" for row in self.table.trials)
-        made = (
+        account = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
             f"{self.seconds:.0f} s of runs; store {self.store}"
         )
-        lines += [*self.remarks, made]
+        lines += [*self.remarks, account]
         return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
 
 

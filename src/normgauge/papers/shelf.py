@@ -92,5 +92,5 @@ def _declared(text: str) -> dict[str, Any]:
     """Return the plain values a file gives to `Experiment(...)`, of those a list shows."""
     wanted = {"papers", "place", "question", "data", "minutes"}
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    made = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
-    return {word.arg: ast.literal_eval(word.value) for word in made.keywords if word.arg in wanted}
+    declaration = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
+    return {word.arg: ast.literal_eval(word.value) for word in declaration.keywords if word.arg in wanted}

@@ -92,14 +92,14 @@ def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[
         study: its name.
         reader: the reader's own runs of it.
     """
-    chosen = given = shipped().get(study)
+    chosen = shipped_runs = shipped().get(study)
     empty = [source for source in reader if not source.table.rows]
     reader = [source for source in reader if source.table.rows]
     largest = max(reader, key=lambda source: source.rank, default=None)
-    if largest is not None and (given is None or largest.rank >= given.rank):
+    if largest is not None and (shipped_runs is None or largest.rank >= shipped_runs.rank):
         chosen, word = largest, f"superseded by your runs of size {largest.document.size}"
     else:
-        size = given.document.size if given else ""
+        size = shipped_runs.document.size if shipped_runs else ""
         word = f"does not supersede the runs shipped with normgauge, whose size {size} is larger"
-    others = [(source, word) for source in (*reader, *([given] if given else [])) if source is not chosen]
+    others = [(source, word) for source in (*reader, *([shipped_runs] if shipped_runs else [])) if source is not chosen]
     return chosen, [*others, *((source, "none of these runs finished") for source in empty)]

@@ -71,11 +71,11 @@ def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
         'too_small_to_tell'
     """
     evidence = tuple(_margin(name, list(values)) for name, values in margins.items())
-    known = [item for item in evidence if math.isfinite(item.tolerance)]
-    against = [item for item in known if item.value + item.tolerance <= 0]
+    intervals = [item for item in evidence if math.isfinite(item.tolerance)]
+    against = [item for item in intervals if item.value + item.tolerance <= 0]
     if against:
         return Verdict("empirical", "contradicted", "judged", evidence, f"{against[0]}: the interval is not above 0.")
-    if evidence and len(known) == len(evidence) and all(item.value > item.tolerance for item in known):
+    if evidence and len(intervals) == len(evidence) and all(item.value > item.tolerance for item in intervals):
         return Verdict("empirical", "reproduced", "judged", evidence, f"{'; '.join(map(str, evidence))}: all above 0.")
     why = "; ".join(map(str, evidence)) or "no margin could be computed"
     sentence = f"{why}: {_lacking(margins, evidence)}."

@@ -93,18 +93,18 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
             w = r * _on_circle(angle)
             slope, bend = _two_derivatives(angle, X, goal)
             H = hessian(_mismatch, w, X, goal)
-            found, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
+            eigenvalues, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
             size = bend.abs() / r**2 + slope.abs() / r**2
             claimed = torch.stack([torch.zeros_like(bend), bend / r**2]).sort().values
             own = torch.linalg.eigvalsh(hessian(_in_polar, torch.tensor([r, angle]), X, goal))
-            yield printed("the kinder coordinates", min(gap(found, claimed, size), gap(own, claimed, bend.abs())))
-            yield corrected("Cartesian", gap(found, right, size))
+            yield printed("the kinder coordinates", min(gap(eigenvalues, claimed, size), gap(own, claimed, bend.abs())))
+            yield corrected("Cartesian", gap(eigenvalues, right, size))
             flat = torch.stack([torch.zeros_like(bend), bend]).sort().values
             yield corrected("(r, theta)", gap(own, flat, bend.abs() + slope.abs()))
             frame = torch.stack([_on_circle(angle), _on_circle(angle + torch.pi / 2)])
             yield corrected("the whole matrix", gap(frame @ H @ frame.T, polar_hessian(slope, bend, r), size))
             if goal is not t:
-                yield corrected("0 and f''/r^2 where f' = 0", gap(found, claimed, size))
+                yield corrected("0 and f''/r^2 where f' = 0", gap(eigenvalues, claimed, size))
             yield conclusion("curvature along the angle is f''/r^2", gap(frame[1] @ H @ frame[1], bend / r**2, size))
 
 

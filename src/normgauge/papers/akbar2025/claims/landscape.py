@@ -76,18 +76,20 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
         X = X - X.mean(0)
         count = sum(a * b for a, b in pairwise(widths)) + sum(widths[1:-1])
         theta = normal(generator, count)
-        found = {}
+        zero_modes = {}
         for kind in ("none", "fixed", "trained"):
             J = jacobian(_linear_outputs, theta, X, widths, kind).reshape(-1, count)
             unused = 0 if kind == "trained" else sum(widths[1:-1])
-            found[kind] = nullity(J) - unused
-            yield fact(f"{kind}: zero modes", found[kind])
+            zero_modes[kind] = nullity(J) - unused
+            yield fact(f"{kind}: zero modes", zero_modes[kind])
         hidden = sum(widths[1:-1])
-        yield printed("fewer zero modes with BN", excess(found["trained"], found["none"] - hidden))
-        yield printed("with gamma fixed", excess(found["fixed"], found["none"] - hidden))
-        yield corrected("without BN", gap(found["none"], linear_network_redundancy(widths)))
-        yield corrected("BN, gamma fixed: as many", gap(found["fixed"], linear_network_redundancy(widths)))
-        yield corrected("BN, gamma trained: k more", gap(found["trained"], linear_network_redundancy(widths, True)))
+        yield printed("fewer zero modes with BN", excess(zero_modes["trained"], zero_modes["none"] - hidden))
+        yield printed("with gamma fixed", excess(zero_modes["fixed"], zero_modes["none"] - hidden))
+        yield corrected("without BN", gap(zero_modes["none"], linear_network_redundancy(widths)))
+        yield corrected("BN, gamma fixed: as many", gap(zero_modes["fixed"], linear_network_redundancy(widths)))
+        yield corrected(
+            "BN, gamma trained: k more", gap(zero_modes["trained"], linear_network_redundancy(widths, True))
+        )
         alpha, n, k = factor(generator), widths[0], widths[1]
         before, first = _linear_outputs(theta, X, widths, "trained"), slice(0, n * k)
         scales, second = slice(n * k, n * k + k), slice(n * k + k, n * k + k + k * widths[2])

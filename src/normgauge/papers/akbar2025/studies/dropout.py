@@ -90,19 +90,19 @@ def _with_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
 def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     """Return, per BN layer, the mean over units of (variance in evaluation on training data) / (stored variance)."""
     twin = copy.deepcopy(network).eval()
-    seen: list[float] = []
+    ratios: list[float] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         stored = module.running_var
         assert isinstance(stored, Tensor)
-        seen.append(float((inputs[0].var(0) / stored).mean()))
+        ratios.append(float((inputs[0].var(0) / stored).mean()))
 
     for part in twin.modules():
         if isinstance(part, _BatchNorm):
             part.register_forward_pre_hook(look)
     with torch.no_grad():
         twin(dataset.train[0])
-    return seen
+    return ratios
 
 
 @empirical(
@@ -174,9 +174,11 @@ def _means(table: StudyTable, reading: str, norms: Sequence[str]) -> list[dict[s
     rows: list[dict[str, float | str]] = []
     for norm in norms:
         for rate in RATES:
-            found = table.mean(reading, norm=norm, dropout=rate)
-            if found.n:
-                rows.append({"series": norm, "dropout": rate, "mean": found.mean, "low": found.low, "high": found.high})
+            interval = table.mean(reading, norm=norm, dropout=rate)
+            if interval.n:
+                rows.append(
+                    {"series": norm, "dropout": rate, "mean": interval.mean, "low": interval.low, "high": interval.high}
+                )
     return rows
 
 

@@ -155,9 +155,9 @@ def figures(table: StudyTable) -> list[Figure]:
     for norm in NORMS:
         for decay in (False, True):
             for reading, target in (("angle", "widest margin"), ("whitened_angle", "whitened margin")):
-                found = table.mean(reading, norm=norm, decay=decay)
+                interval = table.mean(reading, norm=norm, decay=decay)
                 name = f"{_arm({'norm': norm, 'decay': decay})}: {target}"
-                rows.append({"series": name, "value": found.mean, "low": found.low, "high": found.high})
+                rows.append({"series": name, "value": interval.mean, "low": interval.low, "high": interval.high})
     return [
         Figure(
             "course",

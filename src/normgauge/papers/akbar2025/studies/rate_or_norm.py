@@ -75,23 +75,23 @@ def _outcome(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Row, ...
     Only a run that reached the target has the readings that are compared at equal training loss.
     """
     spec: Spec = {**dict(settings), "norm": norm}
-    found, accuracies = _trained(norm, settings)
+    training, accuracies = _trained(norm, settings)
     values = {
         "validation_accuracy": accuracies["validation"],
-        "reached": float(found.reached),
-        "diverged": float(found.diverged),
+        "reached": float(training.reached),
+        "diverged": float(training.diverged),
     }
-    if math.isfinite(found.loss):
-        values["train_loss"] = found.loss
-    rows: list[Row] = [(step, "loss", value, {}) for step, value in found.course]
-    if found.reached:
-        values |= {"test_accuracy": accuracies["test"], "steps_to_target": found.steps}
-        sharpness, residual, status = _sharpness(found.network, _task(spec["data"], int(spec["samples"])), spec)
+    if math.isfinite(training.loss):
+        values["train_loss"] = training.loss
+    rows: list[Row] = [(step, "loss", value, {}) for step, value in training.course]
+    if training.reached:
+        values |= {"test_accuracy": accuracies["test"], "steps_to_target": training.steps}
+        sharpness, residual, status = _sharpness(training.network, _task(spec["data"], int(spec["samples"])), spec)
         values["sharpness_residual"] = residual
-        rows.append((found.steps, "quotient_sharpness", sharpness, {"kind": "estimate", "status": status}))
+        rows.append((training.steps, "quotient_sharpness", sharpness, {"kind": "estimate", "status": status}))
     else:
         values["accuracy_when_stopped"] = accuracies["test"]
-    return (*rows, *((found.steps, name, value, {}) for name, value in values.items()))
+    return (*rows, *((training.steps, name, value, {}) for name, value in values.items()))
 
 
 @functools.lru_cache(maxsize=128)
@@ -99,11 +99,11 @@ def _trained(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Trained,
     """Return one training and its accuracies; kept, since BN at the plain net's rate is scored by the plain net."""
     spec: Spec = {**dict(settings), "norm": norm}
     task = _task(spec["data"], int(spec["samples"]))
-    found = _train(spec, task)
+    training = _train(spec, task)
     images = task.train[0]
     count = min(POOL, len(images))  # the moving average of training lags behind where it is stopped abruptly
-    twin = recalibrated(found.network, images[: len(images) // count * count].split(count))
-    return found, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
+    twin = recalibrated(training.network, images[: len(images) // count * count].split(count))
+    return training, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
 
 
 def _train(spec: Spec, task: Dataset) -> Trained:
@@ -143,8 +143,8 @@ def _sharpness(network: nn.Module, task: Dataset, spec: Spec) -> tuple[float, fl
     batch = (task.train[0][:rows], task.train[1][:rows])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
     symmetries = _symmetries(spec["model"], spec["norm"], spec["data"], int(spec["samples"]))
-    found = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, max_products=100)
-    return found.sharpness, found.residuals[0], found.status
+    spectrum = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, max_products=100)
+    return spectrum.sharpness, spectrum.residuals[0], spectrum.status
 
 
 @functools.lru_cache(maxsize=4)
@@ -204,8 +204,10 @@ def figures(table: StudyTable) -> list[Figure]:
     for reading in ("test_accuracy", "quotient_sharpness"):
         rows = []
         for norm, rate in ARMS:
-            found = table.mean(reading, norm=norm, rate=rate)
-            rows.append({"series": _arm(norm, rate), "value": found.mean, "low": found.low, "high": found.high})
+            interval = table.mean(reading, norm=norm, rate=rate)
+            rows.append(
+                {"series": _arm(norm, rate), "value": interval.mean, "low": interval.low, "high": interval.high}
+            )
         words = f"{reading.replace('_', ' ')} at equal training loss"
         caption = f"{words.capitalize()}, mean and 95 % interval over the seeds that reached it."
         drawn.append(Figure(reading.split("_")[0], intervals(rows, x_title=words), caption))

@@ -51,14 +51,14 @@ def run(spec: Spec, record: Record) -> None:
     clean = accuracy(dataset.test[0])
     record(steps, "clean_accuracy", clean)
     if spec["task"] == "images":
-        found = {f"brightness {b:+g}": accuracy(dataset.test[0] + b) for b in BRIGHTNESS}
-        found |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
-        for name, value in found.items():
+        accuracies = {f"brightness {b:+g}": accuracy(dataset.test[0] + b) for b in BRIGHTNESS}
+        accuracies |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
+        for name, value in accuracies.items():
             record(steps, "accuracy_under", value, layer=name)
-        record(steps, "brightness_accuracy", fmean(v for k, v in found.items() if k.startswith("brightness")))
-        record(steps, "contrast_accuracy", fmean(v for k, v in found.items() if k.startswith("contrast")))
-        record(steps, "shift_accuracy", fmean(found.values()))
-        record(steps, "shift_drop", clean - fmean(found.values()))
+        record(steps, "brightness_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("brightness")))
+        record(steps, "contrast_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("contrast")))
+        record(steps, "shift_accuracy", fmean(accuracies.values()))
+        record(steps, "shift_drop", clean - fmean(accuracies.values()))
     else:
         factors = torch.rand(len(dataset.test[1]), generator=generator(7)).mul(2).sub(1).mul(CUE).add(1)
         plain = data.load(spec["data"]).test[0]
@@ -149,9 +149,15 @@ def figures(table: StudyTable) -> list[Figure]:
             clean = list(table.by_seed("clean_accuracy", statistics=arm, task="images").values())
             values[still] = clean
             rows += [
-                {"series": _words(arm), "level": level, "mean": fmean(found), "low": min(found), "high": max(found)}
-                for level, found in sorted(values.items())
-                if found
+                {
+                    "series": _words(arm),
+                    "level": level,
+                    "mean": fmean(accuracies),
+                    "low": min(accuracies),
+                    "high": max(accuracies),
+                }
+                for level, accuracies in sorted(values.items())
+                if accuracies
             ]
         scale = "log" if kind == "contrast" else "linear"
         drawn.append(
@@ -172,10 +178,10 @@ def figures(table: StudyTable) -> list[Figure]:
             )
         )
     cue = [
-        {"arm": _words(arm), "test": test, "accuracy": fmean(found.values())}
+        {"arm": _words(arm), "test": test, "accuracy": fmean(accuracies.values())}
         for arm in ("none", *STATISTICS)
         for test, reading in (("with the cue", "clean_accuracy"), ("cue at random", "broken_cue_accuracy"))
-        if (found := table.by_seed(reading, statistics=arm, task="cue"))
+        if (accuracies := table.by_seed(reading, statistics=arm, task="cue"))
     ]
     drawn.append(
         Figure(

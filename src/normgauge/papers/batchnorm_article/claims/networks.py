@@ -92,15 +92,15 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("critical points on the line exist", gap(gradient(net.loss, on_line.flatten()), 0.0, size))
         yield corrected("with M regular", broken(_rank_gap(net, on_line) > 1e-6))
         best = stationary_point(net.loss, 0.4 * normal(generator, 4))
-        found = gap(gradient(net.loss, best), 0.0, size) < 1e-11
+        stationary = gap(gradient(net.loss, best), 0.0, size) < 1e-11
         joint = best.reshape(2, 2)
-        off = max(misalignment(w, net.line) for w in joint) if found else 0.0
+        off = max(misalignment(w, net.line) for w in joint) if stationary else 0.0
         yield printed("both units critical", off)
         yield corrected("off the line M is singular", _rank_gap(net, joint) if off > 1e-6 else 0.0)
         yield fact("smallest eigenvalue of the Hessian there", torch.linalg.eigvalsh(hessian(net.loss, best))[0])
         alone = stationary_point(partial(net.unit_loss, W=W, i=0), 0.3 * normal(generator, 2))
-        found = gap(gradient(net.unit_loss, alone, W, 0), 0.0, size) < 1e-11
-        yield printed("unit i critical, the other anywhere", misalignment(alone, net.line) if found else 0.0)
+        stationary = gap(gradient(net.unit_loss, alone, W, 0), 0.0, size) < 1e-11
+        yield printed("unit i critical, the other anywhere", misalignment(alone, net.line) if stationary else 0.0)
 
 
 @theorem(

@@ -39,13 +39,13 @@ def run(spec: Spec, record: Record) -> None:
     start = length * direction / (direction @ problem.S @ direction).sqrt()
     if spec["method"] == "gdnp":
         enough = math.ceil(math.log(target) / math.log1p(-1 / float(spec["condition"]))) + 1  # by its own bound
-        found = gdnp(problem, iterations=min(most, enough), start=direction)
-        norms = [item.gradient_norm / found.records[0].gradient_norm for item in found.records]
-        path = Path(norms, [item.loss for item in found.records], gradients=len(norms) - 1)
+        descent = gdnp(problem, iterations=min(most, enough), start=direction)
+        norms = [item.gradient_norm / descent.records[0].gradient_norm for item in descent.records]
+        path = Path(norms, [item.loss for item in descent.records], gradients=len(norms) - 1)
         arrived = path.iterations(target)
         if arrived is not None:
             path.distances, path.losses, path.gradients = norms[: arrived + 1], path.losses[: arrived + 1], arrived
-        kept = [item for item in found.records[: len(path.distances)] if item.rho_gap > 1e-12 * abs(item.rho)]
+        kept = [item for item in descent.records[: len(path.distances)] if item.rho_gap > 1e-12 * abs(item.rho)]
         slack = min((math.log10(item.rho_bound / item.rho_gap) for item in kept[1:]), default=0.0)
         record(len(path.distances) - 1, "bound_slack", slack)
     else:

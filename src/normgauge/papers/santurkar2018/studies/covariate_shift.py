@@ -28,14 +28,14 @@ def run(spec: Spec, record: Record) -> None:
     """Train, and measure S1's Definition 2.1 for one SGD step at spaced steps of training."""
     network, dataset = prepare(spec)
     rate = float(spec["lr"])
-    seen: dict[str, list[float]] = {}
+    history: dict[str, list[float]] = {}
 
     def watch(step: int, network: nn.Module) -> None:
         objective = measuring(network, dataset, spec)
         record(step, "loss", float(objective.loss()))
         for suffix, share in SHARES.items():
-            found = covariate_shift(objective, share * rate, groups=layer_groups(network)).layers
-            later = [entry for entry in found[1:] if entry.status == "ok"]  # nothing moves before the first layer
+            layers = covariate_shift(objective, share * rate, groups=layer_groups(network)).layers
+            later = [entry for entry in layers[1:] if entry.status == "ok"]  # nothing moves before the first layer
             if not later:
                 continue
             values = {
@@ -44,7 +44,7 @@ def run(spec: Spec, record: Record) -> None:
                 "relative_l2": fmean(entry.l2 / entry.gradient_norm for entry in later),
             }
             for name, value in values.items():
-                seen.setdefault(name + suffix, []).append(value)
+                history.setdefault(name + suffix, []).append(value)
                 record(step, f"{name}{suffix}_now", value)
             if not suffix:
                 for entry in later:
@@ -62,7 +62,7 @@ def run(spec: Spec, record: Record) -> None:
         at=spaced(steps, int(spec["measures"])),
         watch=watch,
     )
-    for name, values in seen.items():
+    for name, values in history.items():
         record(steps, name, fmean(values))
     record(steps, "train_loss", fmean(result.losses[-10:]))
     if result.diverged:

@@ -151,9 +151,9 @@ def _discontinuous(generator: torch.Generator) -> Iterator[Check]:
 def _normalized_generalization(generator: torch.Generator) -> Iterator[Check]:
     classes, m, delta = 1500, 200, 0.1
     for radius in (1e-3, 1e-6):
-        seen = torch.randint(classes, (m,), generator=generator)
-        memory = torch.zeros(classes).index_fill(0, seen, 1.0)
-        empirical_loss = (1 - memory[seen]).mean()
+        sample = torch.randint(classes, (m,), generator=generator)
+        memory = torch.zeros(classes).index_fill(0, sample, 1.0)
+        empirical_loss = (1 - memory[sample]).mean()
         expected_loss = (1 - memory).mean()
         omega = memory.norm() * 2 * radius  # one layer, W = (memory, 0), inputs (1, r) with |r| <= radius
         slack = partition_slack(1, 1, m, delta)

@@ -143,14 +143,14 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
         net = replace(net, weights=tuple(10 * W for W in net.weights))
         data = 10 * normal(generator, 20, widths[0])
         depth = len(net.weights)
-        seen = [min(float(_deviation(net, x, k, eps)) for x in data) for k in range(depth)]
+        deviations = [min(float(_deviation(net, x, k, eps)) for x in data) for k in range(depth)]
         near = [1e-6 * normal(generator, widths[0]) for _ in range(4)]
         steepest = max(float(net.input_slope(x)) for x in near)
         yield printed(
-            "slope near 0 against the observed variances", excess(steepest, net.weight_product() / prod(seen))
+            "slope near 0 against the observed variances", excess(steepest, net.weight_product() / prod(deviations))
         )
         yield conclusion("slope near 0 against the network without LN", excess(steepest, net.weight_product()))
-        yield fact("smallest observed sigma", min(seen))
+        yield fact("smallest observed sigma", min(deviations))
         for x in (*data[:4], *near):
             here = prod(float(_deviation(net, x, k, eps)) for k in range(depth))
             yield corrected("at each point", excess(net.input_slope(x), net.weight_product() / here))

@@ -43,25 +43,25 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     """
     model = copy.deepcopy(network).train()
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
-    seen: dict[str, tuple[torch.Size, float]] = {}
+    shape_and_deviation: dict[str, tuple[torch.Size, float]] = {}
     hooks = []
     for name, layer in layers:
 
         def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
             axes = [axis for axis in range(output.dim()) if axis != 1]
-            seen[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
+            shape_and_deviation[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
 
         hooks.append(layer.register_forward_hook(watch))
     with torch.no_grad():
         model(inputs)
     for hook in hooks:
         hook.remove()
-    brackets = [operator_norm(layer, tuple(seen[name][0]), kind="estimate") for name, layer in layers]
+    brackets = [operator_norm(layer, tuple(shape_and_deviation[name][0]), kind="estimate") for name, layer in layers]
     return Sizes(
         tuple(name for name, _ in layers),
         tuple(bracket.upper if math.isfinite(bracket.upper) else bracket.lower for bracket in brackets),
         tuple(float(layer.weight.detach().norm()) for _, layer in layers),
-        tuple(seen[name][1] for name, _ in layers),
+        tuple(shape_and_deviation[name][1] for name, _ in layers),
     )
 
 
