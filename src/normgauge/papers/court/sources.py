@@ -59,7 +59,7 @@ def shipped() -> Mapping[str, Source]:
     return {document.study: Source(document) for document in documents}
 
 
-def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
+def own_runs(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
     """Return study -> the reader's own runs in a folder of `normgauge reproduce`, and what could not be read.
 
     A study that was interrupted before it was concluded has left no document and says nothing yet.
@@ -82,7 +82,7 @@ def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
     return sources, trouble
 
 
-def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[tuple[Source, str]]]:
+def choose_source(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[tuple[Source, str]]]:
     """Return the runs that decide, and the others with the reason why they do not.
 
     The reader's own runs supersede those shipped only at equal or larger size; of several the largest counts. Runs of

@@ -93,12 +93,14 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
         alpha, n, k = factor(generator), widths[0], widths[1]
         before, first = _linear_outputs(theta, X, widths, "trained"), slice(0, n * k)
         scales, second = slice(n * k, n * k + k), slice(n * k + k, n * k + k + k * widths[2])
-        scaled = _linear_outputs(_times(theta, (first, alpha)), X, widths, "trained")
+        scaled = _linear_outputs(_multiply_parts(theta, (first, alpha)), X, widths, "trained")
         yield corrected("W1 times alpha", gap(scaled, before))
-        shared = _linear_outputs(_times(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
+        shared = _linear_outputs(_multiply_parts(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
         yield corrected("gamma times, W2 over alpha", gap(shared, before))
         if len(widths) == 3:  # a further BN would hide the factor
-            broken_up = _linear_outputs(_times(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained")
+            broken_up = _linear_outputs(
+                _multiply_parts(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained"
+            )
             yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
 
 
@@ -140,7 +142,7 @@ def _packed_outputs(theta: Tensor, layer: Layer) -> Tensor:
     return layer.outputs(*layer.unpack(theta))
 
 
-def _times(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:
+def _multiply_parts(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:
     """Return a copy of `theta` with some of its parts multiplied."""
     theta = theta.clone()
     for part, c in factors:

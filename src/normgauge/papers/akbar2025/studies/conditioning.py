@@ -93,7 +93,7 @@ def _record_course(record: Record, losses: Sequence[float], slopes: Sequence[flo
 
 def _record_curvature(record: Record, steps: int, objective: Objective) -> None:
     model_symmetries = symmetries(objective)
-    values = _off_symmetries(objective, model_symmetries)
+    values = _eigenvalues_off_symmetries(objective, model_symmetries)
     sizes = values.abs()
     sizes = sizes[sizes > 1e-12 * sizes.max()]  # dead units have no curvature at all
     record(steps, "lambda_max", float(values.max()))
@@ -107,7 +107,7 @@ def _record_curvature(record: Record, steps: int, objective: Objective) -> None:
     record(steps, "quotient_condition", math.nan if quotient.condition is None else quotient.condition)
 
 
-def _off_symmetries(objective: Objective, model_symmetries: Symmetries) -> Tensor:
+def _eigenvalues_off_symmetries(objective: Objective, model_symmetries: Symmetries) -> Tensor:
     """Return the eigenvalues of the Hessian between directions orthogonal to the symmetries: without zero modes."""
     point = objective.flatten(objective.parameters)
     count = (

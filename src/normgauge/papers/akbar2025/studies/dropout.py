@@ -61,7 +61,7 @@ def run(spec: Spec, record: Record) -> None:
     """Train an MLP with dropout behind every ReLU; record accuracies and the shift of the stored variances."""
     dataset = data.load(spec["data"])
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
-    network = _with_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
+    network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
@@ -78,7 +78,7 @@ def run(spec: Spec, record: Record) -> None:
         raise NonFiniteError(f"dropout: training diverged at step {result.diverged_at}")
 
 
-def _with_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
+def _insert_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for part in network.children():
         layers.append(part)

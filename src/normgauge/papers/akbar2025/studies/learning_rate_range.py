@@ -97,7 +97,7 @@ def _stable_rate(table: StudyTable) -> Margins:
     printed="the curvature at the start predicts it: 2 / lambda_max is larger with BN",
     criterion="2 / lambda_max at the start is larger with BN than without",
 )
-def _predicted(table: StudyTable) -> Margins:
+def _predicted_rate(table: StudyTable) -> Margins:
     return {"log10 of the predicted rate, BN over none": table.paired_log10("predicted_rate", "batch", "none")}
 
 

@@ -90,7 +90,7 @@ def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor
     "without; at equal flow time (rate times steps) the change falls with the rate by an exponent above 0.8 (1 where "
     "only the finite steps move the norm); with decay and mini-batches too, the law holds to 1e-4",
 )
-def _conserved(table: StudyTable) -> Margins:
+def _conservation(table: StudyTable) -> Margins:
     rates = sorted({row["lr"] for row in table.rows})
     span = math.log10(rates[-1] / rates[0])
     least = table.by_seed("norm_change", norm="batch", lr=rates[0], **FULL)

@@ -73,7 +73,7 @@ def run(spec: Spec, record: Record) -> None:
     done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
     training.close()
     done.whole()
-    estimates = {"exponential": _stored(network), "cumulative": training.averages()}
+    estimates = {"exponential": _stored_statistics(network), "cumulative": training.averages()}
     after, batches = Tracker(network), Batches(len(dataset.train[1]), size, 77 + seed)
     network.train()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def run(spec: Spec, record: Record) -> None:
             network(dataset.train[0][next(batches)])
     after.close()
     estimates |= {"recalibrated": after.averages(), "biased": after.averages(biased=True)}
-    estimates["whole"] = _stored(recalibrated(network, [dataset.train[0]]))
+    estimates["whole"] = _stored_statistics(recalibrated(network, [dataset.train[0]]))
     for name in ESTIMATES:
         _write(network, estimates[name])
         means, variances = _errors(estimates[name], estimates["whole"])
@@ -96,7 +96,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "accuracy_batch", by_batches.accuracy)
 
 
-def _stored(network: nn.Module) -> Statistics:
+def _stored_statistics(network: nn.Module) -> Statistics:
     parts = enumerate(normalized_layers(network))
     return {
         str(k): tuple(part.norm.get_buffer(name).clone() for name in ("running_mean", "running_var"))  # type: ignore[misc]

@@ -19,7 +19,7 @@ from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced, study
+from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced_steps, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -35,7 +35,7 @@ def run(spec: Spec, record: Record) -> None:
     """Train, and take the middle layer's moments on one batch before and after single steps of training."""
     network, dataset = prepare(spec)
     steps = int(spec["steps"])
-    before = spaced(max(steps - 1, 1), int(spec["measures"]))
+    before = spaced_steps(max(steps - 1, 1), int(spec["measures"]))
     last: dict[str, Tensor] = {}
     history: dict[str, list[float]] = {name: [] for name in CHANGES}
 

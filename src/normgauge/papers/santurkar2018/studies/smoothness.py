@@ -15,7 +15,7 @@ from normgauge.lab.study import Study
 from normgauge.measure import Landscape, landscape
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import PROXY, measuring, prepare, spaced, study
+from normgauge.papers.santurkar2018.studies._setting import PROXY, batch_objective, prepare, spaced_steps, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -33,11 +33,11 @@ def run(spec: Spec, record: Record) -> None:
     network, dataset = prepare(spec)
     rate, steps = float(spec["lr"]), int(spec["steps"])
     multiples = MULTIPLES[spec["model"]]
-    at = spaced(steps, int(spec["measures"]))
+    at = spaced_steps(steps, int(spec["measures"]))
     history: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = measuring(network, dataset, spec)
+        objective = batch_objective(network, dataset, spec)
         view = landscape(objective, steps=[rate * m for m in multiples], random=1, seed=int(spec["seed"]))
         for name, value in zip(SUMMARIES, _summaries(view), strict=True):
             history[name].append(value)

@@ -172,7 +172,7 @@ def figures(table: StudyTable) -> list[Figure]:
             {**row, "series": title} for name, title in names.items() for row in table.band(name, lambda row: "all")
         ]
 
-    def drawn(names: Mapping[str, str], scale: Literal["linear", "log"]) -> altair.TopLevelMixin:
+    def draw(names: Mapping[str, str], scale: Literal["linear", "log"]) -> altair.TopLevelMixin:
         return curves(lines(names), y="mean", low="low", high="high", y_scale=scale)
 
     watched = {
@@ -187,9 +187,9 @@ def figures(table: StudyTable) -> list[Figure]:
     }
     axes = {"log10_longest_axis": "longest axis (log10)", "log10_shortest_axis": "shortest axis (log10)"}
     return [
-        Figure("watched", drawn(watched, "log"), "The watched layer, as in the paper's Fig. 2; range over seeds."),
-        Figure("relative", drawn(every, "linear"), "Medians over all units of the network, relative to sigma."),
-        Figure("ellipsoid", drawn(axes, "linear"), "Longest and shortest axis of the watched layer's ellipsoid."),
+        Figure("watched", draw(watched, "log"), "The watched layer, as in the paper's Fig. 2; range over seeds."),
+        Figure("relative", draw(every, "linear"), "Medians over all units of the network, relative to sigma."),
+        Figure("ellipsoid", draw(axes, "linear"), "Longest and shortest axis of the watched layer's ellipsoid."),
     ]
 
 

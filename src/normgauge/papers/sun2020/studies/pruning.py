@@ -55,11 +55,11 @@ def run(spec: Spec, record: Record) -> None:
             record(sparsity, f"{way}_accuracy", accuracies[-1])
             record(sparsity, f"{way}_proof", done.proof)
             if sparsity == TUNED_AT:
-                record(sparsity, f"{way}_tuned_accuracy", _tuned(done.model, dataset, spec))
+                record(sparsity, f"{way}_tuned_accuracy", _tuned_accuracy(done.model, dataset, spec))
         record(spec["sparsities"][-1], f"{way}_mean_accuracy", fmean(accuracies))
 
 
-def _tuned(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
+def _tuned_accuracy(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     model = copy.deepcopy(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(spec["lr"]) / 3, momentum=0.9)
     train(

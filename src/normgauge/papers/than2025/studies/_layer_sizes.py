@@ -65,7 +65,7 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     )
 
 
-def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
+def rescale_weights(network: nn.Module, factor: float = FACTOR) -> nn.Module:
     """Return a copy with every weight before an activation normalizer multiplied by the factor."""
     model = copy.deepcopy(network)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
     return model
 
 
-def in_unit_ball(dataset: Dataset) -> Dataset:
+def scale_to_unit_ball(dataset: Dataset) -> Dataset:
     """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does: |x| <= 1."""
     largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
     train, validation, test = (
@@ -88,7 +88,7 @@ def in_unit_ball(dataset: Dataset) -> Dataset:
 
 def train_and_watch(spec: Spec, record: Record) -> None:
     """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer, their products, and rescaling."""
-    dataset = in_unit_ball(data.load(spec["data"]))
+    dataset = scale_to_unit_ball(data.load(spec["data"]))
     network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
     batch = dataset.train[0][:128]
@@ -127,7 +127,7 @@ def train_and_watch(spec: Spec, record: Record) -> None:
 
 
 def _record_rescaling(record: Record, steps: int, network: nn.Module, batch: Tensor) -> None:
-    other = rescaled(network)
+    other = rescale_weights(network)
     sizes = layer_sizes(other, batch)
     record(steps, "rescaled_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
     record(steps, "rescaled_log10_sigma_product", sizes.log10_product(sizes.deviations))

@@ -15,7 +15,7 @@ from normgauge.nn import cascade
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, train_network
 from normgauge.records import Spec
 from normgauge.rng import generator
 
@@ -32,11 +32,11 @@ SENSES = {
 
 def run(spec: Spec, record: Record) -> None:
     """Bracket the network at its start, where all arms have the same weights, and after training."""
-    training = trained(spec, record)
+    training = train_network(spec, record)
     data = training.dataset.train[0][: int(spec["samples"])]
     last = int(spec["steps"])
     for step, prefix, network in ((0, "first_", training.start), (last, "", training.end)):
-        for name, value in measured(network, data, training.reach).items():
+        for name, value in measure_capacity(network, data, training.reach).items():
             record(last, f"{prefix}log10_{name}", value)
             if name in SENSES and step != last:
                 record(step, f"log10_{name}", value)
@@ -47,7 +47,7 @@ def run(spec: Spec, record: Record) -> None:
     record(last, "theorem_6_misfit", abs(attained.log10_lower - sum(map(math.log10, sizes))))
 
 
-def measured(network: nn.Module, data: Tensor, reach: float = 1.0) -> dict[str, float]:
+def measure_capacity(network: nn.Module, data: Tensor, reach: float = 1.0) -> dict[str, float]:
     """Return log10 of the bracket's ends in three senses, and of the printed products."""
     ball = lipschitz(network, data, radius=RADIUS * reach, climbs=3)
     anywhere = lipschitz(network, torch.cat([data, suspects(network, data)]), climbs=3)

@@ -11,7 +11,7 @@ from normgauge.measure import Generalization, generalization
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, train_network
 from normgauge.records import Spec
 
 DELTA = 0.05
@@ -46,7 +46,7 @@ def run(spec: Spec, record: Record) -> None:
 
     Each partition gets its share of delta, so that the best may be chosen after the fact.
     """
-    training, last = trained(spec, record), int(spec["steps"])
+    training, last = train_network(spec, record), int(spec["steps"])
     most = HOLDOUT * len(training.dataset.train[1])  # k-means needs a sample per centre
     counts = [int(count) for count in str(spec["partitions"]).split(",") if int(count) <= most]
     generalizations = {}
@@ -176,7 +176,7 @@ def remarks(table: StudyTable) -> list[str]:
     lines = []
     for model in _models(table):
         for norm in NORMS:
-            lines += _told(table, model, norm)
+            lines += _describe_arm(table, model, norm)
     least = min((row["slack"] for row in table.rows), default=math.nan)
     lines.append(
         f"The slack g alone is at least {least:.3g} of C = 1, on partitions found by k-means on a fifth of the data. "
@@ -186,7 +186,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _told(table: StudyTable, model: str, norm: str) -> list[str]:
+def _describe_arm(table: StudyTable, model: str, norm: str) -> list[str]:
     value = {name: table.mean(name, norm=norm, model=model).mean for name in _TOLD}
     runs = table.mean("gap", norm=norm, model=model).n
     factor = value["log10_product_read"] - value["log10_weight_product"]
