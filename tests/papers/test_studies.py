@@ -197,7 +197,7 @@ def test_one_court(name):
 
 
 def test_the_list_says_what_the_studies_declare():
-    for study in shelf.listed():
+    for study in shelf.list_studies():
         experiment = find(study.name)
         declared = (experiment.papers, experiment.place, experiment.question, experiment.data, dict(experiment.minutes))
         assert declared == (study.papers, study.place, study.question, study.data, study.minutes)
@@ -214,7 +214,7 @@ def test_reproducing_one_study_imports_no_other():
 
 
 def test_the_list_imports_neither_studies_nor_torch():
-    code = "import sys; from normgauge.papers import shelf; shelf.listed(); print('torch' in sys.modules)"
+    code = "import sys; from normgauge.papers import shelf; shelf.list_studies(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -120,7 +120,7 @@ def _write(result: Reproduced) -> Path:
 
 
 def _list(as_json: bool) -> None:
-    from normgauge.papers.shelf import PAPERS, listed
+    from normgauge.papers.shelf import PAPERS, list_studies
     from normgauge.records import format_table
 
     rows = [
@@ -132,7 +132,7 @@ def _list(as_json: bool) -> None:
             "small": f"{study.minutes['small']:g} min" if "small" in study.minutes else "-",
             "data": ", ".join(study.data) or "-",
         }
-        for study in listed()
+        for study in list_studies()
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

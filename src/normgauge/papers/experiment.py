@@ -80,9 +80,9 @@ class Experiment:
         missing = [size for size in SIZES if size not in self.sizes]
         tuned = any(study.nuisance for size in self.sizes for study in self.parts(size))
         if missing or (tuned and not self.choose_by):
-            got = f"no {', '.join(missing)}" if missing else "tuned knobs and an empty choose_by"
+            lack = f"no {', '.join(missing)}" if missing else "tuned knobs and an empty choose_by"
             rule = "an experiment has a smoke, a small and a paper size, and says by what its knobs are tuned"
-            raise InputError(explain(f"Experiment({self.name})", rule, got, "Add it"))
+            raise InputError(explain(f"Experiment({self.name})", rule, lack, "Add it"))
 
     def parts(self, size: str) -> tuple[Study, ...]:
         """Return the studies of a size.

@@ -117,11 +117,11 @@ class Reproduced(Result):
         """Return the margins, the verdicts and the remarks."""
         lines = [f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items()]
         failed = sum(row["status"] != "ok" for row in self.table.trials)
-        made = (
+        account = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
             f"{self.seconds:.0f} s of runs; store {self.store}"
         )
-        lines += [*self.remarks, made]
+        lines += [*self.remarks, account]
         return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
 
 
@@ -218,11 +218,11 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     remarks: list[str] = []
     for part in experiment.parts(size):
         tuned = _choices(experiment, part, store)
-        answers = _specs(experiment, _at(part, _settings(tuned)) if part.nuisance else part.plan())
+        answers = _specs(experiment, _answering_specs(part, _settings(tuned)) if part.nuisance else part.plan())
         answering |= {spec_id(spec) for spec in answers}
         ids |= dict.fromkeys(spec_id(spec) for spec in (*_specs(experiment, part.plan()), *answers))
         choices += tuned
-        remarks += [remark for choice in tuned for remark in choice.remarks()] + _hopeless(part, tuned)
+        remarks += [remark for choice in tuned for remark in choice.remarks()] + _hopeless_arms(part, tuned)
     runs = store.runs(ids)
     table = tabulate(runs, answering, choices)
     origins = _origins(runs)
@@ -231,7 +231,7 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
         size=size,
         table=table,
         verdicts={claim.id: claim.judge_table(table) for claim in criteria(experiment.name)},
-        remarks=(*_said(experiment, table), *remarks, *_mixture(origins, store.path.parent.name)),
+        remarks=(*_study_remarks(experiment, table), *remarks, *_mixture(origins, store.path.parent.name)),
         seconds=sum(run.seconds for run in runs),
         store=store.path,
         origins=origins,
@@ -240,7 +240,7 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     return result
 
 
-def _said(experiment: Experiment, table: StudyTable) -> list[str]:
+def _study_remarks(experiment: Experiment, table: StudyTable) -> list[str]:
     """Return the study's own sentences; an arm without a finished run must not cost the reader the others' numbers."""
     try:
         return list(experiment.remarks(table))
@@ -248,7 +248,7 @@ def _said(experiment: Experiment, table: StudyTable) -> list[str]:
         return [f"Not every arm has a finished run, so that its sentences cannot be written ({error!r})."]
 
 
-def _hopeless(part: Study, choices: Sequence[Choice]) -> list[str]:
+def _hopeless_arms(part: Study, choices: Sequence[Choice]) -> list[str]:
     """Name the arms of which no run finished at any setting."""
     if not part.nuisance:
         return []
@@ -304,6 +304,6 @@ def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:
     return [{**choice.arm, **choice.setting} for choice in choices]
 
 
-def _at(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
+def _answering_specs(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the specs that answer: every arm at its chosen setting, on all seeds."""
     return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in range(part.seeds)]

@@ -78,19 +78,19 @@ def studies() -> dict[str, str]:
     return {module.rpartition(".")[2].replace("_", "-"): module for module in modules}
 
 
-def listed() -> list[Listed]:
+def list_studies() -> list[Listed]:
     """Return every study as it is listed, from the words of its declaration: no study is imported to be read about."""
     entries = []
     for name, module in studies().items():
         *_, key, room, stem = module.split(".")
         text = (files("normgauge.papers") / key / room / f"{stem}.py").read_text(encoding="utf-8")
-        entries.append(Listed(name=name, module=module, **_declared(text)))
+        entries.append(Listed(name=name, module=module, **_read_declaration(text)))
     return sorted(entries, key=lambda study: (study.papers, study.name))
 
 
-def _declared(text: str) -> dict[str, Any]:
+def _read_declaration(text: str) -> dict[str, Any]:
     """Return the plain values a file gives to `Experiment(...)`, of those a list shows."""
     wanted = {"papers", "place", "question", "data", "minutes"}
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    made = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
-    return {word.arg: ast.literal_eval(word.value) for word in made.keywords if word.arg in wanted}
+    declaration = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
+    return {word.arg: ast.literal_eval(word.value) for word in declaration.keywords if word.arg in wanted}

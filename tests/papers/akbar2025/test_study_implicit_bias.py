@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from normgauge.papers.akbar2025.studies.implicit_bias import EPS, degrees, max_margin, slopes_of
+from normgauge.papers.akbar2025.studies.implicit_bias import EPS, degrees, loss_gradients, max_margin
 from normgauge.rng import generator
 
 
@@ -31,7 +31,7 @@ def test_written_gradient_is_autograds(numbers):
     leaves = [torch.tensor([0.3, -1.0, 0.5]), *leaves[-(numbers - 1) :]]
     leaves = [leaf.requires_grad_() for leaf in leaves]
     truth = torch.autograd.grad(loss(leaves, inputs, labels), leaves)
-    found = slopes_of([leaf.detach() for leaf in leaves], inputs, labels)
+    found = loss_gradients([leaf.detach() for leaf in leaves], inputs, labels)
     for a, b in zip(found, truth, strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
 

@@ -154,10 +154,10 @@ def test_accuracies_are_of_recomputed_statistics(monkeypatch):
         return recalibrated(network, [])
 
     monkeypatch.setattr(study, "recalibrated", watched)
-    study._trained.cache_clear()
+    study._train_and_score.cache_clear()
     knobs = {name: value for name, value in SPEC.items() if name not in ("norm", "rate", "study")}
-    found, accuracies = study._trained("batch", tuple(sorted({**knobs, "steps": 1}.items())))
-    study._trained.cache_clear()
+    found, accuracies = study._train_and_score("batch", tuple(sorted({**knobs, "steps": 1}.items())))
+    study._train_and_score.cache_clear()
     task = study._task("digits", 128)
     assert seen == [[40, 40, 40]]
     assert accuracies["test"] == evaluate(recalibrated(found.network, []), task).accuracy

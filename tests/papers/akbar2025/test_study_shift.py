@@ -62,15 +62,15 @@ def test_the_criteria_are_of_stored_statistics():
 
 
 def test_a_trained_network_is_shared_and_kept_without_its_data():
-    shift._trained.cache_clear()
+    shift._train_network.cache_clear()
     knobs = {"data": "digits", "task": "cue", "network": "mlp", "norm": "batch"}
     knobs |= {"lr": 0.1, "steps": 2, "batch": 32, "seed": 0}
     assert set(knobs) == set(shift.TRAINED)
-    network, diverged = shift._trained(**knobs)
+    network, diverged = shift._train_network(**knobs)
     assert isinstance(network, nn.Module) and diverged is False
-    assert shift._trained(**knobs)[0] is network
+    assert shift._train_network(**knobs)[0] is network
     assert shift._dataset("digits", "cue") is not shift._dataset("digits", "cue")
-    shift._trained.cache_clear()
+    shift._train_network.cache_clear()
 
 
 def test_the_cue_scales_a_class_and_leaves_the_data_as_they_were():

@@ -151,7 +151,7 @@ def test_the_closed_form_of_the_explosion_agrees_with_random_directions():
 
 
 def test_the_loss_exhibited_against_the_line_is_what_its_note_says():
-    phi = halfspaces._twisted()
+    phi = halfspaces._twisted_loss()
     s = torch.linspace(-30, 30, 401)
     slope = torch.func.grad(lambda v: phi(v).sum())(s)
     assert slope.abs().max() < 8  # a bounded derivative

@@ -11,7 +11,7 @@ import pytest
 from normgauge.documents import StudyDocument
 from normgauge.errors import DataError
 from normgauge.papers.court import Claim, PremiseAbsent, StudyTable, differences, ledger, poll, registry, sources
-from normgauge.papers.court.sources import Source, in_force, own
+from normgauge.papers.court.sources import Source, choose_source, own_runs
 from normgauge.papers.court.table import tabulate
 from normgauge.records import Provenance, Run
 from normgauge.store import STORE_NAME, Store, spec_id
@@ -75,9 +75,9 @@ def put(folder, conclusion):
 
 def test_own_runs_of_which_none_finished_supersede_nothing(given):
     broken = Source(document("paper", FOR, rows=({"norm": "batch", "seed": 0, "status": "error"},)), "mine")
-    chosen, others = in_force("race", [broken])
+    chosen, others = choose_source("race", [broken])
     assert chosen is given and others == [(broken, "none of these runs finished")]
-    assert in_force("other", [broken]) == (None, [(broken, "none of these runs finished")])
+    assert choose_source("other", [broken]) == (None, [(broken, "none of these runs finished")])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_own_runs_of_which_none_finished_supersede_nothing(given):
 )
 def test_own_runs_supersede_at_equal_or_larger_size_and_both_are_shown(given, tmp_path, size, supersedes):
     put(tmp_path / f"race-{size}", document(size, AGAINST))
-    readable, trouble = own(tmp_path)
+    readable, trouble = own_runs(tmp_path)
     assert not trouble
     verdict = replace(RACE, runs=tuple(readable["race"])).result
     (beside,) = verdict.beside
@@ -101,7 +101,7 @@ def test_own_runs_supersede_at_equal_or_larger_size_and_both_are_shown(given, tm
 def test_of_several_own_runs_the_largest_counts_and_all_others_say_why_not(given, tmp_path):
     for size in ("smoke", "paper", "small"):
         put(tmp_path / f"race-{size}", document(size, FOR))
-    chosen, others = in_force("race", own(tmp_path)[0]["race"])
+    chosen, others = choose_source("race", own_runs(tmp_path)[0]["race"])
     assert chosen.document.size == "paper" and chosen.place
     assert [(source.document.size, bool(source.place)) for source, _ in others] == [
         ("small", True),
@@ -112,7 +112,7 @@ def test_of_several_own_runs_the_largest_counts_and_all_others_say_why_not(given
 
 
 def test_without_own_runs_those_shipped_decide_alone(given):
-    assert in_force("race", []) == (given, [])
+    assert choose_source("race", []) == (given, [])
     assert RACE.result.rests_on == str(given) and RACE.result.beside == ()
 
 
@@ -199,7 +199,7 @@ SPOILS = [newer, other_version, no_json, other_rows, other_size, truncated, scri
 def test_a_store_that_cannot_be_read_is_named_in_a_sentence_and_the_others_count(given, tmp_path, spoil):
     put(tmp_path / "race-paper", document("paper", AGAINST))
     spoil(put(tmp_path / "race-small", document("small", AGAINST)))
-    readable, trouble = own(tmp_path)
+    readable, trouble = own_runs(tmp_path)
     assert [source.document.size for source in readable["race"]] == ["paper"]
     (sentence,) = trouble
     assert str(tmp_path / "race-small") in sentence and sentence.endswith(".") and "Traceback" not in sentence
@@ -207,7 +207,7 @@ def test_a_store_that_cannot_be_read_is_named_in_a_sentence_and_the_others_count
 
 def test_an_interrupted_study_says_how_to_go_on(tmp_path):
     put(tmp_path / "race-small", None)
-    assert own(tmp_path) == (
+    assert own_runs(tmp_path) == (
         {},
         [f"{tmp_path / 'race-small'}: not finished; the same `normgauge reproduce` command goes on with it."],
     )
@@ -216,7 +216,7 @@ def test_an_interrupted_study_says_how_to_go_on(tmp_path):
 def test_a_folder_without_stores_has_nothing_to_say(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "readme.txt").write_text("no runs here")
-    assert own(tmp_path) == ({}, [])
+    assert own_runs(tmp_path) == ({}, [])
 
 
 # From a table to a word

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from normgauge.papers.court import Claim, ledger, typeset
-from normgauge.papers.court.typeset import PARTS, latex, rendered, sources
+from normgauge.papers.court.typeset import PARTS, latex, rendered_forms, sources
 
 TOOLS = Path(__file__).parents[3] / "tools"
 CLAIMS = {claim.id: claim for claim in ledger()}
@@ -93,13 +93,13 @@ def test_the_rendered_forms_are_those_of_the_sources():
     spec = importlib.util.spec_from_file_location("typeset", TOOLS / "typeset.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.rendered() == rendered(), "run python tools/typeset.py"
+    assert script.rendered() == rendered_forms(), "run python tools/typeset.py"
 
 
 def test_the_rendered_forms_are_words_and_mathml_and_nothing_else():
     known = {"p", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace"}
     known |= {"mfrac", "msqrt", "msub", "msup", "msubsup", "mover"}
-    for id, parts in rendered().items():
+    for id, parts in rendered_forms().items():
         for part, markup in parts.items():
             assert not re.search(r"[\\${}]|amp;", re.sub(r"<mo[^>]*>[{}]</mo>", "", markup)), f"{id} {part}"
             tree = ElementTree.fromstring(f"<p>{markup}</p>")  # well formed

@@ -91,7 +91,7 @@ def uncentred(y, eps=0.0):
         ("S1-eq40", activations, "pullback_hessian", flip_the_bend),
         ("S1-eq43", activations, "project", drop_one_over_m),
         ("S1-T4.2a", activations, "curvature_along_gradient", forget_the_curvature),
-        ("S1-T4.2b", activations, "_norm_preserving", lambda generator, g, v: torch.zeros(len(g), len(g))),
+        ("S1-T4.2b", activations, "_norm_preserving_hessian", lambda generator, g, v: torch.zeros(len(g), len(g))),
         ("S1-T4.2c", Unit, "loss_of_gamma", lambda self, gamma: 2 * self.loss(gamma * self.yh + self.beta)),
         ("S1-PSD", activations, "_cross_entropy", lambda out, labels: out.sin().sum()),
         ("S1-O4.3", weights, "standardize", uncentred),
@@ -130,7 +130,7 @@ def test_where_the_minimum_lies_below_gamma_the_sign_is_as_printed(monkeypatch):
             yield Unit(unit.y, abs(unit.gamma), 0.0, unit.loss)
 
     monkeypatch.setattr(activations, "units", shrinking)
-    monkeypatch.setattr(activations, "_distance_to", lambda goal: lambda z: z.square().sum() / 2)
+    monkeypatch.setattr(activations, "_squared_distance_to", lambda goal: lambda z: z.square().sum() / 2)
     assert judged("S1-T4.2c") == "error"  # the printed sign holds, and the best gamma is no longer the one computed
 
 

@@ -107,7 +107,7 @@ def flipped(first, second, gamma=1.0):
         ("S4-SN", torch.linalg, "matrix_norm", lambda W, order: W.norm()),
         ("S4-WN", methods, "effective_weights", unscaled),
         ("S4-WS", methods, "_centred_unit_rows", lambda W: W / W.norm(dim=1, keepdim=True)),
-        ("S4-L2", methods, "_through", lambda unit, X: lambda w: unit.normalized_loss(X @ w, 0.5)),
+        ("S4-L2", methods, "_loss_by_weights", lambda unit, X: lambda w: unit.normalized_loss(X @ w, 0.5)),
         ("S4-L3b", methods, "after_sgd_step", lambda norm, slope, rate: norm + rate * slope),
         ("S4-L3b", methods, "standardize", offset),
         ("S4-adv", methods, "standardize", offset),
@@ -125,7 +125,7 @@ def test_a_broken_ingredient_changes_the_verdict(monkeypatch, id, module, name, 
 
 @pytest.mark.parametrize("norm", ["BN", "IN", "WN", "CWN", "WS", "LN", "GN"])
 def test_a_normalizer_that_does_not_normalize_is_noticed(monkeypatch, norm):
-    monkeypatch.setitem(methods._NORMALIZERS, norm, methods._pre)
+    monkeypatch.setitem(methods._NORMALIZERS, norm, methods._convolve)
     assert judged("S4-L3a") == "error"
 
 

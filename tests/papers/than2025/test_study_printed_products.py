@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from normgauge.lab import data, models
-from normgauge.papers.than2025.studies._printed_products import printed_products, settled
-from normgauge.papers.than2025.studies.capacity import measured, suspects
+from normgauge.papers.than2025.studies._printed_products import printed_products, settle_statistics
+from normgauge.papers.than2025.studies.capacity import measure_capacity, suspects
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def drawn(norm, dataset):
         for part in network.modules():
             if isinstance(part, models.Normalized):
                 part.layer.bias.copy_(torch.randn(part.layer.bias.shape, generator=source))
-    return settled(network, dataset)
+    return settle_statistics(network, dataset)
 
 
 def layers_of(network):
@@ -65,7 +65,7 @@ def test_a_suspect_makes_the_first_layer_constant_and_layer_norm_steeper_than_it
     first = layers_of(network)[0]
     deviations = first.layer(suspects(network, inputs).flatten(1)).std(1)
     assert deviations[-1] < 1e-3 < deviations[0]
-    found = measured(network, inputs)
+    found = measure_capacity(network, inputs)
     assert found["steepest"] > found["printed"]
     assert found["at_data"] < found["on_ball"] < found["everywhere"]
     assert found["steepest"] <= found["everywhere"]

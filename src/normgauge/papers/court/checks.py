@@ -99,23 +99,23 @@ def gather(checks: Iterable[Check]) -> tuple[Evidence, ...]:
 
     Facts keep the value largest in size. The order is that of first appearance.
     """
-    found: dict[tuple[Role, str], Evidence] = {}
+    evidence: dict[tuple[Role, str], Evidence] = {}
     for check in checks:
         key = (check.role, check.name)
         value = math.inf if math.isnan(check.value) and check.role != "fact" else float(check.value)
-        before = found.get(key)
+        before = evidence.get(key)
         if before is None:
-            found[key] = Evidence(check.name, check.role, value, check.tolerance, 1)
+            evidence[key] = Evidence(check.name, check.role, value, check.tolerance, 1)
             continue
         worse = abs(value) > abs(before.value)
-        found[key] = Evidence(
+        evidence[key] = Evidence(
             check.name,
             check.role,
             value if worse else before.value,
             max(check.tolerance, before.tolerance),
             before.instances + 1,
         )
-    return tuple(found.values())
+    return tuple(evidence.values())
 
 
 def _tensor(value: Number) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from normgauge.papers.court.checks import Check, gather
-from normgauge.papers.court.sources import Source, in_force
+from normgauge.papers.court.sources import Source, choose_source
 from normgauge.papers.court.table import StudyTable
 from normgauge.papers.court.verdict import Evidence, Outcome, Standing, Verdict, Word
 from normgauge.papers.court.weigh import poll, weigh
@@ -113,7 +113,7 @@ class Claim:
         dtype and the global random streams are those of before on return.
         """
         if self.trial is None:
-            return self._from_runs()
+            return self._judge_runs()
         try:
             with _quiet_room(generator.initial_seed()):
                 evidence = gather(self.trial(generator))
@@ -132,9 +132,9 @@ class Claim:
             told = f"the table of study {self.study!r} cannot be read: {type(error).__name__}: {error}"
             return Verdict("empirical", None, "error", (), told)
 
-    def _from_runs(self) -> Verdict:
+    def _judge_runs(self) -> Verdict:
         """Judge from the runs in force; what other runs say stands beside it, with the reason why it does not count."""
-        chosen, others = in_force(self.study, self.runs)
+        chosen, others = choose_source(self.study, self.runs)
         if chosen is None:
             told = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
             return Verdict("empirical", "not_run", "not_run", (), told)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from normgauge.errors import InputError, explain, require, unknown_name
 from normgauge.papers.court.claim import Claim
 from normgauge.papers.court.judges import Progress, judge_many
-from normgauge.papers.court.registry import find, registered
-from normgauge.papers.court.sources import own
+from normgauge.papers.court.registry import find, registered_claims
+from normgauge.papers.court.sources import own_runs
 from normgauge.papers.court.verdict import Verdict
 from normgauge.papers.shelf import PAPERS
 from normgauge.records import format_table, plain
@@ -73,7 +73,7 @@ class Ledger(Result):
         claim, verdict = self[id], self[id].result
         paper = PAPERS[claim.paper].name if claim.paper in PAPERS else claim.paper
         parts = [
-            f"{claim.id} ({paper}, {claim.place}; {claim.kind}): {_spoken(verdict.word)}",
+            f"{claim.id} ({paper}, {claim.place}; {claim.kind}): {_spell(verdict.word)}",
             f"printed:     {claim.printed}",
             f"finding:     {verdict.sentence}",
             f"note:        {claim.note}" if claim.note else "",
@@ -83,7 +83,7 @@ class Ledger(Result):
             f"criterion:   {claim.criterion}" if claim.criterion else "",
             *(f"evidence:    {item}" for item in verdict.evidence),
             f"rests on:    {verdict.rests_on}" if verdict.rests_on else "",
-            *(f"beside it:   {_spoken(v.word)}: {v.sentence} ({v.rests_on})" for v in verdict.beside),
+            *(f"beside it:   {_spell(v.word)}: {v.sentence} ({v.rests_on})" for v in verdict.beside),
             f"reproduce:   {claim.command}",
             f"cite:        {', '.join(claim.cite)}",
             f"verdict {verdict.verdict or 'none'}, status {verdict.status}"
@@ -109,7 +109,7 @@ class Ledger(Result):
             rows = [row for row in self._rows() if row["paper"] == paper]
             short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
             name = PAPERS[paper].name if paper in PAPERS else "other"
-            tally = ", ".join(f"{number} {_spoken(word)}" for word, number in words.items())
+            tally = ", ".join(f"{number} {_spell(word)}" for word, number in words.items())
             title = f"{name} ({paper}): {len(rows)} claims ({tally})"
             tables.append(format_table(short, title=title))
         return "\n\n".join([*tables, self._footer()])
@@ -189,7 +189,7 @@ def ledger(
         >>> ledger(ids=["S1-FC.2"])["S1-FC.2"].verdict
         'holds'
     """
-    claims = registered() if ids is None else tuple(find(id) for id in ids)
+    claims = registered_claims() if ids is None else tuple(find(id) for id in ids)
     if paper is not None:
         papers = {claim.paper for claim in claims}
         if paper not in papers:
@@ -198,7 +198,7 @@ def ledger(
     if runs is not None and not Path(runs).is_dir():
         rule = "it is a folder that `normgauge reproduce` wrote"
         raise InputError(explain(f"runs {runs}", rule, "no such folder", "Check the path, or leave it out"))
-    sources, trouble = own(runs) if runs is not None else ({}, [])
+    sources, trouble = own_runs(runs) if runs is not None else ({}, [])
     asked = (replace(claim, seed=seed, runs=tuple(sources.get(claim.study, ()))) for claim in claims)
     return Ledger(tuple(asked), tuple(trouble), seed=seed)
 
@@ -207,5 +207,5 @@ def _word(verdict: Verdict) -> str:
     return verdict.status if verdict.status != "judged" else str(verdict.verdict)
 
 
-def _spoken(word: str) -> str:
+def _spell(word: str) -> str:
     return word.replace("_", " ")

@@ -35,7 +35,7 @@ def theorem(
         cite=tuple(cite),
         note=note,
     )
-    return _with_trial(claim)
+    return _register_with_trial(claim)
 
 
 def bibliographic(
@@ -59,7 +59,7 @@ def bibliographic(
         note=note,
         quotes=tuple(quotes),
     )
-    return _with_trial(claim)
+    return _register_with_trial(claim)
 
 
 def empirical(
@@ -90,12 +90,12 @@ def empirical(
         study=study,
         criterion=criterion,
     )
-    return _with_margins(claim)
+    return _register_with_margins(claim)
 
 
 def finding(study: str, *, printed: str, criterion: str, place: str = "") -> Callable[[Criterion], Criterion]:
     """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
-    return _with_margins(
+    return _register_with_margins(
         Claim(id=study, place=place, printed=printed, kind="finding", study=study, criterion=criterion)
     )
 
@@ -112,7 +112,7 @@ def register(claim: Claim) -> Claim:
     return claim
 
 
-def registered() -> tuple[Claim, ...]:
+def registered_claims() -> tuple[Claim, ...]:
     """Return all claims of the ledger, by paper and, within a paper, in the order of its files."""
     _open_files()
     listed = (claim for claim in _CLAIMS.values() if claim.kind != "finding")
@@ -144,7 +144,7 @@ def find(id: str) -> Claim:
     return _CLAIMS[id]
 
 
-def _with_margins(claim: Claim) -> Callable[[Criterion], Criterion]:
+def _register_with_margins(claim: Claim) -> Callable[[Criterion], Criterion]:
     def enter(margins: Criterion) -> Criterion:
         register(replace(claim, margins=margins))
         return margins
@@ -152,7 +152,7 @@ def _with_margins(claim: Claim) -> Callable[[Criterion], Criterion]:
     return enter
 
 
-def _with_trial(claim: Claim) -> Callable[[Trial], Trial]:
+def _register_with_trial(claim: Claim) -> Callable[[Trial], Trial]:
     def enter(trial: Trial) -> Trial:
         register(replace(claim, trial=trial))
         return trial

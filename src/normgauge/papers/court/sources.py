@@ -59,7 +59,7 @@ def shipped() -> Mapping[str, Source]:
     return {document.study: Source(document) for document in documents}
 
 
-def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
+def own_runs(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
     """Return study -> the reader's own runs in a folder of `normgauge reproduce`, and what could not be read.
 
     A study that was interrupted before it was concluded has left no document and says nothing yet.
@@ -82,7 +82,7 @@ def own(folder: str | Path) -> tuple[dict[str, list[Source]], list[str]]:
     return sources, trouble
 
 
-def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[tuple[Source, str]]]:
+def choose_source(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[tuple[Source, str]]]:
     """Return the runs that decide, and the others with the reason why they do not.
 
     The reader's own runs supersede those shipped only at equal or larger size; of several the largest counts. Runs of
@@ -92,14 +92,14 @@ def in_force(study: str, reader: Sequence[Source]) -> tuple[Source | None, list[
         study: its name.
         reader: the reader's own runs of it.
     """
-    chosen = given = shipped().get(study)
+    chosen = shipped_runs = shipped().get(study)
     empty = [source for source in reader if not source.table.rows]
     reader = [source for source in reader if source.table.rows]
     largest = max(reader, key=lambda source: source.rank, default=None)
-    if largest is not None and (given is None or largest.rank >= given.rank):
+    if largest is not None and (shipped_runs is None or largest.rank >= shipped_runs.rank):
         chosen, word = largest, f"superseded by your runs of size {largest.document.size}"
     else:
-        size = given.document.size if given else ""
+        size = shipped_runs.document.size if shipped_runs else ""
         word = f"does not supersede the runs shipped with normgauge, whose size {size} is larger"
-    others = [(source, word) for source in (*reader, *([given] if given else [])) if source is not chosen]
+    others = [(source, word) for source in (*reader, *([shipped_runs] if shipped_runs else [])) if source is not chosen]
     return chosen, [*others, *((source, "none of these runs finished") for source in empty)]

@@ -50,8 +50,8 @@ class StudyTable:
             if row.get(reading) is None:
                 continue
             if row["seed"] in values:
-                got = f"two for seed {row['seed']}"
-                raise DataError(explain(f"reading {reading!r}", "one row per seed", got, "Name more knobs"))
+                duplicate = f"two for seed {row['seed']}"
+                raise DataError(explain(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs"))
             values[row["seed"]] = float(row[reading])
         return values
 

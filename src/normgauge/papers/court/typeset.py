@@ -33,7 +33,7 @@ def typeset(claim: Claim, part: Part) -> str:
         >>> "<math>" in typeset(find("S0-ginv"), "printed")
         True
     """
-    return rendered().get(claim.id, {}).get(part) or escape(getattr(claim, part), quote=False)
+    return rendered_forms().get(claim.id, {}).get(part) or escape(getattr(claim, part), quote=False)
 
 
 def latex(claim: Claim, part: Part) -> str | None:
@@ -49,7 +49,7 @@ def sources() -> dict[str, dict[str, str]]:
 
 
 @cache
-def rendered() -> dict[str, dict[str, str]]:
+def rendered_forms() -> dict[str, dict[str, str]]:
     """Return the forms rendered from the sources by `tools/typeset.py`: id -> part -> HTML with MathML."""
     texts = ((paper.folder / "typeset.json").read_text(encoding="utf-8") for paper in PAPERS.values())
     return {id: parts for text in texts for id, parts in json.loads(text).items()}

@@ -89,14 +89,14 @@ class Verdict:
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: the ledger is read by machines too."""
-        for name, value, known in (
+        for name, value, words in (
             ("verdict", self.verdict, (*WORDS, None)),
             ("outcome", self.outcome, (*OUTCOMES, None)),
             ("status", self.status, STANDINGS),
         ):
-            if value not in known:
+            if value not in words:
                 raise InputError(
-                    explain("Verdict", f"{name} is one of {', '.join(map(str, known))}", repr(value), "Use one of them")
+                    explain("Verdict", f"{name} is one of {', '.join(map(str, words))}", repr(value), "Use one of them")
                 )
 
     @property

@@ -40,11 +40,13 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
     trouble = _trouble(weighty)
     if trouble:
         return Verdict(None, None, "error", tuple(evidence), trouble)
-    printed, corrected, conclusion = (_of(weighty, role) for role in ("printed", "corrected", "conclusion"))
+    printed, corrected, conclusion = (_select_role(weighty, role) for role in ("printed", "corrected", "conclusion"))
     wrong = [item for item in printed if item.fails]
-    remedy = f"; {_worst('the corrected statement', corrected)}" if corrected else ""
+    remedy = f"; {_describe_worst('the corrected statement', corrected)}" if corrected else ""
     if not wrong:
-        return Verdict("holds", None, "judged", tuple(evidence), f"{_worst('the printed statement', printed)}.")
+        return Verdict(
+            "holds", None, "judged", tuple(evidence), f"{_describe_worst('the printed statement', printed)}."
+        )
     fault = f"the printed statement is off by {format_number(wrong[0].value)} ({wrong[0].name})"
     lost = [item for item in conclusion if item.fails]
     if conclusion and not lost:
@@ -71,14 +73,14 @@ def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
         'too_small_to_tell'
     """
     evidence = tuple(_margin(name, list(values)) for name, values in margins.items())
-    known = [item for item in evidence if math.isfinite(item.tolerance)]
-    against = [item for item in known if item.value + item.tolerance <= 0]
+    intervals = [item for item in evidence if math.isfinite(item.tolerance)]
+    against = [item for item in intervals if item.value + item.tolerance <= 0]
     if against:
         return Verdict("empirical", "contradicted", "judged", evidence, f"{against[0]}: the interval is not above 0.")
-    if evidence and len(known) == len(evidence) and all(item.value > item.tolerance for item in known):
+    if evidence and len(intervals) == len(evidence) and all(item.value > item.tolerance for item in intervals):
         return Verdict("empirical", "reproduced", "judged", evidence, f"{'; '.join(map(str, evidence))}: all above 0.")
     why = "; ".join(map(str, evidence)) or "no margin could be computed"
-    sentence = f"{why}: {_lacking(margins, evidence)}."
+    sentence = f"{why}: {_describe_lack(margins, evidence)}."
     return Verdict("empirical", "too_small_to_tell", "judged", evidence, sentence)
 
 
@@ -89,7 +91,7 @@ def _margin(name: str, values: list[float]) -> Evidence:
     return Evidence(name, "margin", span.mean, half, span.n)
 
 
-def _lacking(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence]) -> str:
+def _describe_lack(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence]) -> str:
     """Say what would tell: at least three seeds, or about how many for the intervals that contain 0."""
     few = min((item.instances for item in evidence), default=0)
     if few < SEEDS:
@@ -103,25 +105,27 @@ def _lacking(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence
 
 def _trouble(weighty: Sequence[Evidence]) -> str:
     """Say what keeps the ledger from judging, or nothing."""
-    if not _of(weighty, "printed"):
+    if not _select_role(weighty, "printed"):
         return "no check of the printed statement was made."
     for item in weighty:
         if not item.passes and not item.fails:
             return f"undecided: {item}."
         if item.role == "corrected" and item.fails:
             return f"the correction fails: {item}."
-    fails = any(item.fails for item in _of(weighty, "printed"))
-    survives = _of(weighty, "conclusion") and not any(item.fails for item in _of(weighty, "conclusion"))
-    if fails and survives and not _of(weighty, "corrected"):
+    fails = any(item.fails for item in _select_role(weighty, "printed"))
+    survives = _select_role(weighty, "conclusion") and not any(
+        item.fails for item in _select_role(weighty, "conclusion")
+    )
+    if fails and survives and not _select_role(weighty, "corrected"):
         return "the conclusion survives, but the corrected statement is not tested."
     return ""
 
 
-def _of(evidence: Sequence[Evidence], role: str) -> list[Evidence]:
+def _select_role(evidence: Sequence[Evidence], role: str) -> list[Evidence]:
     return [item for item in evidence if item.role == role]
 
 
-def _worst(subject: str, items: Sequence[Evidence]) -> str:
+def _describe_worst(subject: str, items: Sequence[Evidence]) -> str:
     worst = max(items, key=lambda item: item.value / item.tolerance)
     count = max(item.instances for item in items)
     return f"{subject} holds to {format_number(worst.value, 2)} over {count} instances"

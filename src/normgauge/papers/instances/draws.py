@@ -75,9 +75,9 @@ class Unit:
 
     def normalized_loss(self, y: Tensor, eps: float = 0.0) -> Tensor:
         """Return the loss as a function of the pre-activations: the thing autograd differentiates."""
-        return self.loss(self.normalized(y, eps))
+        return self.loss(self.output(y, eps))
 
-    def normalized(self, y: Tensor, eps: float = 0.0) -> Tensor:
+    def output(self, y: Tensor, eps: float = 0.0) -> Tensor:
         """Return the layer's output as a function of the pre-activations."""
         return self.gamma * standardize(y, eps)[0] + self.beta
 

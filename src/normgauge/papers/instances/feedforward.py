@@ -48,25 +48,25 @@ class Feedforward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return `h_K(x)`."""
-        return self.above(0, x)
+        return self.output_by_hidden(0, x)
 
     def hidden(self, x: Tensor, layer: int) -> Tensor:
         """Return `h_layer(x)`; layer 0 is x."""
         return replace(self, weights=self.weights[:layer], norms=self.norms[:layer])(x)
 
-    def above(self, layer: int, h: Tensor) -> Tensor:
+    def output_by_hidden(self, layer: int, h: Tensor) -> Tensor:
         """Return `h_K` as a function of `h_layer`."""
         for W, norm in zip(self.weights[layer:], self.norms[layer:], strict=True):
             h = self.activation(norm(h @ W.T))
         return h
 
-    def of_total_input(self, y: Tensor, layer: int) -> Tensor:
+    def output_by_total_input(self, y: Tensor, layer: int) -> Tensor:
         """Return `h_K` as a function of `y_layer = W_layer h_{layer-1}` (layers count from 1)."""
-        return self.above(layer, self.activation(self.norms[layer - 1](y)))
+        return self.output_by_hidden(layer, self.activation(self.norms[layer - 1](y)))
 
-    def of_weight(self, flat: Tensor, layer: int, h: Tensor) -> Tensor:
+    def output_by_weight(self, flat: Tensor, layer: int, h: Tensor) -> Tensor:
         """Return `h_K` as a function of `W_layer`, flattened, for one `h_{layer-1}`."""
-        return self.of_total_input(flat.reshape(self.weights[layer - 1].shape) @ h, layer)
+        return self.output_by_total_input(flat.reshape(self.weights[layer - 1].shape) @ h, layer)
 
     def input_slope(self, x: Tensor) -> Tensor:
         """Return the spectral norm of `d h_K / d x` at x."""
@@ -74,12 +74,12 @@ class Feedforward:
 
     def weight_slope(self, layer: int, h: Tensor) -> Tensor:
         """Return the spectral norm of `d h_K / d W_layer` (Frobenius norm of the weights) for one `h_{layer-1}`."""
-        J = jacobian(self.of_weight, self.weights[layer - 1].flatten(), layer, h)
+        J = jacobian(self.output_by_weight, self.weights[layer - 1].flatten(), layer, h)
         return torch.linalg.matrix_norm(J, 2)
 
     def total_input_slope(self, layer: int, y: Tensor) -> Tensor:
         """Return the spectral norm of `d h_K / d y_layer` at y."""
-        return torch.linalg.matrix_norm(jacobian(self.of_total_input, y, layer), 2)
+        return torch.linalg.matrix_norm(jacobian(self.output_by_total_input, y, layer), 2)
 
     def weight_product(self, start: int = 0) -> float:
         """Return the product of the spectral norms of the weights after the first `start` layers."""

@@ -93,13 +93,13 @@ class GaussianLoss:
         """Return `|w|_S`."""
         return (w @ self.S @ w).sqrt()
 
-    def decoupled(self, w: Tensor, gamma: float | Tensor) -> Tensor:
+    def decoupled_loss(self, w: Tensor, gamma: float | Tensor) -> Tensor:
         """Return f at `gamma w / |w|_S`."""
         return self.f(gamma * w / self.norm(w))
 
     def slope_in_length(self, gamma: float | Tensor, w: Tensor) -> Tensor:
         """Return `d f / d gamma`, by autograd."""
-        return gradient(lambda c: self.decoupled(w, c), torch.as_tensor(gamma, dtype=torch.float64))
+        return gradient(lambda c: self.decoupled_loss(w, c), torch.as_tensor(gamma, dtype=torch.float64))
 
     def mean_slopes(self, wt: Tensor) -> tuple[Tensor, Tensor]:
         """Return `E phi'(z^T wt)` and `E phi''(z^T wt)`."""

@@ -77,7 +77,7 @@ class Layer:
         """Return W and b of a packed vector."""
         return theta[: self.W.numel()].reshape(self.W.shape), theta[self.W.numel() :]
 
-    def on(self, rows: Tensor) -> Layer:
+    def select_rows(self, rows: Tensor) -> Layer:
         """Return the same layer on some of the samples."""
         return replace(self, X=self.X[rows], goal=self.goal[rows])
 

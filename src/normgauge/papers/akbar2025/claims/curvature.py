@@ -89,22 +89,22 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
     for m in (3, 8, 20):
         X, t = normal(generator, m, 2) + 1, normal(generator, m)
         r, angle = factor(generator), uniform(generator, -3, 3)
-        for goal in (t, standardize(X @ _on_circle(angle))[0]):
-            w = r * _on_circle(angle)
+        for goal in (t, standardize(X @ _unit_vector(angle))[0]):
+            w = r * _unit_vector(angle)
             slope, bend = _two_derivatives(angle, X, goal)
             H = hessian(_mismatch, w, X, goal)
-            found, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
+            eigenvalues, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
             size = bend.abs() / r**2 + slope.abs() / r**2
             claimed = torch.stack([torch.zeros_like(bend), bend / r**2]).sort().values
-            own = torch.linalg.eigvalsh(hessian(_in_polar, torch.tensor([r, angle]), X, goal))
-            yield printed("the kinder coordinates", min(gap(found, claimed, size), gap(own, claimed, bend.abs())))
-            yield corrected("Cartesian", gap(found, right, size))
+            own = torch.linalg.eigvalsh(hessian(_mismatch_in_polar, torch.tensor([r, angle]), X, goal))
+            yield printed("the kinder coordinates", min(gap(eigenvalues, claimed, size), gap(own, claimed, bend.abs())))
+            yield corrected("Cartesian", gap(eigenvalues, right, size))
             flat = torch.stack([torch.zeros_like(bend), bend]).sort().values
             yield corrected("(r, theta)", gap(own, flat, bend.abs() + slope.abs()))
-            frame = torch.stack([_on_circle(angle), _on_circle(angle + torch.pi / 2)])
+            frame = torch.stack([_unit_vector(angle), _unit_vector(angle + torch.pi / 2)])
             yield corrected("the whole matrix", gap(frame @ H @ frame.T, polar_hessian(slope, bend, r), size))
             if goal is not t:
-                yield corrected("0 and f''/r^2 where f' = 0", gap(found, claimed, size))
+                yield corrected("0 and f''/r^2 where f' = 0", gap(eigenvalues, claimed, size))
             yield conclusion("curvature along the angle is f''/r^2", gap(frame[1] @ H @ frame[1], bend / r**2, size))
 
 
@@ -119,7 +119,7 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
     note="At large weights the sentence is true for the same reason. A comparison needs the scale fixed: the quotient "
     "curvature |w|^2 lambda_max, or equal steps.",
 )
-def _largest(generator: torch.Generator) -> Iterator[Check]:
+def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (8, 2), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
         plain = torch.linalg.eigvalsh(X.T @ X)[-1]
@@ -142,7 +142,7 @@ def _largest(generator: torch.Generator) -> Iterator[Check]:
     note="BN standardizes the one number w.x, not the inputs; features that were batch-normalized themselves have unit "
     "variances, and stay correlated.",
 )
-def _whitened(generator: torch.Generator) -> Iterator[Check]:
+def _whitening(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
         mixing = normal(generator, n, n) + torch.diag(torch.linspace(1.0, 8.0, n))
         X = normal(generator, m, n) @ mixing
@@ -180,7 +180,7 @@ def _whitened(generator: torch.Generator) -> Iterator[Check]:
 def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         zh, s, m = unit.yh, unit.s, unit.m
-        H = hessian(replace(unit, loss=_squares_to(unit.z)).normalized_loss, unit.y)
+        H = hessian(replace(unit, loss=_squared_distance_to(unit.z)).normalized_loss, unit.y)
         size = (unit.gamma / s) ** 2
         along = zh @ H @ zh / m
         yield printed("the eigenvalue along zh", gap(along, size * (1 - m), size))
@@ -232,23 +232,23 @@ def _scaled_mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float) -> Tensor
     return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
 
 
-def _squares_to(goal: Tensor) -> Loss:
+def _squared_distance_to(goal: Tensor) -> Loss:
     return lambda z: (z - goal).square().sum() / 2
 
 
-def _on_circle(angle: float | Tensor) -> Tensor:
+def _unit_vector(angle: float | Tensor) -> Tensor:
     angle = torch.as_tensor(angle)
     return torch.stack([angle.cos(), angle.sin()])
 
 
-def _of_angle(angle: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return _mismatch(_on_circle(angle), X, goal)
+def _mismatch_by_angle(angle: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return _mismatch(_unit_vector(angle), X, goal)
 
 
-def _in_polar(point: Tensor, X: Tensor, goal: Tensor) -> Tensor:
-    return _mismatch(point[0] * _on_circle(point[1]), X, goal)
+def _mismatch_in_polar(point: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    return _mismatch(point[0] * _unit_vector(point[1]), X, goal)
 
 
 def _two_derivatives(angle: float, X: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     at = torch.tensor(angle)
-    return gradient(_of_angle, at, X, goal), hessian(_of_angle, at, X, goal)
+    return gradient(_mismatch_by_angle, at, X, goal), hessian(_mismatch_by_angle, at, X, goal)

@@ -41,7 +41,7 @@ YANG = (
     note="For WN the reason given (orthogonality to (v, -g)) is wrong, the conclusion right: grad_v is orthogonal to v "
     "(S0-WN2). With eps > 0 the norm drifts (shown as a fact).",
 )
-def _conserved(generator: torch.Generator) -> Iterator[Check]:
+def _conservation(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         slope, _ = layer.unpack(gradient(layer.loss, layer.theta))
         yield printed("BN: d|w_i|^2/dt = 0", gap(-2 * (slope * layer.W).sum(1), 0.0, layer.size))
@@ -50,7 +50,7 @@ def _conserved(generator: torch.Generator) -> Iterator[Check]:
         yield fact("with eps = 0.3 var: d|w_i|^2/dt, relative", (leaky * layer.W).sum(1).abs().max() / layer.size)
     for n in (2, 3, 9):
         v, g, loss = normal(generator, n), uniform(generator, 0.3, 3) * sign(generator), wavy(generator, n)
-        slope = gradient(_of_direction, v, g, loss)
+        slope = gradient(_loss_by_direction, v, g, loss)
         size = abs(g) * gradient(loss, normalized_weight(v, g)).norm()
         yield printed("WN: d|v|^2/dt = 0", gap(-2 * v @ slope, 0.0, size))
 
@@ -73,7 +73,7 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("d(|W|_F^2 + |b|^2)/dt = 0", gap(-2 * both, 0.0, layer.size))
         size = layer.size / layer.W.norm()
         yield corrected("sums over the units stay", gap(torch.cat([W.sum(0), b.sum()[None]]), 0.0, size))
-        bare = gradient(_without_bias, layer.W, layer)
+        bare = gradient(_loss_without_bias, layer.W, layer)
         yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
 
 
@@ -89,7 +89,7 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
 def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((24, 2, 1), (24, 3, 4))):
         for count in (2, 3, 8):
-            part = layer.on(torch.randperm(24, generator=generator)[:count])
+            part = layer.select_rows(torch.randperm(24, generator=generator)[:count])
             slope, _ = part.unpack(gradient(part.loss, part.theta))
             along = (slope * part.W).sum(1)
             component = gap(along, 0.0, part.size)
@@ -118,7 +118,7 @@ def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
         speed = 2 * (layer.W * (-slope - decay * layer.W)).sum()
         size = decay * squared
         yield printed("-lambda |w|^2", gap(speed, -decay * squared, size))
-        law = gradient(_decayed, torch.tensor(0.0), squared, decay)
+        law = gradient(_squared_norm_under_decay, torch.tensor(0.0), squared, decay)
         yield corrected("-2 lambda |w|^2", gap(speed, law, size))
         yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
 
@@ -137,14 +137,14 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((8, 2, 2), (12, 3, 4))):
         slope = gradient(layer.loss, layer.theta)
         rate = 0.1 * float(layer.theta.norm() / slope.norm())
-        plain = _descended(layer, 1.0, rate)
+        plain = _outputs_after_descent(layer, 1.0, rate)
         for c in (0.2, 5.0, 100.0):
-            yield printed("equal rates", gap(_descended(layer, c, rate), plain))
-            yield corrected("rate c^2 eta", gap(_descended(layer, c, equivalent_rate(rate, c)), plain))
+            yield printed("equal rates", gap(_outputs_after_descent(layer, c, rate), plain))
+            yield corrected("rate c^2 eta", gap(_outputs_after_descent(layer, c, equivalent_rate(rate, c)), plain))
             first = gradient(layer.loss, c * layer.theta)
             yield corrected("the first turn is c^2 times smaller", gap(c**2 * (first / c), slope))
         start = layer.outputs(layer.W, layer.b)
-        yield fact("change of the outputs from 100 W over that from W", _moved(layer, 100.0, rate, start))
+        yield fact("change of the outputs from 100 W over that from W", _relative_change(layer, 100.0, rate, start))
 
 
 @theorem(
@@ -194,19 +194,19 @@ def _citations(generator: torch.Generator) -> Iterator[Check]:
     yield corrected("Yang: fully-connected, nonlinear", unsaid(YANG, ["fully-connected", "nonlinear activation"]))
 
 
-def _of_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
+def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
     return loss(g * v / v.norm())
 
 
-def _without_bias(W: Tensor, layer: Layer) -> Tensor:
+def _loss_without_bias(W: Tensor, layer: Layer) -> Tensor:
     return layer.head(layer.activations(W, torch.zeros_like(layer.b)))
 
 
-def _decayed(time: Tensor, squared: Tensor, decay: float) -> Tensor:
+def _squared_norm_under_decay(time: Tensor, squared: Tensor, decay: float) -> Tensor:
     return torch.as_tensor(under_decay_flow(squared, decay, time))
 
 
-def _descended(layer: Layer, c: float, rate: float) -> Tensor:
+def _outputs_after_descent(layer: Layer, c: float, rate: float) -> Tensor:
     """Return the outputs after three steps of gradient descent on (W, b) from c times the weights."""
     theta = c * layer.theta
     for _ in range(3):
@@ -214,8 +214,10 @@ def _descended(layer: Layer, c: float, rate: float) -> Tensor:
     return layer.outputs(*layer.unpack(theta))
 
 
-def _moved(layer: Layer, c: float, rate: float, start: Tensor) -> Tensor:
-    return (_descended(layer, c, rate) - start).norm() / (_descended(layer, 1.0, rate) - start).norm()
+def _relative_change(layer: Layer, c: float, rate: float, start: Tensor) -> Tensor:
+    return (_outputs_after_descent(layer, c, rate) - start).norm() / (
+        _outputs_after_descent(layer, 1.0, rate) - start
+    ).norm()
 
 
 def _capacity(w: Tensor, X: Tensor, y: Tensor) -> Tensor:

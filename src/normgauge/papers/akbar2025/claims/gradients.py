@@ -60,7 +60,7 @@ def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
     for d in (2, 3, 5, 12):
         for eps in (0.0, 0.1):
             z, gamma, beta, loss = normal(generator, d), normal(generator, d), normal(generator, d), wavy(generator, d)
-            truth = gradient(_after_layer_norm, z, gamma, beta, loss, eps)
+            truth = gradient(_loss_after_layer_norm, z, gamma, beta, loss, eps)
             zh, s = standardize(z, eps)
             delta = gradient(loss, gamma * zh + beta)
             size = (1 + gamma.abs().max()) * delta.norm() / s
@@ -84,7 +84,7 @@ def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
 )
 def _jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
-        truth = jacobian(_standardized, unit.y)
+        truth = jacobian(_standardize, unit.y)
         zh, s, m = unit.yh, unit.s, unit.m
         centred = unit.y - unit.y.mean()
         formula = torch.eye(m) / s - 1 / (m * s) - torch.outer(centred, centred) / s**3
@@ -107,7 +107,7 @@ def _jacobian(generator: torch.Generator) -> Iterator[Check]:
     note="The paper's closing remark, that sum_k delta x_j is 'what it would have been without BN', ignores gamma/s "
     "and that delta is taken elsewhere (S1-T4.1id).",
 )
-def _final(generator: torch.Generator) -> Iterator[Check]:
+def _final_formulas(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
             X, w, b = normal(generator, unit.m, 3) + 1, normal(generator, 3), uniform(generator, -1, 1)
@@ -116,7 +116,7 @@ def _final(generator: torch.Generator) -> Iterator[Check]:
             slope = pullback_gradient(X @ w + b, delta, unit.gamma, eps)
             size = abs(unit.gamma) / s * delta.norm()
             yield printed("dL/dz", gap(gradient(unit.normalized_loss, X @ w + b, eps), slope, size))
-            yield printed("dL/dW", gap(gradient(_of_weights, w, unit, X, b, eps), X.T @ slope, size * X.norm()))
+            yield printed("dL/dW", gap(gradient(_loss_by_weights, w, unit, X, b, eps), X.T @ slope, size * X.norm()))
             centred = X - X.mean(0)
             second = delta.mean() * centred.sum(0)
             yield printed("the second term with centred x", gap(second, 0.0, delta.norm() * X.norm()))
@@ -191,9 +191,9 @@ def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
         zh, s = standardize(X @ w)
         centred = X - X.mean(0)
         yield printed("(x - xbar)/sigma is orthogonal to w", gap(centred @ w / s, 0.0, 1.0))
-        frozen = jacobian(_partly_frozen, w, X, w, True, True)
-        moving = jacobian(_partly_frozen, w, X, w, False, True)
-        whole = jacobian(_partly_frozen, w, X, w, False, False)
+        frozen = jacobian(_normalize_partly_frozen, w, X, w, True, True)
+        moving = jacobian(_normalize_partly_frozen, w, X, w, False, True)
+        whole = jacobian(_normalize_partly_frozen, w, X, w, False, False)
         size = X.norm() / s
         yield printed("grad_w a with mu, sigma fixed", gap(frozen, centred / s, size))
         yield corrected("both fixed: x/sigma", gap(frozen, X / s, size))
@@ -237,14 +237,14 @@ def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
 def _diagonal(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
-        truth = gradient(_reparametrized, v, g, loss)
+        truth = gradient(_loss_by_direction, v, g, loss)
         size = abs(g) / v.norm() * slope.norm()
         own = g / v.norm() - g * v.square() / v.norm() ** 3
         partial = jacobian(normalized_weight, v, g)
         yield fact("the diagonal partials, against autograd", gap(partial.diagonal(), own, abs(g) / v.norm()))
         yield printed("diagonal chain rule", gap(truth, slope * own, size))
         yield corrected("with all j", gap(truth, direction_gradient(v, g, slope), size))
-        along = v @ truth - g * gradient(_of_length, torch.tensor(g), v, loss)
+        along = v @ truth - g * gradient(_loss_by_length, torch.tensor(g), v, loss)
         yield conclusion("(v, -g) is a null direction of the gradient", gap(along, 0.0, abs(g) * slope.norm()))
 
 
@@ -259,7 +259,10 @@ def _diagonal(generator: torch.Generator) -> Iterator[Check]:
 def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
-        by_direction, by_length = gradient(_reparametrized, v, g, loss), gradient(_of_length, torch.tensor(g), v, loss)
+        by_direction, by_length = (
+            gradient(_loss_by_direction, v, g, loss),
+            gradient(_loss_by_length, torch.tensor(g), v, loss),
+        )
         size = abs(g) * slope.norm()
         yield printed("grad_v . v = g dL/dg", gap(by_direction @ v, g * by_length, size))
         yield corrected("grad_v . v = 0", gap(by_direction @ v, 0.0, size))
@@ -281,10 +284,10 @@ def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
 def _length(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
-        truth = gradient(_of_length, torch.tensor(g), v, loss)
+        truth = gradient(_loss_by_length, torch.tensor(g), v, loss)
         yield printed("with 1/|v| twice", gap(truth, slope @ v / v.square().sum(), slope.norm()))
         yield corrected("dL/dg", gap(truth, length_gradient(v, slope), slope.norm()))
-        by_direction = gradient(_reparametrized, v, g, loss)
+        by_direction = gradient(_loss_by_direction, v, g, loss)
         size = abs(g) / v.norm() * slope.norm()
         yield corrected("v is orthogonal to grad_v", gap(by_direction @ v, 0.0, size * v.norm()))
         along = v * (by_direction @ v) / (v @ v)
@@ -299,23 +302,23 @@ def _weights(generator: torch.Generator) -> Iterator[tuple[Tensor, float, Loss]]
             yield v, uniform(generator, 0.3, 3) * sign(generator), wavy(generator, n)
 
 
-def _reparametrized(v: Tensor, g: float, loss: Loss) -> Tensor:
+def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
     return loss(g * v / v.norm())
 
 
-def _of_length(g: Tensor, v: Tensor, loss: Loss) -> Tensor:
+def _loss_by_length(g: Tensor, v: Tensor, loss: Loss) -> Tensor:
     return loss(g * v / v.norm())
 
 
-def _after_layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, loss: Loss, eps: float) -> Tensor:
+def _loss_after_layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, loss: Loss, eps: float) -> Tensor:
     return loss(gamma * standardize(z, eps)[0] + beta)
 
 
-def _standardized(y: Tensor) -> Tensor:
+def _standardize(y: Tensor) -> Tensor:
     return standardize(y)[0]
 
 
-def _of_weights(w: Tensor, unit: Unit, X: Tensor, b: float, eps: float) -> Tensor:
+def _loss_by_weights(w: Tensor, unit: Unit, X: Tensor, b: float, eps: float) -> Tensor:
     return unit.normalized_loss(X @ w + b, eps)
 
 
@@ -323,7 +326,7 @@ def _fit(w: Tensor, X: Tensor, t: Tensor) -> Tensor:
     return (standardize(X @ w)[0] - t).square().sum() / 2
 
 
-def _partly_frozen(w: Tensor, X: Tensor, at: Tensor, mean: bool, deviation: bool) -> Tensor:
+def _normalize_partly_frozen(w: Tensor, X: Tensor, at: Tensor, mean: bool, deviation: bool) -> Tensor:
     """Return (w.x - mu)/sigma with the statistics those of `at` where frozen."""
     z, old = X @ w, X @ at
     mu = old.mean() if mean else z.mean()

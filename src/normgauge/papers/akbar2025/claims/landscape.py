@@ -76,27 +76,31 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
         X = X - X.mean(0)
         count = sum(a * b for a, b in pairwise(widths)) + sum(widths[1:-1])
         theta = normal(generator, count)
-        found = {}
+        zero_modes = {}
         for kind in ("none", "fixed", "trained"):
             J = jacobian(_linear_outputs, theta, X, widths, kind).reshape(-1, count)
             unused = 0 if kind == "trained" else sum(widths[1:-1])
-            found[kind] = nullity(J) - unused
-            yield fact(f"{kind}: zero modes", found[kind])
+            zero_modes[kind] = nullity(J) - unused
+            yield fact(f"{kind}: zero modes", zero_modes[kind])
         hidden = sum(widths[1:-1])
-        yield printed("fewer zero modes with BN", excess(found["trained"], found["none"] - hidden))
-        yield printed("with gamma fixed", excess(found["fixed"], found["none"] - hidden))
-        yield corrected("without BN", gap(found["none"], linear_network_redundancy(widths)))
-        yield corrected("BN, gamma fixed: as many", gap(found["fixed"], linear_network_redundancy(widths)))
-        yield corrected("BN, gamma trained: k more", gap(found["trained"], linear_network_redundancy(widths, True)))
+        yield printed("fewer zero modes with BN", excess(zero_modes["trained"], zero_modes["none"] - hidden))
+        yield printed("with gamma fixed", excess(zero_modes["fixed"], zero_modes["none"] - hidden))
+        yield corrected("without BN", gap(zero_modes["none"], linear_network_redundancy(widths)))
+        yield corrected("BN, gamma fixed: as many", gap(zero_modes["fixed"], linear_network_redundancy(widths)))
+        yield corrected(
+            "BN, gamma trained: k more", gap(zero_modes["trained"], linear_network_redundancy(widths, True))
+        )
         alpha, n, k = factor(generator), widths[0], widths[1]
         before, first = _linear_outputs(theta, X, widths, "trained"), slice(0, n * k)
         scales, second = slice(n * k, n * k + k), slice(n * k + k, n * k + k + k * widths[2])
-        scaled = _linear_outputs(_times(theta, (first, alpha)), X, widths, "trained")
+        scaled = _linear_outputs(_multiply_parts(theta, (first, alpha)), X, widths, "trained")
         yield corrected("W1 times alpha", gap(scaled, before))
-        shared = _linear_outputs(_times(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
+        shared = _linear_outputs(_multiply_parts(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
         yield corrected("gamma times, W2 over alpha", gap(shared, before))
         if len(widths) == 3:  # a further BN would hide the factor
-            broken_up = _linear_outputs(_times(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained")
+            broken_up = _linear_outputs(
+                _multiply_parts(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained"
+            )
             yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
 
 
@@ -138,7 +142,7 @@ def _packed_outputs(theta: Tensor, layer: Layer) -> Tensor:
     return layer.outputs(*layer.unpack(theta))
 
 
-def _times(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:
+def _multiply_parts(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:
     """Return a copy of `theta` with some of its parts multiplied."""
     theta = theta.clone()
     for part, c in factors:

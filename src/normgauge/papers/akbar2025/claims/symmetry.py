@@ -113,7 +113,7 @@ def _negative(generator: torch.Generator) -> Iterator[Check]:
         shift = uniform(generator, -3, 3) * float(s)
         for eps in (0.0, 0.1):
             yield printed("a shift is removed", gap(standardize(unit.y + shift, eps)[0], standardize(unit.y, eps)[0]))
-        yield fact("a with beta under c = -1, against -a", gap(unit.normalized(-unit.y), -unit.normalized(unit.y)))
+        yield fact("a with beta under c = -1, against -a", gap(unit.output(-unit.y), -unit.output(unit.y)))
 
 
 @theorem(
@@ -194,8 +194,8 @@ def _metric(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 7):
         y, first, second = normal(generator, n), normal(generator, n), normal(generator, n)
         for k in (factor(generator), -factor(generator)):
-            scaled = _scale_free(k * y, k * first, k * second)
-            yield printed("the metric does not see k", gap(scaled, _scale_free(y, first, second)))
+            scaled = _scale_free_metric(k * y, k * first, k * second)
+            yield printed("the metric does not see k", gap(scaled, _scale_free_metric(y, first, second)))
 
 
 @theorem(
@@ -215,7 +215,7 @@ def _scalar(generator: torch.Generator) -> Iterator[Check]:
             again = standardize(other * x + b)[0]
             yield printed("a(w) = a(w') for any w'", gap(again, a))
             yield corrected("a = sign(w) standardize(x)", gap(again, (1.0 if other > 0 else -1.0) * standardize(x)[0]))
-            slope = jacobian(_of_scalar, torch.tensor([other]), x, b)
+            slope = jacobian(_standardize_scalar, torch.tensor([other]), x, b)
             yield conclusion("da/dw = 0", gap(other * slope, 0.0, 1.0))
         constant = standardize(w * torch.full((m,), 0.7) + b, 0.1)[0]
         yield corrected("constant x, eps > 0: a = 0", gap(constant, 0.0, 1.0))
@@ -297,11 +297,11 @@ def _deep_outputs(
     return h @ take.reshape(2, -1).T
 
 
-def _scale_free(y: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def _scale_free_metric(y: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return first @ second / (y @ y)
 
 
-def _of_scalar(w: Tensor, x: Tensor, b: float) -> Tensor:
+def _standardize_scalar(w: Tensor, x: Tensor, b: float) -> Tensor:
     return standardize(w * x + b)[0]
 
 

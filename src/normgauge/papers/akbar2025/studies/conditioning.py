@@ -92,8 +92,8 @@ def _record_course(record: Record, losses: Sequence[float], slopes: Sequence[flo
 
 
 def _record_curvature(record: Record, steps: int, objective: Objective) -> None:
-    found = symmetries(objective)
-    values = _off_symmetries(objective, found)
+    model_symmetries = symmetries(objective)
+    values = _eigenvalues_off_symmetries(objective, model_symmetries)
     sizes = values.abs()
     sizes = sizes[sizes > 1e-12 * sizes.max()]  # dead units have no curvature at all
     record(steps, "lambda_max", float(values.max()))
@@ -102,17 +102,19 @@ def _record_curvature(record: Record, steps: int, objective: Objective) -> None:
     record(steps, "negative_share", float((values < -1e-12 * sizes.max()).double().mean()))
     for rank, value in enumerate(sorted(values.tolist(), reverse=True)):
         record(steps, "eigenvalue", value, layer=str(rank))
-    quotient = quotient_spectrum(objective, symmetries=found, top=1)
+    quotient = quotient_spectrum(objective, symmetries=model_symmetries, top=1)
     record(steps, "quotient_lambda_max", quotient.sharpness)
     record(steps, "quotient_condition", math.nan if quotient.condition is None else quotient.condition)
 
 
-def _off_symmetries(objective: Objective, found: Symmetries) -> Tensor:
+def _eigenvalues_off_symmetries(objective: Objective, model_symmetries: Symmetries) -> Tensor:
     """Return the eigenvalues of the Hessian between directions orthogonal to the symmetries: without zero modes."""
     point = objective.flatten(objective.parameters)
-    count = sum(len(family) for family in found.families) + 5  # a few more random vectors than generators span them
+    count = (
+        sum(len(family) for family in model_symmetries.families) + 5
+    )  # a few more random vectors than generators span them
     draws = torch.randn(count, len(point), generator=generator(0), dtype=point.dtype)
-    moved = torch.stack([row - found.project(row, point) for row in draws])
+    moved = torch.stack([row - model_symmetries.project(row, point) for row in draws])
     _, sizes, vectors = torch.linalg.svd(moved)  # the rows past the rank are the complement of the symmetries
     basis = vectors[int((sizes > 1e-9 * sizes[0]).sum()) :].T
     return torch.linalg.eigvalsh(basis.T @ objective.hessian().matmat(basis))

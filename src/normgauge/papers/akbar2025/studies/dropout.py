@@ -61,7 +61,7 @@ def run(spec: Spec, record: Record) -> None:
     """Train an MLP with dropout behind every ReLU; record accuracies and the shift of the stored variances."""
     dataset = data.load(spec["data"])
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
-    network = _with_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
+    network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
@@ -78,7 +78,7 @@ def run(spec: Spec, record: Record) -> None:
         raise NonFiniteError(f"dropout: training diverged at step {result.diverged_at}")
 
 
-def _with_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
+def _insert_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for part in network.children():
         layers.append(part)
@@ -90,19 +90,19 @@ def _with_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
 def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     """Return, per BN layer, the mean over units of (variance in evaluation on training data) / (stored variance)."""
     twin = copy.deepcopy(network).eval()
-    seen: list[float] = []
+    ratios: list[float] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         stored = module.running_var
         assert isinstance(stored, Tensor)
-        seen.append(float((inputs[0].var(0) / stored).mean()))
+        ratios.append(float((inputs[0].var(0) / stored).mean()))
 
     for part in twin.modules():
         if isinstance(part, _BatchNorm):
             part.register_forward_pre_hook(look)
     with torch.no_grad():
         twin(dataset.train[0])
-    return seen
+    return ratios
 
 
 @empirical(
@@ -174,9 +174,11 @@ def _means(table: StudyTable, reading: str, norms: Sequence[str]) -> list[dict[s
     rows: list[dict[str, float | str]] = []
     for norm in norms:
         for rate in RATES:
-            found = table.mean(reading, norm=norm, dropout=rate)
-            if found.n:
-                rows.append({"series": norm, "dropout": rate, "mean": found.mean, "low": found.low, "high": found.high})
+            interval = table.mean(reading, norm=norm, dropout=rate)
+            if interval.n:
+                rows.append(
+                    {"series": norm, "dropout": rate, "mean": interval.mean, "low": interval.low, "high": interval.high}
+                )
     return rows
 
 

@@ -44,7 +44,7 @@ def run(spec: Spec, record: Record) -> None:
         if step == steps:
             break
         values = (weight, gain, bias) if spec["norm"] == "batch" else (weight, bias)
-        slopes = slopes_of(values, inputs, labels)
+        slopes = loss_gradients(values, inputs, labels)
         weight, *rest = ((1 - rate * decay) * v - rate * s for v, s in zip(values, slopes, strict=True))
         gain, bias = rest if spec["norm"] == "batch" else (gain, rest[0])
         if not bool(torch.isfinite(weight).all()):
@@ -54,7 +54,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "angle_between_targets", degrees(even, widest))
 
 
-def slopes_of(values: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
+def loss_gradients(values: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
     """Return the gradient of mean softplus(-y f) with f = w.x + b for (w, b), gamma BN(w.x) + beta for all three.
 
     Written out because a run is thousands of steps on a few numbers, where autograd is most of the time.
@@ -155,9 +155,9 @@ def figures(table: StudyTable) -> list[Figure]:
     for norm in NORMS:
         for decay in (False, True):
             for reading, target in (("angle", "widest margin"), ("whitened_angle", "whitened margin")):
-                found = table.mean(reading, norm=norm, decay=decay)
+                interval = table.mean(reading, norm=norm, decay=decay)
                 name = f"{_arm({'norm': norm, 'decay': decay})}: {target}"
-                rows.append({"series": name, "value": found.mean, "low": found.low, "high": found.high})
+                rows.append({"series": name, "value": interval.mean, "low": interval.low, "high": interval.high})
     return [
         Figure(
             "course",

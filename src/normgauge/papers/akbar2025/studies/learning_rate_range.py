@@ -34,10 +34,10 @@ def run(spec: Spec, record: Record) -> None:
     network = _network(spec, digits)
     batch = (digits.train[0][:rows], digits.train[1][:rows])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
-    found = stable_rate(objective, iterations=int(spec["probe_steps"]), tol=0.2)
-    record(0, "lambda_max", found.top_eigenvalue, kind="estimate")
-    record(0, "predicted_rate", found.predicted, kind="estimate")
-    record(0, "observed_start_rate", found.observed, kind="estimate", status=found.status)
+    rates = stable_rate(objective, iterations=int(spec["probe_steps"]), tol=0.2)
+    record(0, "lambda_max", rates.top_eigenvalue, kind="estimate")
+    record(0, "predicted_rate", rates.predicted, kind="estimate")
+    record(0, "observed_start_rate", rates.observed, kind="estimate", status=rates.status)
     steps = int(spec["steps"])
     record(steps, "largest_stable_rate", _search(spec, record, digits, 1.0, "final_loss"))
     record(steps, "largest_stable_rate_scaled", _search(spec, record, digits, FACTOR, "final_loss_scaled"))
@@ -97,7 +97,7 @@ def _stable_rate(table: StudyTable) -> Margins:
     printed="the curvature at the start predicts it: 2 / lambda_max is larger with BN",
     criterion="2 / lambda_max at the start is larger with BN than without",
 )
-def _predicted(table: StudyTable) -> Margins:
+def _predicted_rate(table: StudyTable) -> Margins:
     return {"log10 of the predicted rate, BN over none": table.paired_log10("predicted_rate", "batch", "none")}
 
 
@@ -109,8 +109,8 @@ def figures(table: StudyTable) -> list[Figure]:
     """Draw the largest rates per normalizer, and observed against predicted."""
     rows = []
     for norm in _norms(table):
-        found = table.mean("largest_stable_rate", norm=norm)
-        rows.append({"series": norm, "value": found.mean, "low": max(found.low, 1e-3), "high": found.high})
+        interval = table.mean("largest_stable_rate", norm=norm)
+        rows.append({"series": norm, "value": interval.mean, "low": max(interval.low, 1e-3), "high": interval.high})
     pairs = [
         {"series": row["norm"], "predicted": row["predicted_rate"], "value": row["largest_stable_rate"]}
         for row in table.rows

@@ -85,9 +85,9 @@ def _data(seed: int) -> list[tuple[Tensor, Tensor]]:
 def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
     """Return the logits with stored statistics, as the trained network would be used."""
     network.eval()
-    found = network(inputs)[:, 0]
+    logits = network(inputs)[:, 0]
     network.train()
-    return found
+    return logits
 
 
 def _accuracy(network: nn.Module, inputs: Tensor, labels: Tensor) -> float:
@@ -119,17 +119,17 @@ def _record_noise(record: Record, step: int, network: nn.Module, data: tuple[Ten
         source = generator(5000 + seed)
         means = []
         for level in levels:
-            found = []
+            accuracies = []
             for _ in range(DRAWS):
                 with torch.no_grad():
                     for value, old in zip(parameters, before, strict=True):
                         unit = float(old.square().mean().sqrt()) if name == "noisy_accuracy" else 1.0
                         value.add_(torch.randn(old.shape, generator=source, dtype=old.dtype), alpha=level * unit)
-                found.append(_accuracy(network, *data))
+                accuracies.append(_accuracy(network, *data))
                 with torch.no_grad():
                     for value, old in zip(parameters, before, strict=True):
                         value.copy_(old)
-            means.append(sum(found) / len(found))
+            means.append(sum(accuracies) / len(accuracies))
             record(step, f"{name}_at", means[-1], layer=f"{level:g}")
         record(step, name, sum(means) / len(means), kind="estimate")
 

@@ -73,13 +73,13 @@ def run(spec: Spec, record: Record) -> None:
 
 def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor:
     """Return the squared norm of every block the normalizer leaves free (rows without one), or of its gradient."""
-    found = []
+    squares = []
     for layer in hidden_layers(network):
         own = dict(layer.layer.named_parameters())
         values = {name: torch.as_tensor(value.grad) if gradient else value.detach() for name, value in own.items()}
         rows = values["parametrizations.weight.original1" if norm == "weight" else "weight"].square().sum(1)
-        found.append((rows.sum() + values["bias"].square().sum()).reshape(1) if norm == "layer" else rows)
-    return torch.cat(found)
+        squares.append((rows.sum() + values["bias"].square().sum()).reshape(1) if norm == "layer" else rows)
+    return torch.cat(squares)
 
 
 @finding(
@@ -90,7 +90,7 @@ def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor
     "without; at equal flow time (rate times steps) the change falls with the rate by an exponent above 0.8 (1 where "
     "only the finite steps move the norm); with decay and mini-batches too, the law holds to 1e-4",
 )
-def _conserved(table: StudyTable) -> Margins:
+def _conservation(table: StudyTable) -> Margins:
     rates = sorted({row["lr"] for row in table.rows})
     span = math.log10(rates[-1] / rates[0])
     least = table.by_seed("norm_change", norm="batch", lr=rates[0], **FULL)

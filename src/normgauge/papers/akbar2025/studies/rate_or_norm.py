@@ -59,9 +59,9 @@ def run(spec: Spec, record: Record) -> None:
     settings = tuple(sorted((name, value) for name, value in spec.items() if name not in ("norm", "rate", "study")))
     for step, name, value, more in _outcome(spec["norm"], settings):
         record(step, name, value, **more)
-    trained, _ = _trained(spec["norm"], settings)
+    trained, _ = _train_and_score(spec["norm"], settings)
     if int(spec["seed"]) < int(spec["tuned_on"]):  # later seeds run at the chosen rate only
-        judge, accuracies = _trained("none" if spec["rate"] == "plain" else spec["norm"], settings)
+        judge, accuracies = _train_and_score("none" if spec["rate"] == "plain" else spec["norm"], settings)
         if not judge.diverged:  # so that this rate is the worst for both nets that are given the plain one's
             record(trained.steps, "score", accuracies["validation"])
     if trained.diverged:
@@ -75,35 +75,35 @@ def _outcome(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Row, ...
     Only a run that reached the target has the readings that are compared at equal training loss.
     """
     spec: Spec = {**dict(settings), "norm": norm}
-    found, accuracies = _trained(norm, settings)
+    training, accuracies = _train_and_score(norm, settings)
     values = {
         "validation_accuracy": accuracies["validation"],
-        "reached": float(found.reached),
-        "diverged": float(found.diverged),
+        "reached": float(training.reached),
+        "diverged": float(training.diverged),
     }
-    if math.isfinite(found.loss):
-        values["train_loss"] = found.loss
-    rows: list[Row] = [(step, "loss", value, {}) for step, value in found.course]
-    if found.reached:
-        values |= {"test_accuracy": accuracies["test"], "steps_to_target": found.steps}
-        sharpness, residual, status = _sharpness(found.network, _task(spec["data"], int(spec["samples"])), spec)
+    if math.isfinite(training.loss):
+        values["train_loss"] = training.loss
+    rows: list[Row] = [(step, "loss", value, {}) for step, value in training.course]
+    if training.reached:
+        values |= {"test_accuracy": accuracies["test"], "steps_to_target": training.steps}
+        sharpness, residual, status = _sharpness(training.network, _task(spec["data"], int(spec["samples"])), spec)
         values["sharpness_residual"] = residual
-        rows.append((found.steps, "quotient_sharpness", sharpness, {"kind": "estimate", "status": status}))
+        rows.append((training.steps, "quotient_sharpness", sharpness, {"kind": "estimate", "status": status}))
     else:
         values["accuracy_when_stopped"] = accuracies["test"]
-    return (*rows, *((found.steps, name, value, {}) for name, value in values.items()))
+    return (*rows, *((training.steps, name, value, {}) for name, value in values.items()))
 
 
 @functools.lru_cache(maxsize=128)
-def _trained(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Trained, Mapping[str, float]]:
+def _train_and_score(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Trained, Mapping[str, float]]:
     """Return one training and its accuracies; kept, since BN at the plain net's rate is scored by the plain net."""
     spec: Spec = {**dict(settings), "norm": norm}
     task = _task(spec["data"], int(spec["samples"]))
-    found = _train(spec, task)
+    training = _train(spec, task)
     images = task.train[0]
     count = min(POOL, len(images))  # the moving average of training lags behind where it is stopped abruptly
-    twin = recalibrated(found.network, images[: len(images) // count * count].split(count))
-    return found, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
+    twin = recalibrated(training.network, images[: len(images) // count * count].split(count))
+    return training, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
 
 
 def _train(spec: Spec, task: Dataset) -> Trained:
@@ -143,8 +143,8 @@ def _sharpness(network: nn.Module, task: Dataset, spec: Spec) -> tuple[float, fl
     batch = (task.train[0][:rows], task.train[1][:rows])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
     symmetries = _symmetries(spec["model"], spec["norm"], spec["data"], int(spec["samples"]))
-    found = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, max_products=100)
-    return found.sharpness, found.residuals[0], found.status
+    spectrum = quotient_spectrum(objective, symmetries=symmetries, top=1, tol=TOLERANCE, max_products=100)
+    return spectrum.sharpness, spectrum.residuals[0], spectrum.status
 
 
 @functools.lru_cache(maxsize=4)
@@ -204,8 +204,10 @@ def figures(table: StudyTable) -> list[Figure]:
     for reading in ("test_accuracy", "quotient_sharpness"):
         rows = []
         for norm, rate in ARMS:
-            found = table.mean(reading, norm=norm, rate=rate)
-            rows.append({"series": _arm(norm, rate), "value": found.mean, "low": found.low, "high": found.high})
+            interval = table.mean(reading, norm=norm, rate=rate)
+            rows.append(
+                {"series": _arm(norm, rate), "value": interval.mean, "low": interval.low, "high": interval.high}
+            )
         words = f"{reading.replace('_', ' ')} at equal training loss"
         caption = f"{words.capitalize()}, mean and 95 % interval over the seeds that reached it."
         drawn.append(Figure(reading.split("_")[0], intervals(rows, x_title=words), caption))
@@ -226,11 +228,11 @@ def _arm(norm: str, rate: str) -> str:
 
 def remarks(table: StudyTable) -> list[str]:
     """Say accuracy, sharpness and steps per arm, which runs missed the target, and what every rate scored."""
-    lines = [_reached(table, norm, rate) for norm, rate in ARMS]
+    lines = [_describe_arm(table, norm, rate) for norm, rate in ARMS]
     return [*lines, _residuals(table), *(_tuning(table, norm) for norm in ("none", "batch")), *_rates(table)]
 
 
-def _reached(table: StudyTable, norm: str, rate: str) -> str:
+def _describe_arm(table: StudyTable, norm: str, rate: str) -> str:
     """Say what the runs of an arm that reached the target have in the mean, and what became of the others."""
     chosen = _rate(table, norm, rate)
     runs = [row for row in table.trials if (row["norm"], row["rate"], row["lr"]) == (norm, rate, chosen)]
@@ -273,7 +275,7 @@ def _tuning(table: StudyTable, norm: str) -> str:
     arm = {"norm": norm, "rate": "plain" if norm == "none" else "own"}
     tried = [row for row in table.trials if all(row[k] == v for k, v in arm.items()) and row["seed"] < row["tuned_on"]]
     rates = sorted({row["lr"] for row in tried})
-    words = [f"{lr:g}: {_scored([row for row in tried if row['lr'] == lr])}" for lr in rates]
+    words = [f"{lr:g}: {_describe_scores([row for row in tried if row['lr'] == lr])}" for lr in rates]
     edge = len(rates) > 1 and _rate(table, **arm) in (rates[0], rates[-1])
     return (
         f"Validation accuracy by rate, {'no BN' if norm == 'none' else 'BN'}: {', '.join(words)}. A rate with a "
@@ -281,7 +283,7 @@ def _tuning(table: StudyTable, norm: str) -> str:
     )
 
 
-def _scored(runs: Sequence[Mapping[str, Any]]) -> str:
+def _describe_scores(runs: Sequence[Mapping[str, Any]]) -> str:
     """Say the mean score of the runs that have one, how many failed, and how many others missed the target."""
     scored = [row for row in runs if row.get("score") is not None]
     if not scored:
@@ -332,7 +334,7 @@ def _parts(seeds: int, tried: int, rates: Sequence[float], fixed: Mapping[str, A
     ]
 
 
-def _fixed(data: str, samples: int, model: str, steps: int, batch: int, target: float) -> dict[str, Any]:
+def _fixed_knobs(data: str, samples: int, model: str, steps: int, batch: int, target: float) -> dict[str, Any]:
     fixed = {"data": data, "samples": samples, "model": model, "steps": steps, "batch": batch}
     return {**fixed, "target_loss": target, "measured": min(64, batch)}
 
@@ -360,9 +362,13 @@ register(
         "rates, recomputed statistics) was decided after their results were seen. Paper size: a ResNet of three "
         "blocks on all images, to a loss of 0.1.",
         sizes={
-            "smoke": _parts(3, 1, (0.03, 0.1), _fixed("digits", 128, "mlp", 20, 32, 0.5)),
-            "small": _parts(8, 2, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), _fixed(SUBSET, 2000, "vgg8", 500, 64, 1.2)),
-            "paper": _parts(5, 2, (0.0001, 0.001, 0.01, 0.1), _fixed("cifar10", 45_000, "resnet", 60_000, 128, 0.1)),
+            "smoke": _parts(3, 1, (0.03, 0.1), _fixed_knobs("digits", 128, "mlp", 20, 32, 0.5)),
+            "small": _parts(
+                8, 2, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), _fixed_knobs(SUBSET, 2000, "vgg8", 500, 64, 1.2)
+            ),
+            "paper": _parts(
+                5, 2, (0.0001, 0.001, 0.01, 0.1), _fixed_knobs("cifar10", 45_000, "resnet", 60_000, 128, 0.1)
+            ),
         },
         run=run,
         figures=figures,

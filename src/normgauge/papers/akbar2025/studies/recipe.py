@@ -91,7 +91,7 @@ def _optimizer(network: nn.Module, spec: Spec) -> torch.optim.Optimizer:
     "tuned with.",
 )
 def _smaller_decay(table: StudyTable) -> Margins:
-    tuned = _at_best_schedule(table).at_best("optimizer", by=VALIDATION, within=("norm", "decay"))
+    tuned = _select_best_schedule(table).at_best("optimizer", by=VALIDATION, within=("norm", "decay"))
     logs = {
         norm: {
             seed: math.log10(max(decay, FLOOR))
@@ -113,7 +113,7 @@ def _smaller_decay(table: StudyTable) -> Margins:
     note=PICKED,
 )
 def _plain_sgd(table: StudyTable) -> Margins:
-    tuned = _at_best_schedule(table).at_best("decay", by=VALIDATION, within=("norm", "optimizer"))
+    tuned = _select_best_schedule(table).at_best("decay", by=VALIDATION, within=("norm", "optimizer"))
     gain = {}
     for norm in ("none", "batch"):
         adam, sgd = (tuned.by_seed(TEST, norm=norm, optimizer=name) for name in ("adam", "sgd"))
@@ -124,7 +124,7 @@ def _plain_sgd(table: StudyTable) -> Margins:
     }
 
 
-def _at_best_schedule(table: StudyTable) -> StudyTable:
+def _select_best_schedule(table: StudyTable) -> StudyTable:
     """Return the runs with the schedule tuned, on validation data: more schedules are not more luck."""
     return table.at_best("schedule", by=VALIDATION, within=("norm", "optimizer", "decay"))
 
@@ -154,7 +154,7 @@ def figures(table: StudyTable) -> list[Figure]:
     for norm in NORMS:
         cells = _recipes(table, ("norm", "optimizer", "schedule"), norm=norm)
         arms = {f"{norm}, {cell['optimizer']}, {cell['schedule']}": cell for cell in cells}
-        ahead = _ahead(table, arms, norm=norm)
+        ahead = _leads_of_best(table, arms, norm=norm)
         for name in arms:
             lead = ahead.get(name, Interval(0.0, 0.0, 0.0, 0))
             rows.append({"series": name, "value": -lead.mean, "low": -lead.high, "high": -lead.low})
@@ -171,7 +171,7 @@ def _cells(table: StudyTable, norm: str) -> list[Row]:
     """Return mean and interval of every cell, with the cells of one decay a little apart."""
     rows: list[Row] = []
     for place, (optimizer, schedule) in enumerate(product(OPTIMIZERS, SCHEDULES)):
-        for decay in _tried(table, "decay"):
+        for decay in _values_compared(table, "decay"):
             mean = table.mean(TEST, norm=norm, optimizer=optimizer, schedule=schedule, decay=decay)
             shown = max(decay, FLOOR) * 10 ** (0.08 * (place - 2.5))
             if mean.n:
@@ -187,7 +187,7 @@ def _recipes(table: StudyTable, within: Sequence[str], **knobs: Any) -> list[Row
     return [{**choice.arm, **choice.setting} for choice in chosen]
 
 
-def _ahead(table: StudyTable, arms: Mapping[str, Row], **knobs: Any) -> dict[str, Interval]:
+def _leads_of_best(table: StudyTable, arms: Mapping[str, Row], **knobs: Any) -> dict[str, Interval]:
     """Return how far the test accuracy of the best recipe with these knobs is ahead, by seed, in intervals for all."""
     (best,) = _recipes(table, ("norm",), **knobs)
     first = next(name for name, arm in arms.items() if arm == best)
@@ -198,7 +198,7 @@ def remarks(table: StudyTable) -> list[str]:
     """Say which recipe each normalizer's cells support, and which of their differences can be told from zero."""
     lines = []
     for norm in NORMS:
-        lines.append(f"{norm}: {_advice(table, KNOBS, norm=norm)} {_told_apart(table, norm)}")
+        lines.append(f"{norm}: {_advice(table, KNOBS, norm=norm)} {_describe_cells_behind(table, norm)}")
         for optimizer in OPTIMIZERS:
             advice = _advice(table, ("schedule", "decay"), norm=norm, optimizer=optimizer)
             lines.append(f"{norm} with {optimizer}: {advice}")
@@ -227,9 +227,9 @@ def _advice(table: StudyTable, knobs: Iterable[str], **where: Any) -> str:
 
 def _preference(table: StudyTable, knob: str, best: Row, where: Mapping[str, Any]) -> str:
     """Say whether the best recipe's value of a knob can be told from the other values, each at its own best."""
-    arms = {_shown(arm[knob]): arm for arm in _recipes(table, ("norm", knob), **where)}
-    first = _shown(best[knob])
-    ahead = _ahead(table, arms, **where)
+    arms = {_format_value(arm[knob]): arm for arm in _recipes(table, ("norm", knob), **where)}
+    first = _format_value(best[knob])
+    ahead = _leads_of_best(table, arms, **where)
     words = {name: f"{name} (ahead by {lead.mean:+.3f} {_ends(lead)})" for name, lead in ahead.items()}
     told = [words[name] for name, lead in ahead.items() if lead.low > 0]
     worse = [words[name] for name, lead in ahead.items() if lead.high < 0]
@@ -240,7 +240,7 @@ def _preference(table: StudyTable, knob: str, best: Row, where: Mapping[str, Any
     return f"{knob.capitalize()}: {'; '.join(parts)}."
 
 
-def _tried(table: StudyTable, knob: str) -> list[Any]:
+def _values_compared(table: StudyTable, knob: str) -> list[Any]:
     """Return the values of a knob that this size compares, in the order of the grid."""
     there = {row[knob] for row in table.rows}
     return [value for value in KNOBS[knob] if value in there]
@@ -250,15 +250,15 @@ def _ends(lead: Interval) -> str:
     return f"[{lead.low:+.3f}, {lead.high:+.3f}]" if lead.n > 1 else "on one seed"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _told_apart(table: StudyTable, norm: str) -> str:
+def _describe_cells_behind(table: StudyTable, norm: str) -> str:
     """Count the normalizer's cells that can be told to be behind its best one."""
     cells = _recipes(table, ("norm", *KNOBS), norm=norm)
-    arms = {", ".join(_shown(cell[knob]) for knob in KNOBS): cell for cell in cells}
-    ahead = _ahead(table, arms, norm=norm)
+    arms = {", ".join(_format_value(cell[knob]) for knob in KNOBS): cell for cell in cells}
+    ahead = _leads_of_best(table, arms, norm=norm)
     behind = {name: lead for name, lead in ahead.items() if lead.low > 0}
     if not behind:
         return f"None of the {len(ahead)} other cells can be told to be behind it."

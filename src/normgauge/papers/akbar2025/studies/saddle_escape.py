@@ -171,11 +171,11 @@ def figures(table: StudyTable) -> list[Figure]:
     rows = []
     for norm in NORMS:
         for noise in NOISES:
-            found = table.mean("steps_to_escape", norm=norm, noise=noise)
-            low = max(found.low, 1.0) if math.isfinite(found.low) else found.mean
-            high = found.high if math.isfinite(found.high) else found.mean
+            interval = table.mean("steps_to_escape", norm=norm, noise=noise)
+            low = max(interval.low, 1.0) if math.isfinite(interval.low) else interval.mean
+            high = interval.high if math.isfinite(interval.high) else interval.mean
             name = f"{'BN' if norm == 'batch' else 'none'}, {NAMES[noise]}"
-            rows.append({"series": name, "value": found.mean, "low": low, "high": high})
+            rows.append({"series": name, "value": interval.mean, "low": low, "high": high})
     course = table.band("loss", lambda row: f"{row['norm']}, {row['noise']}", seed=0)
     return [
         Figure(

@@ -39,7 +39,7 @@ CUE = 0.6
 def run(spec: Spec, record: Record) -> None:
     """Train once per arm, then test under the arm's statistics; arms of one network share its training."""
     steps = int(spec["steps"])
-    network, diverged = _trained(**{knob: spec[knob] for knob in TRAINED})
+    network, diverged = _train_network(**{knob: spec[knob] for knob in TRAINED})
     dataset = _dataset(spec["data"], str(spec["task"]))
     how: Statistics = "stored" if spec["statistics"] == "none" else spec["statistics"]
 
@@ -51,14 +51,14 @@ def run(spec: Spec, record: Record) -> None:
     clean = accuracy(dataset.test[0])
     record(steps, "clean_accuracy", clean)
     if spec["task"] == "images":
-        found = {f"brightness {b:+g}": accuracy(dataset.test[0] + b) for b in BRIGHTNESS}
-        found |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
-        for name, value in found.items():
+        accuracies = {f"brightness {b:+g}": accuracy(dataset.test[0] + b) for b in BRIGHTNESS}
+        accuracies |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
+        for name, value in accuracies.items():
             record(steps, "accuracy_under", value, layer=name)
-        record(steps, "brightness_accuracy", fmean(v for k, v in found.items() if k.startswith("brightness")))
-        record(steps, "contrast_accuracy", fmean(v for k, v in found.items() if k.startswith("contrast")))
-        record(steps, "shift_accuracy", fmean(found.values()))
-        record(steps, "shift_drop", clean - fmean(found.values()))
+        record(steps, "brightness_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("brightness")))
+        record(steps, "contrast_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("contrast")))
+        record(steps, "shift_accuracy", fmean(accuracies.values()))
+        record(steps, "shift_drop", clean - fmean(accuracies.values()))
     else:
         factors = torch.rand(len(dataset.test[1]), generator=generator(7)).mul(2).sub(1).mul(CUE).add(1)
         plain = data.load(spec["data"]).test[0]
@@ -72,7 +72,7 @@ def run(spec: Spec, record: Record) -> None:
 # Networks only: a copy of the data per entry would stay in workers that go on to other studies. Four: the arms of one
 # network come as many runs apart as there are tuned rates, or seeds after the tuned ones.
 @lru_cache(maxsize=4)
-def _trained(**spec: Any) -> tuple[nn.Module, bool]:
+def _train_network(**spec: Any) -> tuple[nn.Module, bool]:
     """Return the trained network and whether it diverged; readers copy it before they change anything."""
     dataset, seed = _dataset(spec["data"], spec["task"]), int(spec["seed"])
     network = models.build(spec["network"], spec["norm"], dataset.shape, dataset.classes, seed)
@@ -86,7 +86,7 @@ def _dataset(name: str, task: str) -> Dataset:
     dataset = data.load(name)
     if task != "cue":
         return dataset
-    train, validation, test = (_cued(part, dataset.classes) for part in _splits(dataset))
+    train, validation, test = (_add_cue(part, dataset.classes) for part in _splits(dataset))
     return Dataset(name, dataset.task, train, validation, test, dataset.classes)
 
 
@@ -94,7 +94,7 @@ def _splits(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], ...]:
     return dataset.train, dataset.validation, dataset.test
 
 
-def _cued(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
+def _add_cue(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
     """Return the split with every image multiplied by its class's factor."""
     inputs, targets = part
     factors = 1 + CUE * (2 * targets / (classes - 1) - 1)
@@ -112,7 +112,7 @@ def _cued(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
     note="Not in the list the ledger started from. With statistics of the shifted batch it is another model; the study "
     "reports it as well.",
 )
-def _shifted(table: StudyTable) -> Margins:
+def _accuracy_under_shift(table: StudyTable) -> Margins:
     batch = table.by_seed("shift_accuracy", norm="batch", statistics="stored")
     none = table.by_seed("shift_accuracy", norm="none")
     return {"accuracy under shift, batch minus none": differences(batch, none)}
@@ -124,7 +124,7 @@ def _shifted(table: StudyTable) -> Margins:
     criterion="with stored statistics the accuracy on clean minus that on shifted data, and the accuracy with the cue "
     "minus that with scales at random, are smaller with BN than without",
 )
-def _lost(table: StudyTable) -> Margins:
+def _accuracy_lost(table: StudyTable) -> Margins:
     return {
         f"accuracy lost {words}, none minus batch (stored)": table.paired(name, "none", "stored", knob="statistics")
         for name, words in (("shift_drop", "under shift"), ("cue_drop", "without the cue"))
@@ -149,9 +149,15 @@ def figures(table: StudyTable) -> list[Figure]:
             clean = list(table.by_seed("clean_accuracy", statistics=arm, task="images").values())
             values[still] = clean
             rows += [
-                {"series": _words(arm), "level": level, "mean": fmean(found), "low": min(found), "high": max(found)}
-                for level, found in sorted(values.items())
-                if found
+                {
+                    "series": _arm_title(arm),
+                    "level": level,
+                    "mean": fmean(accuracies),
+                    "low": min(accuracies),
+                    "high": max(accuracies),
+                }
+                for level, accuracies in sorted(values.items())
+                if accuracies
             ]
         scale = "log" if kind == "contrast" else "linear"
         drawn.append(
@@ -172,10 +178,10 @@ def figures(table: StudyTable) -> list[Figure]:
             )
         )
     cue = [
-        {"arm": _words(arm), "test": test, "accuracy": fmean(found.values())}
+        {"arm": _arm_title(arm), "test": test, "accuracy": fmean(accuracies.values())}
         for arm in ("none", *STATISTICS)
         for test, reading in (("with the cue", "clean_accuracy"), ("cue at random", "broken_cue_accuracy"))
-        if (found := table.by_seed(reading, statistics=arm, task="cue"))
+        if (accuracies := table.by_seed(reading, statistics=arm, task="cue"))
     ]
     drawn.append(
         Figure(
@@ -188,7 +194,7 @@ def figures(table: StudyTable) -> list[Figure]:
     return drawn
 
 
-def _words(arm: str) -> str:
+def _arm_title(arm: str) -> str:
     return "none" if arm == "none" else f"batch, {'test batch' if arm == 'batch' else arm}"
 
 
@@ -199,8 +205,8 @@ def remarks(table: StudyTable) -> list[str]:
         clean = table.mean("clean_accuracy", statistics=arm, task="images").mean
         bright, contrast = (table.mean(f"{kind}_accuracy", statistics=arm).mean for kind in ("brightness", "contrast"))
         lines.append(
-            f"{_words(arm)}: accuracy {clean:.3f} on clean data, {bright:.3f} under brightness, {contrast:.3f} under "
-            "contrast."
+            f"{_arm_title(arm)}: accuracy {clean:.3f} on clean data, {bright:.3f} under brightness, {contrast:.3f} "
+            "under contrast."
         )
     for arm in ("none", *STATISTICS):
         kept, broken, lost = (
@@ -208,13 +214,13 @@ def remarks(table: StudyTable) -> list[str]:
             for name in ("clean_accuracy", "broken_cue_accuracy", "cue_drop")
         )
         lines.append(
-            f"{_words(arm)}, where scale tells the class in training: accuracy {kept.mean:.3f} with the cue, "
+            f"{_arm_title(arm)}, where scale tells the class in training: accuracy {kept.mean:.3f} with the cue, "
             f"{broken.mean:.3f} with scales at random: losing the cue costs {lost.mean:.3f}."
         )
-    return [*lines, *(_saved(table, arm) for arm in STATISTICS[1:])]
+    return [*lines, *(_describe_saving(table, arm) for arm in STATISTICS[1:])]
 
 
-def _saved(table: StudyTable, arm: str) -> str:
+def _describe_saving(table: StudyTable, arm: str) -> str:
     """Say what other statistics than the stored ones save of the loss of the cue."""
     stored, other = (table.by_seed("cue_drop", statistics=name, task="cue") for name in ("stored", arm))
     saved = paired_difference(stored, other)

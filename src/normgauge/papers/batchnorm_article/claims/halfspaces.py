@@ -93,9 +93,9 @@ def _stein(generator: torch.Generator) -> Iterator[Check]:
     "(the gradient stays away from 0 as |wt| grows). Without a restriction on phi a stricter reader may say false.",
 )
 def _critical(generator: torch.Generator) -> Iterator[Check]:
-    twisted = _twisted()
+    twisted = _twisted_loss()
     for _ in range(3):
-        logistic = _overlapping(generator)
+        logistic = _overlapping_classes(generator)
         odd = GaussianLoss(logistic.u, logistic.C, twisted)
         wt = torch.stack([-odd.u[1], odd.u[0]])
         wt = wt / odd.norm(wt)
@@ -135,7 +135,7 @@ def _steps(generator: torch.Generator) -> Iterator[Check]:
         gamma = uniform(generator, 0.3, 1.5) * (1 if uniform(generator, -1, 1) > 0 else -1)
         norm = problem.norm(w)
         slope, bend = problem.mean_slopes(gamma * w / norm)
-        move = gradient(problem.decoupled, w, gamma)
+        move = gradient(problem.decoupled_loss, w, gamma)
         goal = direction_step(w, u, S, L)
         told = slope * (u @ w) - bend * (u @ w) ** 2
         right = direction_weight(slope, bend, u, w, gamma, S)
@@ -160,7 +160,7 @@ def _steps(generator: torch.Generator) -> Iterator[Check]:
 )
 def _bisection(generator: torch.Generator) -> Iterator[Check]:
     for _ in range(3):
-        problem = _overlapping(generator)
+        problem = _overlapping_classes(generator)
         w = _unit(generator, problem)
         mu, L = problem.extremes
         for halvings in (0, 1, 4, 12, 24):
@@ -199,7 +199,7 @@ def _direction_bound(generator: torch.Generator) -> Iterator[Check]:
             gamma = -gamma if problem.u @ w < 0 else gamma
             slopes = problem.mean_slopes(gamma * w / problem.norm(w))
             c1 = stein_coefficients(*slopes, problem.u, gamma * w / problem.norm(w))[0]
-            move = gradient(problem.decoupled, w, gamma)
+            move = gradient(problem.decoupled_loss, w, gamma)
             left = problem.norm(w) ** 2 * (move @ torch.linalg.solve(problem.S, move))
             decay = (1 - mu / L) ** (2 * t) * gamma**2 * start
             truth = direction_gradient(c1, w, gamma, problem.u, problem.S)
@@ -224,10 +224,10 @@ def _direction_bound(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="The two parts add up in the S^-1 norm only; the second part is dimensionally impossible (S3-bis).",
 )
-def _final(generator: torch.Generator) -> Iterator[Check]:
+def _final_bound(generator: torch.Generator) -> Iterator[Check]:
     for c in (1e-2, 1.0, 1e2):
         for spread in (0.1, 1.0, 10.0):
-            problem = _overlapping(generator, spread)
+            problem = _overlapping_classes(generator, spread)
             (mu, L), least = problem.extremes, problem.least_quotient
             w = _unit(generator, problem)
             start = direction_quotient(w, problem.u, problem.S) - least
@@ -256,7 +256,7 @@ def _unit(generator: torch.Generator, problem: GaussianLoss) -> Tensor:
     return w / problem.norm(w)
 
 
-def _overlapping(generator: torch.Generator, spread: float = 1.0) -> GaussianLoss:
+def _overlapping_classes(generator: torch.Generator, spread: float = 1.0) -> GaussianLoss:
     """Return a problem whose classes overlap, so that the best length is finite, with data in other units."""
     A = normal(generator, 2, 2)
     C = A @ A.T + 0.2 * torch.eye(2)
@@ -265,7 +265,7 @@ def _overlapping(generator: torch.Generator, spread: float = 1.0) -> GaussianLos
     return GaussianLoss(spread * u, spread**2 * C, LOSSES["logistic"][0])
 
 
-def _twisted() -> Elementwise:
+def _twisted_loss() -> Elementwise:
     """Return the loss with slope cos s - e^1.5 cos 2s + tanh s - k sin s; k makes E phi'' = 0 for a normal."""
     nodes, weights = gaussian_grid(1)
     k = float(weights @ (1 - torch.tanh(nodes[:, 0]).square())) * exp(0.5)

@@ -53,11 +53,11 @@ def _backpropagation(generator: torch.Generator) -> Iterator[Check]:
             to_x = to_xhat / s + to_variance * 2 * deviation / m + to_mu / m
             size = gamma.abs() * g.norm()
             for name, formula, truth, scale in (
-                ("dl/dxhat", to_xhat, gradient(parts.of_normalized, xhat), size),
-                ("dl/dgamma", (g * xhat).sum(), gradient(parts.of_scale, gamma), g.norm()),
-                ("dl/dbeta", g.sum(), gradient(parts.of_shift, beta), g.norm()),
-                ("dl/dsigma^2", to_variance, gradient(parts.of_variance, variance), size / s**2),
-                ("dl/dmu", to_mu, gradient(parts.of_mean, mu), size / s),
+                ("dl/dxhat", to_xhat, gradient(parts.loss_by_normalized, xhat), size),
+                ("dl/dgamma", (g * xhat).sum(), gradient(parts.loss_by_scale, gamma), g.norm()),
+                ("dl/dbeta", g.sum(), gradient(parts.loss_by_shift, beta), g.norm()),
+                ("dl/dsigma^2", to_variance, gradient(parts.loss_by_variance, variance), size / s**2),
+                ("dl/dmu", to_mu, gradient(parts.loss_by_mean, mu), size / s),
                 ("dl/dx", to_x, gradient(unit.normalized_loss, x, eps), size / s),
             ):
                 yield printed(name, gap(truth, formula, scale))
@@ -70,21 +70,21 @@ class _Parts:
         self.unit, self.eps = unit, eps
         self.xhat = standardize(unit.y, eps)[0]
 
-    def of_normalized(self, xhat: Tensor) -> Tensor:
+    def loss_by_normalized(self, xhat: Tensor) -> Tensor:
         return self.unit.loss(self.unit.gamma * xhat + self.unit.beta)
 
-    def of_scale(self, gamma: Tensor) -> Tensor:
+    def loss_by_scale(self, gamma: Tensor) -> Tensor:
         return self.unit.loss(gamma * self.xhat + self.unit.beta)
 
-    def of_shift(self, beta: Tensor) -> Tensor:
+    def loss_by_shift(self, beta: Tensor) -> Tensor:
         return self.unit.loss(self.unit.gamma * self.xhat + beta)
 
-    def of_variance(self, variance: Tensor) -> Tensor:
-        return self.of_normalized((self.unit.y - self.unit.y.mean()) / (variance + self.eps).sqrt())
+    def loss_by_variance(self, variance: Tensor) -> Tensor:
+        return self.loss_by_normalized((self.unit.y - self.unit.y.mean()) / (variance + self.eps).sqrt())
 
-    def of_mean(self, mu: Tensor) -> Tensor:
+    def loss_by_mean(self, mu: Tensor) -> Tensor:
         deviation = self.unit.y - mu
-        return self.of_normalized(deviation / (deviation.square().mean() + self.eps).sqrt())
+        return self.loss_by_normalized(deviation / (deviation.square().mean() + self.eps).sqrt())
 
 
 @theorem(
@@ -148,7 +148,7 @@ def _lipschitz(generator: torch.Generator) -> Iterator[Check]:
     note="The sentence of S1-T4.4, judged by its judge.",
 )
 def _weights(generator: torch.Generator) -> Iterator[Check]:
-    yield from _as_judged_in("S1-T4.4", generator)
+    yield from _checks_of_claim("S1-T4.4", generator)
 
 
 @theorem(
@@ -164,7 +164,7 @@ def _weights(generator: torch.Generator) -> Iterator[Check]:
     "nearer than 0. The rest is judged as S1-L4.5.",
 )
 def _initialization(generator: torch.Generator) -> Iterator[Check]:
-    yield from _as_judged_in("S1-L4.5", generator)
+    yield from _checks_of_claim("S1-L4.5", generator)
     for n in (2, 5):
         best, start = normal(generator, n), normal(generator, n)
         start = start if start @ best < 0 else -start
@@ -181,7 +181,7 @@ def _initialization(generator: torch.Generator) -> Iterator[Check]:
     cite=(*CITE, "kohler2019"),
     note="With E[x] != 0, S = E[xx^T] is not the covariance (fact); where S is singular, w must not lie in its kernel.",
 )
-def _decoupled(generator: torch.Generator) -> Iterator[Check]:
+def _decoupling(generator: torch.Generator) -> Iterator[Check]:
     for n, count in ((1, 2), (2, 3), (3, 9), (6, 5)):
         x = normal(generator, count, n) @ normal(generator, n, n)
         x = x - x.mean(0)
@@ -302,7 +302,7 @@ def _measured_growth(generator: torch.Generator, batch: int, phi: Activation) ->
     return prod(growths) ** (1 / NETWORKS)
 
 
-def _as_judged_in(id: str, generator: torch.Generator) -> Iterator[Check]:
+def _checks_of_claim(id: str, generator: torch.Generator) -> Iterator[Check]:
     """Give the checks of another paper's claim that says the same."""
     trial = find(id).trial
     yield from trial(generator) if trial is not None else ()

@@ -108,7 +108,7 @@ def _objective(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="From f_OLS as printed (S3-OLS1) it would not follow: its minimum over gamma is -|u^Tw|/sqrt(|w|_S) (fact).",
 )
-def _over_length(generator: torch.Generator) -> Iterator[Check]:
+def _minimum_over_length(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         w = normal(generator, task.x.shape[1])
         u, S, constant = task.u, task.S, task.y.square().mean()
@@ -167,7 +167,7 @@ def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
 def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         for singular in (False, True):
-            here = _flattened(task) if singular else task
+            here = _repeat_feature(task) if singular else task
             values = here.spectrum
             low, high = values[values > 1e-9 * values[-1]][0], values[-1]
             best = here.least + here.y.square().mean()
@@ -203,13 +203,13 @@ def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
 def _rayleigh(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 6):
         for own_metric in (False, True):
-            A, B = _positive(generator, n), normal(generator, n, n)
+            A, B = _positive_matrix(generator, n), normal(generator, n, n)
             B = B + B.T
             M = torch.linalg.inv(A) if own_metric else torch.eye(n) / torch.linalg.eigvalsh(A)[-1]
             values, top = _pencil(B, A)
             extreme = torch.linalg.eigvalsh(A)[[0, -1]]
             q = ascent_factor(values, 1.0 if own_metric else extreme[0] / extreme[1])
-            told, w = torch.linalg.eigvalsh(B), _above_second(generator, B, A, values, top)
+            told, w = torch.linalg.eigvalsh(B), _start_above_second(generator, B, A, values, top)
             start = ratio = _error_ratio(quotient(w, B, A), values)
             for t in range(1, STEPS + 1):
                 before, misread = ratio, _error_ratio(quotient(w, B, A), told)
@@ -227,7 +227,7 @@ def _rayleigh(generator: torch.Generator) -> Iterator[Check]:
                 yield printed("step t with exponent 2t, eigenvalues of the pencil", excess(ratio, right, start))
 
 
-def _flattened(task: _Regression) -> _Regression:
+def _repeat_feature(task: _Regression) -> _Regression:
     """Return the same task with one feature repeated: S is singular."""
     return _Regression(torch.cat([task.x, task.x[:, :1]], 1), task.y)
 
@@ -242,7 +242,7 @@ def _descent_errors(task: _Regression, rate: Tensor, best: Tensor, generator: to
     return torch.stack(errors)
 
 
-def _positive(generator: torch.Generator, n: int) -> Tensor:
+def _positive_matrix(generator: torch.Generator, n: int) -> Tensor:
     X = normal(generator, n, 2 * n)
     return X @ X.T / n + 0.05 * torch.eye(n)
 
@@ -254,7 +254,7 @@ def _pencil(B: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
     return values, inverse.T @ vectors[:, -1]
 
 
-def _above_second(generator: torch.Generator, B: Tensor, A: Tensor, values: Tensor, top: Tensor) -> Tensor:
+def _start_above_second(generator: torch.Generator, B: Tensor, A: Tensor, values: Tensor, top: Tensor) -> Tensor:
     """Return a random start whose quotient lies above the second eigenvalue, as the bound asks."""
     w = top + top.norm() * normal(generator, len(top))
     while quotient(w, B, A) <= values[-2] + 0.05 * (values[-1] - values[-2]):

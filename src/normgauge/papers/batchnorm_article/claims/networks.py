@@ -92,15 +92,15 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("critical points on the line exist", gap(gradient(net.loss, on_line.flatten()), 0.0, size))
         yield corrected("with M regular", broken(_rank_gap(net, on_line) > 1e-6))
         best = stationary_point(net.loss, 0.4 * normal(generator, 4))
-        found = gap(gradient(net.loss, best), 0.0, size) < 1e-11
+        stationary = gap(gradient(net.loss, best), 0.0, size) < 1e-11
         joint = best.reshape(2, 2)
-        off = max(misalignment(w, net.line) for w in joint) if found else 0.0
+        off = max(misalignment(w, net.line) for w in joint) if stationary else 0.0
         yield printed("both units critical", off)
         yield corrected("off the line M is singular", _rank_gap(net, joint) if off > 1e-6 else 0.0)
         yield fact("smallest eigenvalue of the Hessian there", torch.linalg.eigvalsh(hessian(net.loss, best))[0])
         alone = stationary_point(partial(net.unit_loss, W=W, i=0), 0.3 * normal(generator, 2))
-        found = gap(gradient(net.unit_loss, alone, W, 0), 0.0, size) < 1e-11
-        yield printed("unit i critical, the other anywhere", misalignment(alone, net.line) if found else 0.0)
+        stationary = gap(gradient(net.unit_loss, alone, W, 0), 0.0, size) < 1e-11
+        yield printed("unit i critical, the other anywhere", misalignment(alone, net.line) if stationary else 0.0)
 
 
 @theorem(
@@ -134,7 +134,7 @@ def _whole_problem(generator: torch.Generator) -> Iterator[Check]:
                     left = direction_quotient(w, u, S) - least
                     bound = (1 - mu / L) ** (2 * t) * start
                     yield corrected("the direction's rate", excess(left, bound, least.abs()))
-            W = _with_best_length(net, W, i, w / net.data.norm(w), halvings)
+            W = _set_best_length(net, W, i, w / net.data.norm(w), halvings)
             bound = _bound(net, start, steps) + bisection_bound(halvings, smoothness, 2 * REACH, mu)
             own = net.squared(net.unit_gradient(W, i))
             yield corrected("the gradient of the unit run last", excess(own, bound, 1e-18))
@@ -144,7 +144,7 @@ def _whole_problem(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("the whole gradient vanishes as t and Ts grow", excess(whole, told))
         yield fact("squared gradient of the first unit after the second was run", net.squared(net.unit_gradient(W, 0)))
     off = torch.stack([torch.zeros(2), torch.stack([-net.line[1], net.line[0]]) / net.line.norm()])
-    ended = _with_best_length(net, off, 0, net.line / net.data.norm(net.line), halvings)
+    ended = _set_best_length(net, off, 0, net.line / net.data.norm(net.line), halvings)
     yield printed("unit i with another off the line", excess(net.squared(net.unit_gradient(ended, 0)), told))
     yield corrected("it is not critical there", broken(net.squared(net.unit_gradient(ended, 0)) > 1e-6))
 
@@ -155,7 +155,7 @@ def _bound(net: _Network, start: Tensor, steps: int) -> Tensor:
     return 1e6 * (1 - mu / L) ** (2 * steps) * start
 
 
-def _with_best_length(net: _Network, W: Tensor, i: int, w: Tensor, halvings: int) -> Tensor:
+def _set_best_length(net: _Network, W: Tensor, i: int, w: Tensor, halvings: int) -> Tensor:
     """Return W with unit i at the length, along w, where the loss has a zero slope (by bisection)."""
 
     def slope(gamma: float) -> Tensor:

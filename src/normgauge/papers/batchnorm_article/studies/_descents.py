@@ -174,10 +174,10 @@ _MOVES: dict[str, type[Mover]] = {"gd": Mover, "safe": Mover, "bn": _Normalized,
 def _lbfgs(race: Race, target: float, most: int) -> Path:
     from scipy.optimize import minimize
 
-    path, shape, seen = Path(), race.start.shape, [0]
+    path, shape, evaluations = Path(), race.start.shape, [0]
 
     def value_and_slope(flat: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        seen[0] += 1
+        evaluations[0] += 1
         value, gradients = race.slopes(torch.from_numpy(flat).reshape(1, *shape))
         return float(value[0]), gradients.flatten().numpy()
 
@@ -185,14 +185,14 @@ def _lbfgs(race: Race, target: float, most: int) -> Path:
         value, gradients = race.slopes(torch.from_numpy(numpy.array(flat)).reshape(1, *shape))
         path.distances.append(float(race.distances(value, gradients)[0]))
         path.losses.append(float(value[0]))
-        path.gradients = seen[0]
+        path.gradients = evaluations[0]
         if path.distances[-1] <= target * path.distances[0]:
             raise StopIteration
 
     begin = race.start.flatten().numpy().astype(float)
     look(begin)
     options = {"maxiter": most, "maxfun": 20 * most + 20, "gtol": 0.0, "ftol": 0.0}
-    found = minimize(value_and_slope, begin, jac=True, method="L-BFGS-B", callback=look, options=options)
-    path.end = torch.from_numpy(numpy.array(found.x)).reshape(shape)
+    optimum = minimize(value_and_slope, begin, jac=True, method="L-BFGS-B", callback=look, options=options)
+    path.end = torch.from_numpy(numpy.array(optimum.x)).reshape(shape)
     path.distances = [far / path.distances[0] for far in path.distances]
     return path

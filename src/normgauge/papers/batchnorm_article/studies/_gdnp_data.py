@@ -38,7 +38,7 @@ def rotation(source: torch.Generator) -> Tensor:
 def regression(kind: str, condition: float, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return inputs whose sample second moment has exactly this condition number, and noisy linear targets."""
     source = generator(seed)
-    white = _whitened(unit_noise(kind, samples, source))
+    white = _whiten(unit_noise(kind, samples, source))
     x = white * spectrum(condition).sqrt() @ rotation(source).T
     truth = torch.randn(FEATURES, generator=source, dtype=torch.float64)
     return x, x @ truth + 0.1 * torch.randn(samples, generator=source, dtype=torch.float64)
@@ -57,16 +57,16 @@ def two_classes(kind: str, condition: float, samples: int, seed: int) -> tuple[T
         flat = inputs[rows].flatten(1).double()
         centred = flat - flat.mean(0)
         axes = torch.linalg.svd(centred, full_matrices=False)[2][:FEATURES]
-        white, y = _whitened(centred @ axes.T), torch.where(classes[rows] % 2 == 0, 1.0, -1.0).double()
+        white, y = _whiten(centred @ axes.T), torch.where(classes[rows] % 2 == 0, 1.0, -1.0).double()
     else:
         y = torch.where(torch.arange(samples) % 2 == 0, 1.0, -1.0).double()
         mean = torch.randn(FEATURES, generator=source, dtype=torch.float64)
         noise = unit_noise(kind, samples, source)
-        white = _whitened(y[:, None] * SEPARATION * mean / mean.norm() + noise)
+        white = _whiten(y[:, None] * SEPARATION * mean / mean.norm() + noise)
     return white * spectrum(condition).sqrt() @ rotation(source).T, y
 
 
-def _whitened(x: Tensor) -> Tensor:
+def _whiten(x: Tensor) -> Tensor:
     """Return x with sample second moment I, turned as little as possible."""
     values, vectors = torch.linalg.eigh(x.T @ x / len(x))
     return x @ vectors * values.rsqrt() @ vectors.T

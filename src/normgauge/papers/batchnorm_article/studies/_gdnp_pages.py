@@ -29,7 +29,7 @@ def record_path(record: Record, path: Path, target: float, most: int) -> None:
     record(last, "step_size", path.step, status="skipped")
 
 
-def over_conditions(table: StudyTable, data: str, reading: str = "iterations") -> list[dict[str, Any]]:
+def condition_rows(table: StudyTable, data: str, reading: str = "iterations") -> list[dict[str, Any]]:
     """Return mean and range over seeds per method and condition number, for `charts.against`."""
     rows = []
     for method in METHODS:
@@ -49,7 +49,7 @@ def race_figures(table: StudyTable, what: str, far: str = "gradient norm, relati
     drawn = []
     for data in kinds(table):
         chart = against(
-            over_conditions(table, data),
+            condition_rows(table, data),
             x="condition",
             low="low",
             high="high",

@@ -62,18 +62,18 @@ def _gdnp(problem: GaussianHalfspace | SampleHalfspace, w: Tensor, target: float
     path, halvings, first = Path(), 0, math.nan
     while len(path.distances) <= most:
         count = min(CHUNK, most - max(len(path.distances) - 1, 0))
-        found = gdnp(problem, iterations=count, bisections=BISECTIONS, start=w)
-        first = found.records[0].gradient_norm if not path.distances else first
-        fresh = found.records[1 if path.distances else 0 :]
+        descent = gdnp(problem, iterations=count, bisections=BISECTIONS, start=w)
+        first = descent.records[0].gradient_norm if not path.distances else first
+        fresh = descent.records[1 if path.distances else 0 :]
         path.distances += [item.gradient_norm / first for item in fresh]
         path.losses += [item.loss for item in fresh]
-        halvings += found.halvings
+        halvings += descent.halvings
         arrived = path.iterations(target)
         if arrived is not None:
             path.distances, path.losses = path.distances[: arrived + 1], path.losses[: arrived + 1]
-        if arrived is not None or len(fresh) == 0 or found.status != "ok":
+        if arrived is not None or len(fresh) == 0 or descent.status != "ok":
             break
-        w = found.direction
+        w = descent.direction
     path.gradients = len(path.distances) - 1 + halvings
     return path, halvings
 

@@ -43,9 +43,9 @@ class Tracker:
         if not layer.training:
             return
         rows = x.transpose(0, 1).flatten(1)
-        found = [rows.mean(1), rows.var(1), rows.var(1, unbiased=False)]
-        sums = self.sums.setdefault(name, [torch.zeros_like(value) for value in found])
-        for total, value in zip(sums, found, strict=True):
+        moments = [rows.mean(1), rows.var(1), rows.var(1, unbiased=False)]
+        sums = self.sums.setdefault(name, [torch.zeros_like(value) for value in moments])
+        for total, value in zip(sums, moments, strict=True):
             total += value
         self.count += name == "0"
 
@@ -73,18 +73,18 @@ def run(spec: Spec, record: Record) -> None:
     done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
     training.close()
     done.whole()
-    found = {"exponential": _stored(network), "cumulative": training.averages()}
+    estimates = {"exponential": _stored_statistics(network), "cumulative": training.averages()}
     after, batches = Tracker(network), Batches(len(dataset.train[1]), size, 77 + seed)
     network.train()
     with torch.no_grad():
         for _ in range(max(1, min(int(spec["passes"]), len(dataset.train[1]) // size))):
             network(dataset.train[0][next(batches)])
     after.close()
-    found |= {"recalibrated": after.averages(), "biased": after.averages(biased=True)}
-    found["whole"] = _stored(recalibrated(network, [dataset.train[0]]))
+    estimates |= {"recalibrated": after.averages(), "biased": after.averages(biased=True)}
+    estimates["whole"] = _stored_statistics(recalibrated(network, [dataset.train[0]]))
     for name in ESTIMATES:
-        _write(network, found[name])
-        means, variances = _errors(found[name], found["whole"])
+        _write(network, estimates[name])
+        means, variances = _errors(estimates[name], estimates["whole"])
         tested = evaluate(network, dataset)
         record(steps, f"accuracy_{name}", tested.accuracy)
         record(steps, f"loss_{name}", tested.loss)
@@ -96,7 +96,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "accuracy_batch", by_batches.accuracy)
 
 
-def _stored(network: nn.Module) -> Statistics:
+def _stored_statistics(network: nn.Module) -> Statistics:
     parts = enumerate(normalized_layers(network))
     return {
         str(k): tuple(part.norm.get_buffer(name).clone() for name in ("running_mean", "running_var"))  # type: ignore[misc]
@@ -110,10 +110,10 @@ def _write(network: nn.Module, statistics: Statistics) -> None:
             part.norm.get_buffer(name).copy_(value)
 
 
-def _errors(found: Statistics, truth: Statistics) -> tuple[float, float]:
+def _errors(estimate: Statistics, truth: Statistics) -> tuple[float, float]:
     """Return means over units of |mean - mean*| / sigma* and |log(var / var*)|; dead units are left out."""
     means, variances = [], []
-    for name, (mean, variance) in found.items():
+    for name, (mean, variance) in estimate.items():
         true_mean, true_variance = truth[name]
         alive = true_variance > 1e-8
         means.append(((mean - true_mean).abs() / true_variance.sqrt())[alive])

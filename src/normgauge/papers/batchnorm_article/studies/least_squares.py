@@ -39,20 +39,23 @@ def run(spec: Spec, record: Record) -> None:
     start = length * direction / (direction @ problem.S @ direction).sqrt()
     if spec["method"] == "gdnp":
         enough = math.ceil(math.log(target) / math.log1p(-1 / float(spec["condition"]))) + 1  # by its own bound
-        found = gdnp(problem, iterations=min(most, enough), start=direction)
-        norms = [item.gradient_norm / found.records[0].gradient_norm for item in found.records]
-        path = Path(norms, [item.loss for item in found.records], gradients=len(norms) - 1)
+        descent = gdnp(problem, iterations=min(most, enough), start=direction)
+        norms = [item.gradient_norm / descent.records[0].gradient_norm for item in descent.records]
+        path = Path(norms, [item.loss for item in descent.records], gradients=len(norms) - 1)
         arrived = path.iterations(target)
         if arrived is not None:
             path.distances, path.losses, path.gradients = norms[: arrived + 1], path.losses[: arrived + 1], arrived
-        kept = [item for item in found.records[: len(path.distances)] if item.rho_gap > 1e-12 * abs(item.rho)]
+        kept = [item for item in descent.records[: len(path.distances)] if item.rho_gap > 1e-12 * abs(item.rho)]
         slack = min((math.log10(item.rho_bound / item.rho_gap) for item in kept[1:]), default=0.0)
         record(len(path.distances) - 1, "bound_slack", slack)
     else:
         path = descend(_race(problem.u, problem.S, problem.constant, start), spec["method"], target=target, most=most)
     record_path(record, path, target, most)
     record(
-        len(path.distances) - 1, "promised_rate", _promised(spec["method"], float(spec["condition"])), status="skipped"
+        len(path.distances) - 1,
+        "promised_rate",
+        _promised_rate(spec["method"], float(spec["condition"])),
+        status="skipped",
     )
 
 
@@ -65,7 +68,7 @@ def _race(u: Tensor, S: Tensor, constant: float, start: Tensor) -> Race:
     return Race(slopes, S, 2 * float(torch.linalg.eigvalsh(S)[-1]), start[None])
 
 
-def _promised(method: str, condition: float) -> float:
+def _promised_rate(method: str, condition: float) -> float:
     """Return the factor per iteration that theory promises: GDNP's, GD's at its best fixed step."""
     if method == "gdnp":
         return 1 - 1 / condition
@@ -92,7 +95,7 @@ def remarks(table: StudyTable) -> list[str]:
     lines = race_remarks(table, "iterations")
     largest = max(row["condition"] for row in table.rows)
     rates = {m: table.mean("rate", data=kinds(table)[0], method=m, condition=largest).mean for m in METHODS}
-    promised = {m: _promised(m, largest) for m in ("gdnp", "gd")}
+    promised = {m: _promised_rate(m, largest) for m in ("gdnp", "gd")}
     lines.append(
         f"At condition {largest:g} the gradient shrinks per iteration by {rates['gdnp']:.6g} with GDNP (promised at "
         f"most {promised['gdnp']:.6g}) and by {rates['gd']:.6g} with gradient descent (best fixed step in theory "

@@ -73,11 +73,11 @@ def _gdnp(x: Tensor, y: Tensor, theta: Tensor, race: Race, target: float, most: 
     path, floor = Path(end=race.start), float(race.floor or 0.0)
     while len(path.distances) <= most and path.iterations(target) is None:
         count = min(CHUNK, most - max(len(path.distances) - 1, 0))
-        found = gdnp_network(x, y, output=theta, start=path.end, sweeps=count)
+        descent = gdnp_network(x, y, output=theta, start=path.end, sweeps=count)
         skip = 1 if path.distances else 0
-        path.losses += found.losses[skip:]
+        path.losses += descent.losses[skip:]
         path.distances = [(loss - floor) / (path.losses[0] - floor) for loss in path.losses]
-        path.end = found.weights
+        path.end = descent.weights
         if count == 0 or len(path.distances) > most:
             break
     arrived = path.iterations(target)

@@ -54,9 +54,9 @@ def _normalization_jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
             yh, s = standardize(unit.y, eps)
-            truth = jacobian(_standardized, unit.y, eps)
+            truth = jacobian(_standardize, unit.y, eps)
             yield printed("Jacobian of yh against autograd", gap(truth, project(yh) / s, 1 / s))
-            scaled = jacobian(unit.normalized, unit.y, eps)
+            scaled = jacobian(unit.output, unit.y, eps)
             yield printed("Jacobian of z", gap(scaled, unit.gamma * project(yh) / s, abs(unit.gamma) / s))
 
 
@@ -184,7 +184,7 @@ def _projections(generator: torch.Generator) -> Iterator[Check]:
 )
 def _curvature_along(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
-        v, truth, size = _directional(unit)
+        v, truth, size = _directional_curvature(unit)
         g, H, m = unit.g, unit.H, unit.m
         bound = (unit.gamma / unit.s) ** 2 * (v @ H @ v) - unit.gamma / (m * unit.s**2) * (g @ unit.yh) * (v @ v)
         yield printed("bound", excess(truth, bound, size))
@@ -212,8 +212,8 @@ def _relative_norms(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for gamma in (unit.gamma, float(unit.s)):
             g = normal(generator, unit.m)
-            H = _norm_preserving(generator, g, pullback_gradient(unit.y, g, gamma))
-            v, truth, size = _directional(_quadratic(unit.y, gamma, g, H))
+            H = _norm_preserving_hessian(generator, g, pullback_gradient(unit.y, g, gamma))
+            v, truth, size = _directional_curvature(_quadratic(unit.y, gamma, g, H))
             ratio, form, a = (gamma / unit.s) ** 2, g @ H @ g, g @ unit.yh
             bound = ratio * (form - a * (v @ v) / (unit.m * gamma))
             if gamma == unit.gamma:
@@ -238,7 +238,7 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         target = 2 * unit.gamma * unit.yh + 0.3 * normal(generator, unit.m)
         for goal in (target, normal(generator, unit.m)):
-            here = Unit(unit.y, unit.gamma, unit.beta, _distance_to(goal))
+            here = Unit(unit.y, unit.gamma, unit.beta, _squared_distance_to(goal))
             inner = float(here.g @ here.yh)
             yield fact("cosine of -g and the way to the minimum", _cosine(-here.g, goal - here.z))
             yield printed("<yh,g> > 0", broken(inner > 0))
@@ -261,7 +261,7 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
     "network "
     "is no longer piecewise linear and the Hessian has negative eigenvalues (shown as a fact).",
 )
-def _positive(generator: torch.Generator) -> Iterator[Check]:
+def _positive_hessian(generator: torch.Generator) -> Iterator[Check]:
     for m, width in ((2, 3), (3, 4), (6, 5)):
         for loss in (_cross_entropy, _squares):
             layers = [normal(generator, 6, width), normal(generator, 6, 6), normal(generator, 3, 6)]
@@ -272,7 +272,7 @@ def _positive(generator: torch.Generator) -> Iterator[Check]:
             yield fact("smallest eigenvalue with a further BN layer", bent[0])
 
 
-def _standardized(y: Tensor, eps: float) -> Tensor:
+def _standardize(y: Tensor, eps: float) -> Tensor:
     return standardize(y, eps)[0]
 
 
@@ -280,7 +280,7 @@ def _scale(y: Tensor, gamma: float, eps: float) -> Tensor:
     return gamma / standardize(y, eps)[1]
 
 
-def _directional(unit: Unit) -> tuple[Tensor, Tensor, Tensor]:
+def _directional_curvature(unit: Unit) -> tuple[Tensor, Tensor, Tensor]:
     """Return v = grad_y Lhat and v^T Hhat v by autograd, and the size the terms of the latter have."""
     v = gradient(unit.normalized_loss, unit.y)
     slope = abs(unit.gamma) / unit.s * unit.g.norm()
@@ -294,7 +294,7 @@ def _quadratic(y: Tensor, gamma: float, g: Tensor, H: Tensor) -> Unit:
     return Unit(y, gamma, 0.0, lambda x: g @ (x - z) + (x - z) @ H @ (x - z) / 2)
 
 
-def _norm_preserving(generator: torch.Generator, g: Tensor, v: Tensor) -> Tensor:
+def _norm_preserving_hessian(generator: torch.Generator, g: Tensor, v: Tensor) -> Tensor:
     """Return a positive semi-definite H with v^T H v/|v|^2 = g^T H g/|g|^2 (any H where v = 0)."""
     A = normal(generator, g.shape[0], g.shape[0])
     H = A @ A.T
@@ -307,7 +307,7 @@ def _norm_preserving(generator: torch.Generator, g: Tensor, v: Tensor) -> Tensor
     return H + (high @ H @ high - low @ H @ low) / (w @ low) ** 2 * torch.outer(w, w)
 
 
-def _distance_to(goal: Tensor) -> Loss:
+def _squared_distance_to(goal: Tensor) -> Loss:
     return lambda z: (z - goal).square().sum() / 2
 
 

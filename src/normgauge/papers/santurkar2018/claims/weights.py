@@ -158,8 +158,8 @@ def _initialization(generator: torch.Generator) -> Iterator[Check]:
         best, y = whole[:2], fit.X @ whole
         free = _circle_minima(fit.direction_loss(1.0, 0.0))
         matched = fit.direction_loss(standardize(y)[1], y.mean())
-        found = _circle_minima(matched)
-        nearest = min(float((w - best / best.norm()).norm()) for w in found)
+        optima = _circle_minima(matched)
+        nearest = min(float((w - best / best.norm()).norm()) for w in optima)
         yield corrected("W* is among the optima of the BN network", nearest, 1e-6)
         for k in (0.5, 2.0):
             start = k * best + 0.1 * (k - 0.5) * best.norm() * normal(generator, 2)
@@ -170,7 +170,7 @@ def _initialization(generator: torch.Generator) -> Iterator[Check]:
             slope = gradient(matched, k * best) * k * best.norm()
             yield corrected("k W* is stationary", gap(slope, 0.0, fit.slope_size * best.norm()), 1e-7)
             yield corrected("distance to its ray", gap(nearest_rescaling(start, best)[1], right, size))
-            distance = min(_ray_distance(start, w) for w in found)
+            distance = min(_ray_distance(start, w) for w in optima)
             yield conclusion("matched, the nearest optimum is as near as printed", excess(distance, right, size), 1e-7)
 
 
@@ -259,14 +259,14 @@ def _circle_minima(loss: Loss, points: int = 240) -> list[Tensor]:
     grid = torch.arange(points + 1) * (2 * pi / points) + 0.1234
     slopes = torch.func.vmap(slope)(grid)
     starts = [k for k in range(points) if slopes[k] < 0 <= slopes[k + 1]]
-    found = []
+    minima = []
     for k in starts:
         low, high = grid[k], grid[k + 1]
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-        found.append(torch.stack([low.cos(), low.sin()]))
-    return found
+        minima.append(torch.stack([low.cos(), low.sin()]))
+    return minima
 
 
 def _ray_distance(start: Tensor, direction: Tensor) -> float:

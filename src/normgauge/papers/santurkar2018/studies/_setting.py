@@ -143,18 +143,18 @@ def layer_groups(network: nn.Module) -> dict[str, list[str]]:
     return groups
 
 
-def measuring(network: nn.Module, dataset: Dataset, spec: Spec) -> Objective:
+def batch_objective(network: nn.Module, dataset: Dataset, spec: Spec) -> Objective:
     """Return the training loss on one fixed batch of the training's size, with batch statistics."""
     count = int(spec["batch"])
     batch = (dataset.train[0][:count], dataset.train[1][:count])
     return Objective(network, dataset.loss, batch, mode="train")
 
 
-def spaced(steps: int, count: int) -> list[int]:
+def spaced_steps(steps: int, count: int) -> list[int]:
     """Return about `count` steps from 0 to the last, denser early, where the paper sees the largest differences.
 
     Examples:
-        >>> spaced(100, 5)
+        >>> spaced_steps(100, 5)
         [0, 6, 25, 56, 100]
     """
     return sorted({round(steps * (k / max(1, count - 1)) ** 2) for k in range(count)})

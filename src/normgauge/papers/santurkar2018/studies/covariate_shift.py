@@ -14,7 +14,14 @@ from normgauge.lab.study import Study
 from normgauge.measure.signal.covariate_shift import covariate_shift
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import PROXY, layer_groups, measuring, prepare, spaced, study
+from normgauge.papers.santurkar2018.studies._setting import (
+    PROXY,
+    batch_objective,
+    layer_groups,
+    prepare,
+    spaced_steps,
+    study,
+)
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -28,14 +35,14 @@ def run(spec: Spec, record: Record) -> None:
     """Train, and measure S1's Definition 2.1 for one SGD step at spaced steps of training."""
     network, dataset = prepare(spec)
     rate = float(spec["lr"])
-    seen: dict[str, list[float]] = {}
+    history: dict[str, list[float]] = {}
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = measuring(network, dataset, spec)
+        objective = batch_objective(network, dataset, spec)
         record(step, "loss", float(objective.loss()))
         for suffix, share in SHARES.items():
-            found = covariate_shift(objective, share * rate, groups=layer_groups(network)).layers
-            later = [entry for entry in found[1:] if entry.status == "ok"]  # nothing moves before the first layer
+            layers = covariate_shift(objective, share * rate, groups=layer_groups(network)).layers
+            later = [entry for entry in layers[1:] if entry.status == "ok"]  # nothing moves before the first layer
             if not later:
                 continue
             values = {
@@ -44,7 +51,7 @@ def run(spec: Spec, record: Record) -> None:
                 "relative_l2": fmean(entry.l2 / entry.gradient_norm for entry in later),
             }
             for name, value in values.items():
-                seen.setdefault(name + suffix, []).append(value)
+                history.setdefault(name + suffix, []).append(value)
                 record(step, f"{name}{suffix}_now", value)
             if not suffix:
                 for entry in later:
@@ -59,10 +66,10 @@ def run(spec: Spec, record: Record) -> None:
         steps=steps,
         batch=int(spec["batch"]),
         seed=int(spec["seed"]),
-        at=spaced(steps, int(spec["measures"])),
+        at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
-    for name, values in seen.items():
+    for name, values in history.items():
         record(steps, name, fmean(values))
     record(steps, "train_loss", fmean(result.losses[-10:]))
     if result.diverged:
@@ -138,14 +145,14 @@ def figures(table: StudyTable) -> list[Figure]:
         drawn.append(
             Figure(
                 f"{model}-layers",
-                curves(_by_layer(table, model), x="layer", y="mean", low="low", high="high", y_scale="linear"),
+                curves(_layer_rows(table, model), x="layer", y="mean", low="low", high="high", y_scale="linear"),
                 f"{model}: cosine per layer, mean over training; the band is the range over seeds.",
             )
         )
     return drawn
 
 
-def _by_layer(table: StudyTable, model: str) -> list[dict[str, float | str]]:
+def _layer_rows(table: StudyTable, model: str) -> list[dict[str, float | str]]:
     rows: list[dict[str, float | str]] = []
     for norm in NORMS:
         groups: dict[int, dict[int, list[float]]] = {}
@@ -182,14 +189,14 @@ def remarks(table: StudyTable) -> list[str]:
             f"{model}: after a tenth of the same step the cosines are {means['batch', 'cosine_tenth']:.3f} with BN and "
             f"{means['none', 'cosine_tenth']:.3f} without, so how far gradients turn is a matter of the rate too."
         )
-        layers = {norm: [row for row in _by_layer(table, model) if row["series"] == norm] for norm in NORMS}
+        layers = {norm: [row for row in _layer_rows(table, model) if row["series"] == norm] for norm in NORMS}
         least = {norm: min(rows, key=lambda row: float(row["mean"])) for norm, rows in layers.items()}
         lines.append(
             f"{model}: the mean over layers hides much: the smallest cosine is {least['batch']['mean']:.2f} with BN "
             f"(layer {least['batch']['layer']}) and {least['none']['mean']:.2f} without (layer "
             f"{least['none']['layer']}); below 0 the update of earlier layers has reversed the gradient."
         )
-        first, last = ({n: _at(table, model, n, end) for n in NORMS} for end in (0, -1))
+        first, last = ({n: _mean_cosine(table, model, n, end) for n in NORMS} for end in (0, -1))
         lines.append(
             f"{model}: from the first step to the last the cosine goes from {first['batch']:.2f} to "
             f"{last['batch']:.2f} with BN and from {first['none']:.2f} to {last['none']:.2f} without."
@@ -197,7 +204,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _at(table: StudyTable, model: str, norm: str, end: int) -> float:
+def _mean_cosine(table: StudyTable, model: str, norm: str, end: int) -> float:
     """Return the mean cosine at the first (0) or last (-1) measured step."""
     return float(table.band("cosine_now", "norm", model=model, norm=norm)[end]["mean"])
 

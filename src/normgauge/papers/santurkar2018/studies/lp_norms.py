@@ -22,10 +22,10 @@ from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     PROXY,
+    batch_objective,
     blocks,
-    measuring,
     prepare,
-    spaced,
+    spaced_steps,
     study,
 )
 from normgauge.papers.studies import register
@@ -47,14 +47,14 @@ def run(spec: Spec, record: Record) -> None:
     network, dataset = prepare(spec)
     steps, model = int(spec["steps"]), str(spec["model"])
     middle = _middle(network)
-    seen: dict[str, list[float]] = {"loss_range": [], "gradient_distance": [], "effective_beta": []}
+    history: dict[str, list[float]] = {"loss_range": [], "gradient_distance": [], "effective_beta": []}
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = measuring(network, dataset, spec)
+        objective = batch_objective(network, dataset, spec)
         view = landscape(objective, steps=[LOOK[model] * m for m in MULTIPLES[model]])
         extremes = (view.loss_variation, view.max_gradient_distance, view.max_effective_beta)
-        for name, value in zip(seen, extremes, strict=True):
-            seen[name].append(value)
+        for name, value in zip(history, extremes, strict=True):
+            history[name].append(value)
             record(step, f"{name}_now", value)
         record(step, "loss", view.loss)
         values = next(iter(activations(objective, layers=middle).values.values()))
@@ -67,12 +67,12 @@ def run(spec: Spec, record: Record) -> None:
         steps=steps,
         batch=int(spec["batch"]),
         seed=int(spec["seed"]),
-        at=spaced(steps, int(spec["measures"])),
+        at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
-    for name, values in seen.items():
-        known = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(known) if known else math.nan)
+    for name, values in history.items():
+        finite = [value for value in values if math.isfinite(value)]
+        record(steps, name, median(finite) if finite else math.nan)
     size = int(spec["batch"])
     loss = evaluate(network, dataset, "train", statistics="batch", limit=size, batch=size).loss
     loss = loss if math.isfinite(loss) else math.inf
@@ -256,13 +256,13 @@ def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float
             seeds=seeds,
             rates=rates[model],
             tuning_seeds=tried,
-            **_few(size, model),
+            **_small_knobs(size, model),
         )
         for model in MODELS
     ]
 
 
-def _few(size: str, model: str) -> dict[str, Any]:
+def _small_knobs(size: str, model: str) -> dict[str, Any]:
     steps = {"steps": 500} if model == "vgg" else {}
     return {"measures": 6, **steps} if size == "small" else {}
 

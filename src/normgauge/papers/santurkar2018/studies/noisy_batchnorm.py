@@ -19,7 +19,7 @@ from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced, study
+from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced_steps, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -35,9 +35,9 @@ def run(spec: Spec, record: Record) -> None:
     """Train, and take the middle layer's moments on one batch before and after single steps of training."""
     network, dataset = prepare(spec)
     steps = int(spec["steps"])
-    before = spaced(max(steps - 1, 1), int(spec["measures"]))
+    before = spaced_steps(max(steps - 1, 1), int(spec["measures"]))
     last: dict[str, Tensor] = {}
-    seen: dict[str, list[float]] = {name: [] for name in CHANGES}
+    history: dict[str, list[float]] = {name: [] for name in CHANGES}
 
     def watch(step: int, network: nn.Module) -> None:
         mean, variance = _moments(network, dataset, int(spec["batch"]))
@@ -49,7 +49,7 @@ def run(spec: Spec, record: Record) -> None:
                 change / float(variance.mean().sqrt()),
             )
             for name, value in zip(CHANGES, values, strict=True):
-                seen[name].append(value)
+                history[name].append(value)
                 record(step, f"{name}_now", value)
             record(step, "unit_mean", float(mean[0]))
             record(step, "unit_deviation", float(variance[0].sqrt()))
@@ -67,9 +67,9 @@ def run(spec: Spec, record: Record) -> None:
     )
     for end in range(WINDOW, len(result.losses) + 1, WINDOW):
         record(end, "loss", fmean(result.losses[end - WINDOW : end]))
-    for name, values in seen.items():
-        known = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(known) if known else math.nan)
+    for name, values in history.items():
+        finite = [value for value in values if math.isfinite(value)]
+        record(steps, name, median(finite) if finite else math.nan)
     record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "diverged", float(result.diverged))

@@ -15,7 +15,7 @@ from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import Landscape, landscape
 from normgauge.papers.court import Margins, StudyTable, empirical, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
-from normgauge.papers.santurkar2018.studies._setting import PROXY, measuring, prepare, spaced, study
+from normgauge.papers.santurkar2018.studies._setting import PROXY, batch_objective, prepare, spaced_steps, study
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -33,21 +33,21 @@ def run(spec: Spec, record: Record) -> None:
     network, dataset = prepare(spec)
     rate, steps = float(spec["lr"]), int(spec["steps"])
     multiples = MULTIPLES[spec["model"]]
-    at = spaced(steps, int(spec["measures"]))
-    seen: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
+    at = spaced_steps(steps, int(spec["measures"]))
+    history: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = measuring(network, dataset, spec)
+        objective = batch_objective(network, dataset, spec)
         view = landscape(objective, steps=[rate * m for m in multiples], random=1, seed=int(spec["seed"]))
         for name, value in zip(SUMMARIES, _summaries(view), strict=True):
-            seen[name].append(value)
+            history[name].append(value)
             record(step, f"{name}_now", value)
         record(step, "loss", view.loss)
         record(step, "loss_low", view.min_loss)
         record(step, "loss_high", view.max_loss)
         record(step, "gradient_norm", view.gradient_norm)
         if step <= EARLY * steps:
-            seen["early_gradient_distance"].append(view.max_gradient_distance)
+            history["early_gradient_distance"].append(view.max_gradient_distance)
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
@@ -61,9 +61,9 @@ def run(spec: Spec, record: Record) -> None:
         at=at,
         watch=watch,
     )
-    for name, values in seen.items():
-        known = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(known) if known else math.nan)
+    for name, values in history.items():
+        finite = [value for value in values if math.isfinite(value)]
+        record(steps, name, median(finite) if finite else math.nan)
     record(steps, "train_loss", fmean(result.losses[-10:]))
     if result.diverged:
         raise NonFiniteError(f"smoothness: training diverged at step {result.diverged_at}")

@@ -260,7 +260,7 @@ def _ellipsoid(generator: torch.Generator) -> Iterator[Check]:
         far = w + 1e3 * (kernel @ normal(generator, n - rank, 1)).T
         weights = effective_weights(far, X, gamma)[0]
         yield printed("W' stays within the largest axis", excess(weights.norm(), reach))
-        turns = jacobian(lambda v, x=X, c=gamma: effective_weights(v[None], x, c)[0][0] @ scope_of(x), w[0])
+        turns = jacobian(lambda v, x=X, c=gamma: effective_weights(v[None], x, c)[0][0] @ scope_basis(x), w[0])
         dimension = float(torch.linalg.matrix_rank(turns, atol=1e-9 * float(turns.norm())))
         yield printed("dimension is rank(Sigma)", gap(dimension, float(rank)))
         yield corrected("dimension within the range is rank(Sigma) - 1", gap(dimension, rank - 1.0, 1.0))
@@ -291,7 +291,7 @@ def _bn_invariance(generator: torch.Generator) -> Iterator[Check]:
         yield fact("W -> -W: change over the largest entry", gap(_batch_norm(-W @ X, 1.3, 0.4), rows))
 
 
-def scope_of(X: Tensor) -> Tensor:
+def scope_basis(X: Tensor) -> Tensor:
     """Return an orthonormal basis of the range of the covariance of X, as columns."""
     values, vectors = torch.linalg.eigh(covariance(X))
     return vectors[:, values > 1e-9 * values[-1]]

@@ -59,7 +59,7 @@ def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
 )
 def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 4), (3, 8), (6, 20)):
-        white = _whitened(generator, n, B)
+        white = _draw_white(generator, n, B)
         W, gamma, beta = normal(generator, 4, n), uniform(generator, 0.3, 2), uniform(generator, -2, 2)
         unit_rows = gamma * W / W.norm(dim=1, keepdim=True)
         spread = white * torch.linspace(0.3, 3, n)[:, None]
@@ -157,7 +157,7 @@ def _euler(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(3, 8), per_size=3):
         X = normal(generator, unit.m, 4)
         w = normal(generator, 4)
-        loss = _through(unit, X)
+        loss = _loss_by_weights(unit, X)
         for factor in (-1.0, 0.0):
             yield printed(f"f(lambda x) = f(x) at lambda = {factor:g}", gap(loss(factor * w), loss(w)))
         for factor in (0.01, 0.5, 30.0):
@@ -321,7 +321,7 @@ def _gauge(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("gamma is the spread of the fitted output", gap(gamma, spread))
 
 
-def _whitened(generator: torch.Generator, n: int, B: int) -> Tensor:
+def _draw_white(generator: torch.Generator, n: int, B: int) -> Tensor:
     """Draw `[n, B]` inputs of mean 0 and covariance exactly the identity."""
     X = normal(generator, B, n)
     return B**0.5 * torch.linalg.qr(X - X.mean(0))[0].T
@@ -336,7 +336,7 @@ def _centred_unit_rows(W: Tensor) -> Tensor:
     return centred / centred.norm(dim=1, keepdim=True)
 
 
-def _through(unit: Unit, X: Tensor) -> Loss:
+def _loss_by_weights(unit: Unit, X: Tensor) -> Loss:
     return lambda w: unit.normalized_loss(X @ w)
 
 
@@ -361,27 +361,27 @@ def _attacked_loss(X: Tensor, W: Tensor, out: Tensor, labels: Tensor, gamma: flo
     return _network_loss(moved, W, out, labels, gamma)
 
 
-def _pre(W: Tensor, X: Tensor) -> Tensor:
+def _convolve(W: Tensor, X: Tensor) -> Tensor:
     """Apply a 1x1 convolution: weights `[m, n]`, inputs `[n, B, positions]`, outputs `[m, B, positions]`."""
     return torch.einsum("mn,nbp->mbp", W, X)
 
 
-def _over(Y: Tensor, *axes: int) -> Tensor:
+def _standardize_over(Y: Tensor, *axes: int) -> Tensor:
     centred = Y - Y.mean(axes, keepdim=True)
     return centred / centred.square().mean(axes, keepdim=True).sqrt()
 
 
-def _grouped(Y: Tensor) -> Tensor:
+def _standardize_groups(Y: Tensor) -> Tensor:
     split = Y.reshape(2, -1, *Y.shape[1:])
-    return _over(split, 1, 3).reshape(Y.shape)
+    return _standardize_over(split, 1, 3).reshape(Y.shape)
 
 
 _NORMALIZERS: dict[str, Loss] = {
-    "BN": lambda W, X: _over(_pre(W, X), 1, 2),
-    "LN": lambda W, X: _over(_pre(W, X), 0, 2),
-    "IN": lambda W, X: _over(_pre(W, X), 2),
-    "GN": lambda W, X: _grouped(_pre(W, X)),
-    "WN": lambda W, X: _pre(W / W.norm(dim=1, keepdim=True), X),
-    "CWN": lambda W, X: _pre(_centred_unit_rows(W), X),
-    "WS": lambda W, X: _pre(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
+    "BN": lambda W, X: _standardize_over(_convolve(W, X), 1, 2),
+    "LN": lambda W, X: _standardize_over(_convolve(W, X), 0, 2),
+    "IN": lambda W, X: _standardize_over(_convolve(W, X), 2),
+    "GN": lambda W, X: _standardize_groups(_convolve(W, X)),
+    "WN": lambda W, X: _convolve(W / W.norm(dim=1, keepdim=True), X),
+    "CWN": lambda W, X: _convolve(_centred_unit_rows(W), X),
+    "WS": lambda W, X: _convolve(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
 }

@@ -31,7 +31,7 @@ def run(spec: Spec, record: Record) -> None:
     dataset = datasets.load(spec["data"])
     seed, size = int(spec["seed"]), min(int(spec["batch_size"]), int(spec["batch"]))
     steps = min(int(spec["steps"]), max(1, int(spec["samples"]) // size))
-    network = network_of(int(spec["width"]), math.prod(dataset.shape), dataset.classes, seed)
+    network = build_network(int(spec["width"]), math.prod(dataset.shape), dataset.classes, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed).whole()
     record(steps, "train_loss", fmean(done.losses[-10:]))
@@ -39,7 +39,7 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
 
 
-def network_of(width: int, inputs: int, classes: int, seed: int) -> nn.Sequential:
+def build_network(width: int, inputs: int, classes: int, seed: int) -> nn.Sequential:
     """Return a ReLU network with three batch-normalized hidden layers of this width, weights by the seed."""
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in pairwise((inputs, *[width] * HIDDEN)):

@@ -40,15 +40,15 @@ def run(spec: Spec, record: Record) -> None:
     batch = (dataset.train[0][: int(spec["batch"])], dataset.train[1][: int(spec["batch"])])
 
     def watch(step: int, network: nn.Module) -> None:
-        seen = _look(network, batch[0])
-        for name, (gamma, beta, mean, deviation, inputs) in seen.items():
+        layers = _look(network, batch[0])
+        for name, (gamma, beta, mean, deviation, inputs) in layers.items():
             if name == WATCHED:
                 record(step, "gamma_distance", _median((gamma**2 - deviation**2).abs()))
                 record(step, "beta_distance", _median((beta - mean).abs()))
                 record(step, "one_gamma_distance", float((gamma**2 - deviation**2).abs()[0]))
                 record(step, "one_beta_distance", float((beta - mean).abs()[0]))
                 _ellipsoid(record, step, inputs, gamma)
-        gamma_far, beta_far = _distances(seen)
+        gamma_far, beta_far = _distances(layers)
         record(step, "relative_gamma_distance", gamma_far)
         record(step, "relative_beta_distance", beta_far)
 
@@ -77,13 +77,13 @@ def _look(network: nn.Module, inputs: Tensor) -> dict[int, tuple[Tensor, ...]]:
             hook.remove()
         for name, value in network.named_buffers():
             value.copy_(stored[name])
-    found: dict[int, tuple[Tensor, ...]] = {}
+    layers: dict[int, tuple[Tensor, ...]] = {}
     for k, part in enumerate(parts):
         before, out = caught[k]
         rows = out.transpose(0, 1).flatten(1)
         gamma, beta = (part.norm.get_parameter(name).detach() for name in ("weight", "bias"))
-        found[k] = (gamma, beta, rows.mean(1), rows.std(1, unbiased=False), _patches(part, before))
-    return found
+        layers[k] = (gamma, beta, rows.mean(1), rows.std(1, unbiased=False), _patches(part, before))
+    return layers
 
 
 def _patches(part: Normalized, inputs: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ def _ellipsoid(record: Record, step: int, inputs: Tensor, gamma: Tensor) -> None
     record(step, "log10_shortest_axis", math.log10(max(float(axes.min()), 1e-300)))
 
 
-def _distances(seen: Mapping[int, tuple[Tensor, ...]]) -> tuple[float, float]:
+def _distances(layers: Mapping[int, tuple[Tensor, ...]]) -> tuple[float, float]:
     """Return medians over all units of |gamma^2 - sigma^2| / sigma^2 and |beta - mu| / sigma."""
-    gammas = torch.cat([(g**2 - s**2).abs() / s.square() for g, _, _, s, _ in seen.values()])
-    betas = torch.cat([(b - m).abs() / s for _, b, m, s, _ in seen.values()])
+    gammas = torch.cat([(g**2 - s**2).abs() / s.square() for g, _, _, s, _ in layers.values()])
+    betas = torch.cat([(b - m).abs() / s for _, b, m, s, _ in layers.values()])
     return _median(gammas), _median(betas)
 
 
@@ -172,7 +172,7 @@ def figures(table: StudyTable) -> list[Figure]:
             {**row, "series": title} for name, title in names.items() for row in table.band(name, lambda row: "all")
         ]
 
-    def drawn(names: Mapping[str, str], scale: Literal["linear", "log"]) -> altair.TopLevelMixin:
+    def draw(names: Mapping[str, str], scale: Literal["linear", "log"]) -> altair.TopLevelMixin:
         return curves(lines(names), y="mean", low="low", high="high", y_scale=scale)
 
     watched = {
@@ -187,9 +187,9 @@ def figures(table: StudyTable) -> list[Figure]:
     }
     axes = {"log10_longest_axis": "longest axis (log10)", "log10_shortest_axis": "shortest axis (log10)"}
     return [
-        Figure("watched", drawn(watched, "log"), "The watched layer, as in the paper's Fig. 2; range over seeds."),
-        Figure("relative", drawn(every, "linear"), "Medians over all units of the network, relative to sigma."),
-        Figure("ellipsoid", drawn(axes, "linear"), "Longest and shortest axis of the watched layer's ellipsoid."),
+        Figure("watched", draw(watched, "log"), "The watched layer, as in the paper's Fig. 2; range over seeds."),
+        Figure("relative", draw(every, "linear"), "Medians over all units of the network, relative to sigma."),
+        Figure("ellipsoid", draw(axes, "linear"), "Longest and shortest axis of the watched layer's ellipsoid."),
     ]
 
 

@@ -162,7 +162,7 @@ def remarks(table: StudyTable) -> list[str]:
             f"{norm}: without decay the norm changes by {100 * plain:.3g} % over training ({100 * late:.3g} % in the "
             f"last third), with decay by {100 * calm:.3g} % ({100 * settled:.3g} %). The law |w'|^2 = "
             f"(1 - rate decay)^2 |w|^2 + rate^2 |g|^2 is met to {error:.1g} after all steps; with decay the norm ends "
-            f"at {share:.3g} times the predicted equilibrium{_dead(dead)}. Test accuracy {accuracy[0]:.3f} "
+            f"at {share:.3g} times the predicted equilibrium{_describe_dead(dead)}. Test accuracy {accuracy[0]:.3f} "
             f"without and {accuracy[1]:.3f} with decay."
         )
     lines.append(
@@ -172,7 +172,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _dead(count: int) -> str:
+def _describe_dead(count: int) -> str:
     return f" ({count} run died: no gradient reaches the layer, so there is none)" if count else ""
 
 

@@ -47,19 +47,19 @@ def run(spec: Spec, record: Record) -> None:
     record(0, "full_accuracy", evaluate(network, dataset).accuracy)
     example = dataset.validation[0][:32]
     for way in WAYS:
-        found = []
+        accuracies = []
         record(0, f"{way}_accuracy", evaluate(network, dataset).accuracy)
         for sparsity in spec["sparsities"]:
             done = prune_norms(network, way, sparsity / 100, example, seed=int(spec["seed"]))  # type: ignore[arg-type]
-            found.append(evaluate(done.model, dataset).accuracy)
-            record(sparsity, f"{way}_accuracy", found[-1])
+            accuracies.append(evaluate(done.model, dataset).accuracy)
+            record(sparsity, f"{way}_accuracy", accuracies[-1])
             record(sparsity, f"{way}_proof", done.proof)
             if sparsity == TUNED_AT:
-                record(sparsity, f"{way}_tuned_accuracy", _tuned(done.model, dataset, spec))
-        record(spec["sparsities"][-1], f"{way}_mean_accuracy", fmean(found))
+                record(sparsity, f"{way}_tuned_accuracy", _tuned_accuracy(done.model, dataset, spec))
+        record(spec["sparsities"][-1], f"{way}_mean_accuracy", fmean(accuracies))
 
 
-def _tuned(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
+def _tuned_accuracy(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     model = copy.deepcopy(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(spec["lr"]) / 3, momentum=0.9)
     train(

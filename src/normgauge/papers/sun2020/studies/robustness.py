@@ -47,7 +47,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     batch = (dataset.test[0][: int(spec["attacked"])], dataset.test[1][: int(spec["attacked"])])
     noisy = robustness(network, batch, attack="gaussian", radius=float(spec["noise"]), seed=seed)
-    attacked = _under_bim(network, batch, spec)
+    attacked = _accuracy_under_bim(network, batch, spec)
     record(steps, "clean_accuracy", noisy.clean)
     record(steps, "noise_accuracy", noisy.accuracy, kind="unbiased")
     record(steps, "bim_accuracy", attacked, kind="upper")
@@ -58,12 +58,12 @@ def run(spec: Spec, record: Record) -> None:
         with torch.no_grad():
             before, after = network(batch[0]), twin(batch[0])
             moved = max(moved, float((after - before).abs().max() / before.abs().max()))
-        changed = max(changed, abs(_under_bim(twin, batch, spec) - attacked))
+        changed = max(changed, abs(_accuracy_under_bim(twin, batch, spec) - attacked))
     record(steps, "output_change", moved)
     record(steps, "bim_change", changed)
 
 
-def _under_bim(network: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], spec: Spec) -> float:
+def _accuracy_under_bim(network: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor], spec: Spec) -> float:
     count = int(spec["attack_steps"])
     return robustness(
         network, batch, attack="bim", radius=float(spec["radius"]), iterations=count, step=2 / count

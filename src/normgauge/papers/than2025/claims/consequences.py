@@ -109,7 +109,7 @@ def _generalization(generator: torch.Generator) -> Iterator[Check]:
         for m, p in ((40, (0.5, 0.5)), (300, (0.999, 0.001)), (300, (0.7, 0.3)), (36, (0.6, 0.3, 0.1))):
             yield printed("probability of failure", excess(_failure(p, m, delta), delta))
     for _ in range(4):
-        cell = _Cell.drawn(generator)
+        cell = _Cell.draw(generator)
         yield printed("within a cell: mean f over it minus over its samples", excess(cell.rise, cell.lipschitz_term))
     yield fact("f <= 0: probability that the bound fails", _failure((0.5, 0.5), 41, 0.05, largest=0.0))
 
@@ -151,9 +151,9 @@ def _discontinuous(generator: torch.Generator) -> Iterator[Check]:
 def _normalized_generalization(generator: torch.Generator) -> Iterator[Check]:
     classes, m, delta = 1500, 200, 0.1
     for radius in (1e-3, 1e-6):
-        seen = torch.randint(classes, (m,), generator=generator)
-        memory = torch.zeros(classes).index_fill(0, seen, 1.0)
-        empirical_loss = (1 - memory[seen]).mean()
+        sample = torch.randint(classes, (m,), generator=generator)
+        memory = torch.zeros(classes).index_fill(0, sample, 1.0)
+        empirical_loss = (1 - memory[sample]).mean()
         expected_loss = (1 - memory).mean()
         omega = memory.norm() * 2 * radius  # one layer, W = (memory, 0), inputs (1, r) with |r| <= radius
         slack = partition_slack(1, 1, m, delta)
@@ -214,7 +214,7 @@ class _Cell:
     lipschitz: float
 
     @classmethod
-    def drawn(cls, generator: torch.Generator) -> _Cell:
+    def draw(cls, generator: torch.Generator) -> _Cell:
         """Draw a cell with a loss that is 1-Lipschitz, and samples where it is least: the adversary's choice."""
         points = normal(generator, 30, 3)
         f = (points - normal(generator, 3)).norm(dim=1)

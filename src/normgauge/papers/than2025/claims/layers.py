@@ -38,13 +38,13 @@ def _batch_norm(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 5, 30):
         for eps in (1e-5, 0.5):
             variances, means = (10.0 ** uniform(generator, -1, 1) * normal(generator, n)).square(), normal(generator, n)
-            J = jacobian(_evaluated, normal(generator, n), means, variances, eps)
+            J = jacobian(_batch_norm_in_evaluation, normal(generator, n), means, variances, eps)
             truth = torch.linalg.matrix_norm(J, 2)
             told = (variances + eps).rsqrt().norm()
             yield printed("the Euclidean norm of 1/sigma", gap(truth, told))
             yield corrected("its largest entry", gap(truth, batch_norm_constant(variances, eps)))
             yield conclusion("bounded by |1/sigma|", excess(truth, told))
-            wider = torch.linalg.matrix_norm(jacobian(_evaluated, means, means, 4 * variances, eps), 2)
+            wider = torch.linalg.matrix_norm(jacobian(_batch_norm_in_evaluation, means, means, 4 * variances, eps), 2)
             yield conclusion("smaller for larger variances", excess(wider, truth))
 
 
@@ -60,13 +60,13 @@ def _coupling(generator: torch.Generator) -> Iterator[Check]:
         for eps in (0.0, 0.1):
             y = normal(generator, m)
             yh, s = standardize(y, eps)
-            J = jacobian(_batch_normalized, y, eps)
+            J = jacobian(_standardize, y, eps)
             yield printed("its entries: (I - 1/m - yh yh^T/m)/s", gap(J, project(yh) / s, 1 / s))
             if m > 2 or eps > 0:
                 between = (J - torch.diag(J.diag())).abs().max()
                 yield printed("entries between examples are not 0", broken(between > 1e-6 * J.abs().max()))
             rows = normal(generator, m, 3)
-            couples = jacobian(_layer_normalized_rows, rows.flatten(), 3, 0.1).reshape(m, 3, m, 3)
+            couples = jacobian(_normalize_rows, rows.flatten(), 3, 0.1).reshape(m, 3, m, 3)
             for b in range(m):
                 couples[b, :, b] = 0
             yield printed("LN: entries between examples are 0", gap(couples, 0.0, 1.0))
@@ -81,7 +81,7 @@ def _coupling(generator: torch.Generator) -> Iterator[Check]:
 )
 def _layer_norm_jacobian(generator: torch.Generator) -> Iterator[Check]:
     for x, eps in _inputs(generator):
-        J = jacobian(_layer_normalized, x, eps)
+        J = jacobian(_normalize_layer, x, eps)
         yield printed("against torch's layer", gap(J, layer_norm_jacobian(x, eps), eps**-0.5))
 
 
@@ -95,7 +95,7 @@ def _layer_norm_jacobian(generator: torch.Generator) -> Iterator[Check]:
 )
 def _layer_norm_pointwise(generator: torch.Generator) -> Iterator[Check]:
     for x, eps in _inputs(generator):
-        truth = torch.linalg.matrix_norm(jacobian(_layer_normalized, x, eps), 2)
+        truth = torch.linalg.matrix_norm(jacobian(_normalize_layer, x, eps), 2)
         bound = 1 / standardize(x, eps)[1]
         yield printed("bound", excess(truth, bound))
         yield corrected("its value", gap(truth, layer_norm_slope(x, eps), bound))
@@ -117,14 +117,14 @@ def _layer_norm_global(generator: torch.Generator) -> Iterator[Check]:
         constant = torch.full((n,), uniform(generator, -3, 3))
         sigma = standardize(constant, eps)[1]
         yield corrected("sigma = sqrt(eps)", gap(sigma, eps**0.5))
-        attained = torch.linalg.matrix_norm(jacobian(_layer_normalized, constant, eps), 2)
+        attained = torch.linalg.matrix_norm(jacobian(_normalize_layer, constant, eps), 2)
         yield corrected("attained at constant inputs", gap(attained, layer_norm_constant(eps)))
         for size in (1e-3, 1.0, 1e3):
             x, z = constant + size * normal(generator, n), constant + size * normal(generator, n)
-            stretch = (_layer_normalized(x, eps) - _layer_normalized(z, eps)).norm() / (x - z).norm()
+            stretch = (_normalize_layer(x, eps) - _normalize_layer(z, eps)).norm() / (x - z).norm()
             yield printed("finite differences", excess(stretch, 1 / sigma))
             yield printed(
-                "Jacobians", excess(torch.linalg.matrix_norm(jacobian(_layer_normalized, x, eps), 2), 1 / sigma)
+                "Jacobians", excess(torch.linalg.matrix_norm(jacobian(_normalize_layer, x, eps), 2), 1 / sigma)
             )
 
 
@@ -145,11 +145,11 @@ def _group_norm(generator: torch.Generator) -> Iterator[Check]:
         groups = [list(range(k * size, (k + 1) * size)) for k in range(count)]
         spread = torch.linspace(0.1, 5, count).repeat_interleave(size)
         for x in (spread * normal(generator, n), torch.zeros(n), torch.ones(n)):
-            truth = torch.linalg.matrix_norm(jacobian(_group_normalized, x, count, eps), 2)
+            truth = torch.linalg.matrix_norm(jacobian(_normalize_groups, x, count, eps), 2)
             yield printed("bound", excess(truth, count * eps**-0.5))
             yield printed("bound at x", excess(truth, sum(1 / standardize(x[g], eps)[1] for g in groups)))
             yield corrected("the largest over the groups", gap(truth, group_norm_slope(x, groups, eps), eps**-0.5))
-        still = torch.linalg.matrix_norm(jacobian(_group_normalized, torch.zeros(n), count, eps), 2)
+        still = torch.linalg.matrix_norm(jacobian(_normalize_groups, torch.zeros(n), count, eps), 2)
         yield corrected("1/sqrt(eps) is attained", gap(still, layer_norm_constant(eps)))
 
 
@@ -161,21 +161,21 @@ def _inputs(generator: torch.Generator) -> Iterator[tuple[Tensor, float]]:
             yield torch.full((n,), uniform(generator, -2, 2)), eps
 
 
-def _evaluated(x: Tensor, means: Tensor, variances: Tensor, eps: float) -> Tensor:
+def _batch_norm_in_evaluation(x: Tensor, means: Tensor, variances: Tensor, eps: float) -> Tensor:
     return functional.batch_norm(x[None], means, variances, training=False, eps=eps)[0]
 
 
-def _batch_normalized(y: Tensor, eps: float) -> Tensor:
+def _standardize(y: Tensor, eps: float) -> Tensor:
     return standardize(y, eps)[0]
 
 
-def _layer_normalized(x: Tensor, eps: float) -> Tensor:
+def _normalize_layer(x: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(x, x.shape, eps=eps)
 
 
-def _layer_normalized_rows(flat: Tensor, n: int, eps: float) -> Tensor:
+def _normalize_rows(flat: Tensor, n: int, eps: float) -> Tensor:
     return functional.layer_norm(flat.reshape(-1, n), (n,), eps=eps).flatten()
 
 
-def _group_normalized(x: Tensor, count: int, eps: float) -> Tensor:
+def _normalize_groups(x: Tensor, count: int, eps: float) -> Tensor:
     return functional.group_norm(x[None], count, eps=eps)[0]

@@ -63,7 +63,7 @@ def _product(generator: torch.Generator) -> Iterator[Check]:
     hypotheses="W_k = a_k times truncation or padding; positive inputs attain it, Lemma 5 bounds it",
     cite=CITE,
 )
-def _attained(generator: torch.Generator) -> Iterator[Check]:
+def _attainment(generator: torch.Generator) -> Iterator[Check]:
     for widths in (*WIDTHS, (4, 1, 3), (3, 3, 3, 3, 3, 3, 3)):
         for low, high in ((0.0, 0.0), (0.1, 0.9), (1.0, 9.0)):
             sizes = [uniform(generator, low, high) for _ in widths[1:]]
@@ -111,7 +111,7 @@ def _normalized_product(generator: torch.Generator) -> Iterator[Check]:
     note="True and empty, as S2-L2b: at x = 0 every layer's input is constant. The text around it calls sigma_k "
     "'input variance' and puts in observed values; read so it is S2-LNred, and false.",
 )
-def _layer_normalized(generator: torch.Generator) -> Iterator[Check]:
+def _layer_norm_product(generator: torch.Generator) -> Iterator[Check]:
     for widths in WIDTHS:
         eps = 10.0 ** uniform(generator, -5, 0)
         net = random_network(generator, widths, layer_norm(eps))
@@ -143,14 +143,14 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
         net = replace(net, weights=tuple(10 * W for W in net.weights))
         data = 10 * normal(generator, 20, widths[0])
         depth = len(net.weights)
-        seen = [min(float(_deviation(net, x, k, eps)) for x in data) for k in range(depth)]
+        deviations = [min(float(_deviation(net, x, k, eps)) for x in data) for k in range(depth)]
         near = [1e-6 * normal(generator, widths[0]) for _ in range(4)]
         steepest = max(float(net.input_slope(x)) for x in near)
         yield printed(
-            "slope near 0 against the observed variances", excess(steepest, net.weight_product() / prod(seen))
+            "slope near 0 against the observed variances", excess(steepest, net.weight_product() / prod(deviations))
         )
         yield conclusion("slope near 0 against the network without LN", excess(steepest, net.weight_product()))
-        yield fact("smallest observed sigma", min(seen))
+        yield fact("smallest observed sigma", min(deviations))
         for x in (*data[:4], *near):
             here = prod(float(_deviation(net, x, k, eps)) for k in range(depth))
             yield corrected("at each point", excess(net.input_slope(x), net.weight_product() / here))
@@ -330,7 +330,7 @@ def _deviation(net: Feedforward, x: Tensor, layer: int, eps: float) -> Tensor:
 def _l1_slope(net: Feedforward, h: Tensor, label: Tensor) -> Tensor:
     """Return the norm of the gradient of `|label - h_K|_1` in `W_1`."""
     flat = net.weights[0].flatten()
-    return gradient(lambda w: (net.of_weight(w, 1, h) - label).abs().sum(), flat).norm()
+    return gradient(lambda w: (net.output_by_weight(w, 1, h) - label).abs().sum(), flat).norm()
 
 
 def _outer_loss(u: Tensor) -> Tensor:

@@ -43,29 +43,29 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     """
     model = copy.deepcopy(network).train()
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
-    seen: dict[str, tuple[torch.Size, float]] = {}
+    shape_and_deviation: dict[str, tuple[torch.Size, float]] = {}
     hooks = []
     for name, layer in layers:
 
         def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
             axes = [axis for axis in range(output.dim()) if axis != 1]
-            seen[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
+            shape_and_deviation[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
 
         hooks.append(layer.register_forward_hook(watch))
     with torch.no_grad():
         model(inputs)
     for hook in hooks:
         hook.remove()
-    brackets = [operator_norm(layer, tuple(seen[name][0]), kind="estimate") for name, layer in layers]
+    brackets = [operator_norm(layer, tuple(shape_and_deviation[name][0]), kind="estimate") for name, layer in layers]
     return Sizes(
         tuple(name for name, _ in layers),
         tuple(bracket.upper if math.isfinite(bracket.upper) else bracket.lower for bracket in brackets),
         tuple(float(layer.weight.detach().norm()) for _, layer in layers),
-        tuple(seen[name][1] for name, _ in layers),
+        tuple(shape_and_deviation[name][1] for name, _ in layers),
     )
 
 
-def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
+def rescale_weights(network: nn.Module, factor: float = FACTOR) -> nn.Module:
     """Return a copy with every weight before an activation normalizer multiplied by the factor."""
     model = copy.deepcopy(network)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def rescaled(network: nn.Module, factor: float = FACTOR) -> nn.Module:
     return model
 
 
-def in_unit_ball(dataset: Dataset) -> Dataset:
+def scale_to_unit_ball(dataset: Dataset) -> Dataset:
     """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does: |x| <= 1."""
     largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
     train, validation, test = (
@@ -88,7 +88,7 @@ def in_unit_ball(dataset: Dataset) -> Dataset:
 
 def train_and_watch(spec: Spec, record: Record) -> None:
     """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer, their products, and rescaling."""
-    dataset = in_unit_ball(data.load(spec["data"]))
+    dataset = scale_to_unit_ball(data.load(spec["data"]))
     network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
     batch = dataset.train[0][:128]
@@ -127,7 +127,7 @@ def train_and_watch(spec: Spec, record: Record) -> None:
 
 
 def _record_rescaling(record: Record, steps: int, network: nn.Module, batch: Tensor) -> None:
-    other = rescaled(network)
+    other = rescale_weights(network)
     sizes = layer_sizes(other, batch)
     record(steps, "rescaled_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
     record(steps, "rescaled_log10_sigma_product", sizes.log10_product(sizes.deviations))

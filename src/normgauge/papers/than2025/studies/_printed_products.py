@@ -17,7 +17,7 @@ from normgauge.lab.runs.evaluate import evaluate, recalibrated
 from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.experiment import Record
-from normgauge.papers.than2025.studies._layer_sizes import in_unit_ball
+from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
 from normgauge.records import Spec
 
 NORMS = ("none", "batch", "layer")
@@ -82,7 +82,7 @@ class Trained:
     reach: float
 
 
-def trained(spec: Spec, record: Record) -> Trained:
+def train_network(spec: Spec, record: Record) -> Trained:
     """Train by Adam on data in the unit ball (S2 App. E.1) and record the accuracies.
 
     A model called "mlp x10" is an mlp whose inputs lie in the ball of radius 10: variances are 100 times as large.
@@ -91,28 +91,28 @@ def trained(spec: Spec, record: Record) -> Trained:
         NonFiniteError: when training diverged.
     """
     name, _, reach = str(spec["model"]).partition(" x")
-    dataset = _magnified(in_unit_ball(data.load(spec["data"])), float(reach or 1))
+    dataset = _magnify(scale_to_unit_ball(data.load(spec["data"])), float(reach or 1))
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
-    start = settled(network, dataset)
+    start = settle_statistics(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
     result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     if result.diverged:
         raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
-    end = settled(network, dataset)
+    end = settle_statistics(network, dataset)
     for split in ("train", "validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000).accuracy)
     return Trained(start, end, dataset, float(reach or 1))
 
 
-def _magnified(dataset: Dataset, factor: float) -> Dataset:
+def _magnify(dataset: Dataset, factor: float) -> Dataset:
     train, validation, test = (
         (factor * inputs, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
     )
     return replace(dataset, train=train, validation=validation, test=test)
 
 
-def settled(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
+def settle_statistics(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
     """Return a copy in evaluation mode whose BatchNorms hold the statistics of the training data, its 'population'."""
     return recalibrated(network, [dataset.train[0][:limit]])
 
@@ -147,7 +147,7 @@ def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     for norm in norms:
         eps, gain = float(norm.eps), norm.weight  # type: ignore[arg-type]
         if isinstance(norm, _BatchNorm):
-            assert norm.running_var is not None  # settled keeps them
+            assert norm.running_var is not None  # settle_statistics keeps them
             printed.append(float((norm.running_var.double() + eps).rsqrt().norm()))
             everywhere.append(printed[-1])
         else:

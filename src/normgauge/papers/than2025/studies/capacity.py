@@ -15,7 +15,7 @@ from normgauge.nn import cascade
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, train_network
 from normgauge.records import Spec
 from normgauge.rng import generator
 
@@ -32,22 +32,22 @@ SENSES = {
 
 def run(spec: Spec, record: Record) -> None:
     """Bracket the network at its start, where all arms have the same weights, and after training."""
-    made = trained(spec, record)
-    data = made.dataset.train[0][: int(spec["samples"])]
+    training = train_network(spec, record)
+    data = training.dataset.train[0][: int(spec["samples"])]
     last = int(spec["steps"])
-    for step, prefix, network in ((0, "first_", made.start), (last, "", made.end)):
-        for name, value in measured(network, data, made.reach).items():
+    for step, prefix, network in ((0, "first_", training.start), (last, "", training.end)):
+        for name, value in measure_capacity(network, data, training.reach).items():
             record(last, f"{prefix}log10_{name}", value)
             if name in SENSES and step != last:
                 record(step, f"log10_{name}", value)
-    sizes = [10**value for value in printed_products(made.end, data).weights]
+    sizes = [10**value for value in printed_products(training.end, data).weights]
     attained = lipschitz(
         cascade([4] * (len(sizes) + 1), sizes, dtype=torch.float64), torch.ones(1, 4).double(), climbs=0
     )
     record(last, "theorem_6_misfit", abs(attained.log10_lower - sum(map(math.log10, sizes))))
 
 
-def measured(network: nn.Module, data: Tensor, reach: float = 1.0) -> dict[str, float]:
+def measure_capacity(network: nn.Module, data: Tensor, reach: float = 1.0) -> dict[str, float]:
     """Return log10 of the bracket's ends in three senses, and of the printed products."""
     ball = lipschitz(network, data, radius=RADIUS * reach, climbs=3)
     anywhere = lipschitz(network, torch.cat([data, suspects(network, data)]), climbs=3)
@@ -75,14 +75,14 @@ def suspects(network: nn.Module, data: Tensor) -> Tensor:
     takes the mean off, has a solution where W has as many columns as rows.
     """
     noise = torch.randn((4, *data.shape[1:]), generator=generator(0)).to(data)
-    found = [1e-5 * noise[:3]]
+    points = [1e-5 * noise[:3]]
     first = next(part.layer for part in network.modules() if isinstance(part, models.Normalized))
     if isinstance(first, nn.Linear):
         weight = first.weight.detach().double()
         bias = torch.zeros(len(weight)).double() if first.bias is None else first.bias.detach().double()
         point = -torch.linalg.pinv(weight - weight.mean(0)) @ (bias - bias.mean())
-        found.append(point.to(data).reshape(1, *data.shape[1:]) + 1e-6 * noise[3:])
-    return torch.cat(found)
+        points.append(point.to(data).reshape(1, *data.shape[1:]) + 1e-6 * noise[3:])
+    return torch.cat(points)
 
 
 @finding(

@@ -11,7 +11,7 @@ from normgauge.measure.generalization.generalization import Generalization, gene
 from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure, Record
 from normgauge.papers.studies import register
-from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, trained
+from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, train_network
 from normgauge.records import Spec
 
 DELTA = 0.05
@@ -46,27 +46,27 @@ def run(spec: Spec, record: Record) -> None:
 
     Each partition gets its share of delta, so that the best may be chosen after the fact.
     """
-    made, last = trained(spec, record), int(spec["steps"])
-    most = HOLDOUT * len(made.dataset.train[1])  # k-means needs a sample per centre
+    training, last = train_network(spec, record), int(spec["steps"])
+    most = HOLDOUT * len(training.dataset.train[1])  # k-means needs a sample per centre
     counts = [int(count) for count in str(spec["partitions"]).split(",") if int(count) <= most]
-    found = {}
+    generalizations = {}
     for count in counts:
-        found[count] = generalization(
-            made.end,
-            made.dataset.train,
-            test=made.dataset.test,
+        generalizations[count] = generalization(
+            training.end,
+            training.dataset.train,
+            test=training.dataset.test,
             partition=count,
             holdout=HOLDOUT,
             delta=DELTA / len(counts),
             seed=int(spec["seed"]),
         )
-        for name, value in ingredients(found[count]).items():
+        for name, value in ingredients(generalizations[count]).items():
             record(count, name, value, layer=f"{count} centres")
-    best = min(found.values(), key=lambda one: one["S2 Theorem 20"].upper)
+    best = min(generalizations.values(), key=lambda one: one["S2 Theorem 20"].upper)
     for name, value in {**ingredients(best), **bounds(best)}.items():
         if math.isfinite(value):  # a bound that does not apply has no value; the page says so
             record(last, name, value)
-    products = printed_products(made.end, made.dataset.train[0][:256])
+    products = printed_products(training.end, training.dataset.train[0][:256])
     read = products.power if spec["norm"] == "batch" else products.bound
     record(last, "log10_weight_product", products.weight_product)
     record(last, "log10_product_read", read)
@@ -74,37 +74,37 @@ def run(spec: Spec, record: Record) -> None:
     record(last, "log10_corollary_22_read", math.log10(best.empirical + omega + best.slack))
 
 
-def ingredients(of: Generalization) -> dict[str, float]:
+def ingredients(result: Generalization) -> dict[str, float]:
     """Return the terms of Theorem 20 on one partition: as printed from slopes seen and proved, and cut at C."""
-    inside = [cell for cell in of.cells if cell.center >= 0]
-    seen = [(c.share, 0.0 if math.isnan(c.distance_seen) else c.distance_seen, c.slope_lower) for c in inside]
-    proved = [(cell.share, cell.distance, cell.slope_upper) for cell in inside]
+    inside = [cell for cell in result.cells if cell.center >= 0]
+    terms_seen = [(c.share, 0.0 if math.isnan(c.distance_seen) else c.distance_seen, c.slope_lower) for c in inside]
+    terms_proved = [(cell.share, cell.distance, cell.slope_upper) for cell in inside]
     return {
-        "empirical_loss": of.empirical,
-        "test_loss": of.test_loss,
-        "gap": of.test_loss - of.empirical,
-        "slack": of.slack,
-        "occupied_cells": float(len(of.cells)),
-        "mean_distance": sum(share * distance for share, distance, _ in proved),
-        "mean_distance_seen": sum(share * distance for share, distance, _ in seen),
+        "empirical_loss": result.empirical,
+        "test_loss": result.test_loss,
+        "gap": result.test_loss - result.empirical,
+        "slack": result.slack,
+        "occupied_cells": float(len(result.cells)),
+        "mean_distance": sum(share * distance for share, distance, _ in terms_proved),
+        "mean_distance_seen": sum(share * distance for share, distance, _ in terms_seen),
         "slope_seen": max((cell.slope_lower for cell in inside), default=0.0),
         "slope_proved": max((cell.slope_upper for cell in inside), default=math.inf),
-        "sum_seen": sum(math.prod(factors) for factors in seen),
-        "sum_proved": sum(math.prod(factors) for factors in proved),
-        "capped_sum_seen": sum(cell.term_lower for cell in of.cells),
-        "capped_sum_proved": sum(cell.term_upper for cell in of.cells),
-        "outside": sum(cell.share for cell in of.cells if cell.center < 0),
+        "sum_seen": sum(math.prod(factors) for factors in terms_seen),
+        "sum_proved": sum(math.prod(factors) for factors in terms_proved),
+        "capped_sum_seen": sum(cell.term_lower for cell in result.cells),
+        "capped_sum_proved": sum(cell.term_upper for cell in result.cells),
+        "outside": sum(cell.share for cell in result.cells if cell.center < 0),
     }
 
 
-def bounds(of: Generalization) -> dict[str, float]:
+def bounds(result: Generalization) -> dict[str, float]:
     """Return log10 of the right-hand sides; that of Theorem 20 and HKK from below, from the slopes seen."""
-    terms = ingredients(of)
-    said = [of[title].verdict for title in BOUNDS if title != "held-out test set"]
+    terms = ingredients(result)
+    said = [result[title].verdict for title in BOUNDS if title != "held-out test set"]
     return {
-        **{f"log10_{name}": _log(of[title].lower) for title, name in BOUNDS.items()},
-        "log10_theorem_20_proved": _log(of["S2 Theorem 20"].upper),
-        "log10_theorem_20_printed": _log(of.empirical + terms["sum_seen"] + terms["outside"] + of.slack),
+        **{f"log10_{name}": _log(result[title].lower) for title, name in BOUNDS.items()},
+        "log10_theorem_20_proved": _log(result["S2 Theorem 20"].upper),
+        "log10_theorem_20_printed": _log(result.empirical + terms["sum_seen"] + terms["outside"] + result.slack),
         "bounds_that_apply": float(sum(verdict != "does not apply" for verdict in said)),
         "bounds_below_1": float(sum(verdict == "non-vacuous" for verdict in said)),
     }
@@ -176,7 +176,7 @@ def remarks(table: StudyTable) -> list[str]:
     lines = []
     for model in _models(table):
         for norm in NORMS:
-            lines += _told(table, model, norm)
+            lines += _describe_arm(table, model, norm)
     least = min((row["slack"] for row in table.rows), default=math.nan)
     lines.append(
         f"The slack g alone is at least {least:.3g} of C = 1, on partitions found by k-means on a fifth of the data. "
@@ -186,7 +186,7 @@ def remarks(table: StudyTable) -> list[str]:
     return lines
 
 
-def _told(table: StudyTable, model: str, norm: str) -> list[str]:
+def _describe_arm(table: StudyTable, model: str, norm: str) -> list[str]:
     value = {name: table.mean(name, norm=norm, model=model).mean for name in _TOLD}
     runs = table.mean("gap", norm=norm, model=model).n
     factor = value["log10_product_read"] - value["log10_weight_product"]

@@ -7,7 +7,7 @@ from normgauge.papers.court import Margins, StudyTable, differences, finding
 from normgauge.papers.experiment import Experiment, Figure
 from normgauge.papers.studies import register
 from normgauge.papers.than2025.studies._layer_sizes import FACTOR, train_and_watch
-from normgauge.papers.than2025.studies.weight_norms import ARCHITECTURES, published, studies
+from normgauge.papers.than2025.studies.weight_norms import ARCHITECTURES, published_studies, studies
 
 
 @finding(
@@ -88,7 +88,7 @@ register(
         sizes={
             "smoke": studies("variances", ["resnet18"], data="digits", steps={"resnet18": 3}, batch=32, seeds=3),
             "small": studies("variances", list(_SMALL), data="cifar10:4000/500/500", steps=_SMALL, batch=32, seeds=3),
-            "paper": published("variances"),
+            "paper": published_studies("variances"),
         },
         run=train_and_watch,
         figures=figures,

@@ -50,7 +50,7 @@ def studies(
     ]
 
 
-def published(name: str) -> list[Study]:
+def published_studies(name: str) -> list[Study]:
     """Return the paper's setting: all architectures at full width, 100 epochs of batch 128 on CIFAR-10."""
     steps = dict.fromkeys(ARCHITECTURES, 39_100)
     return studies(name, list(ARCHITECTURES), data="cifar10", steps=steps, batch=128, seeds=3, paper=True)
@@ -173,7 +173,7 @@ register(
                 batch=64,
                 seeds=4,
             ),
-            "paper": published("weight-norms"),
+            "paper": published_studies("weight-norms"),
         },
         run=train_and_watch,
         figures=figures,
