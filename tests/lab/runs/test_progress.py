@@ -10,7 +10,7 @@ from rich.file_proxy import FileProxy
 from normgauge.lab import Study
 from normgauge.lab.runs.progress import StudiesBar, note_session
 from normgauge.lab.runs.sweep import sweep
-from normgauge.measure.curvature.products import residuals_shown
+from normgauge.measure.curvature.products import show_residuals
 from normgauge.papers.studies import experiments
 from normgauge.records import Run
 from normgauge.store import Store
@@ -105,8 +105,8 @@ class Terminal(io.StringIO):
 
 def test_a_measurement_does_not_draw_over_a_bar(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
-    with residuals_shown("spectrum", None) as alone:
+    with show_residuals("spectrum", None) as alone:
         assert alone is not None
     monkeypatch.setattr("sys.stderr", FileProxy(Console(), Terminal()))
-    with residuals_shown("spectrum", None) as under_a_bar:
+    with show_residuals("spectrum", None) as under_a_bar:
         assert under_a_bar is None

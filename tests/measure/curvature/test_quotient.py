@@ -65,7 +65,7 @@ def along_geodesic(objective, operator, v):
     """d^2/ds^2 of the loss at s = 0 along the product of great circles (and lines, outside the blocks)."""
     start = objective.flatten(objective.parameters)
     tangent = operator.project(v)
-    speed = operator._spread(operator._sums(tangent * tangent).sqrt(), 0.0)
+    speed = operator._broadcast(operator._sums(tangent * tangent).sqrt(), 0.0)
     safe = torch.where(speed > 0, speed, 1.0)
     names, x, y = objective.names, *next(objective.batches())[1]
 

@@ -11,8 +11,8 @@ from torch import nn
 import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError, UnknownNameError
 from normgauge.measure.generalization.layer_chain import NotAChain, chain_of
-from normgauge.measure.generalization.network_copy import evaluation_copy, folded, look, rescaled
-from normgauge.measure.generalization.partition import around
+from normgauge.measure.generalization.network_copy import evaluation_copy, fold_normalizers, look, rescale_weights
+from normgauge.measure.generalization.partition import partition_around
 from reference.generalization import (
     dense_of,
     noisy_accuracy,
@@ -134,7 +134,7 @@ def test_folding_is_exact_and_the_chain_is_dense_algebra():
     inputs, _ = clusters(20)
     seen = look(model, lambda m, x: m(x), inputs[:2])
     assert seen.pairs == (("0", "1"), ("3", "4"))
-    plain, names = folded(model, seen)
+    plain, names = fold_normalizers(model, seen)
     assert names == ("1", "4")
     torch.testing.assert_close(plain(inputs), model(inputs), rtol=1e-12, atol=1e-12)
     chain = chain_of(plain, inputs[:2])
@@ -168,7 +168,7 @@ def test_augmented_norms_bound_the_matrix_with_its_bias():
 def test_measures_are_the_naive_ones(found):
     model = evaluation_copy(network("batch"))
     seen = look(model, lambda m, x: m(x), clusters(2)[0])
-    plain = folded(model, seen)[0]
+    plain = fold_normalizers(model, seen)[0]
     linear = [m for m in plain if isinstance(m, nn.Linear)]
     r = found["batch"]
     log = r.measure("log10 path norm", "folded").value
@@ -223,7 +223,7 @@ def test_rescaling_by_hand_moves_no_bound_on_folded_weights(found):
     """The whole instrument twice, on networks that compute the same: what it says of the function agrees."""
     model = evaluation_copy(network("batch"))
     seen = look(model, lambda m, x: m(x), clusters(2)[0])
-    other = rescaled(model, seen)[0]
+    other = rescale_weights(model, seen)[0]
     r = ng.generalization(other, clusters(), test=clusters(seed=1), partition=2, margin=0.5)
     for name in ("S2 Theorem 20", "S2 Corollary 22, folded", "spectral (2,1) margin bound", "Frobenius margin bound"):
         assert r[name].upper == pytest.approx(found["batch"][name].upper, rel=1e-3)
@@ -495,10 +495,10 @@ def test_folding_and_rescaling_leave_any_network_as_it_is(seed, convolves, norm)
     twin = evaluation_copy(model)
     seen = look(twin, lambda m, v: m(v), x)
     assert len(seen.pairs) == 2
-    plain, names = folded(twin, seen)
+    plain, names = fold_normalizers(twin, seen)
     assert len(names) == (2 if norm == "batch" else 0)
     torch.testing.assert_close(plain(x), twin(x), rtol=1e-9, atol=1e-9)
-    other, moved = rescaled(twin, seen)
+    other, moved = rescale_weights(twin, seen)
     assert moved == ("0", "3") and not torch.equal(other[0].weight, twin[0].weight)
     torch.testing.assert_close(other(x), twin(x), rtol=1e-6, atol=1e-6)
 
@@ -514,11 +514,11 @@ def test_the_walk_finds_the_slope_between_samples_and_stays_in_the_cell():
     assert wide.slope_lower == pytest.approx(steep) and wide.cells[0].slope_upper == pytest.approx(steep, rel=1e-6)
     narrow = ng.generalization(model, data, partition=torch.tensor([[2.0, 0.0]]), radius=1.5)
     assert narrow.slope_lower == 0.0
-    part = around(torch.tensor([[0.0, 0.0], [10.0, 0.0]]), 1, 3.0)
+    part = partition_around(torch.tensor([[0.0, 0.0], [10.0, 0.0]]), 1, 3.0)
     points, cells = torch.tensor([[1.0, 7.0], [6.0, 0.0], [4.0, 0.0], [99.0, 0.0]]), torch.tensor([0, 0, 1, -1])
     before = torch.zeros(4, 2)
     moved = part.stay(points, cells, before)
     assert float(moved[0].norm()) == pytest.approx(3.0) and moved[1].tolist() == [3.0, 0.0]
     assert moved[2].tolist() == [7.0, 0.0] and moved[3].tolist() == [0.0, 0.0]
-    near = around(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), 1, 9.0)
+    near = partition_around(torch.tensor([[0.0, 0.0], [4.0, 0.0]]), 1, 9.0)
     assert near.stay(torch.tensor([[3.0, 0.0]]), torch.tensor([0]), torch.ones(1, 2)).tolist() == [[1.0, 1.0]]

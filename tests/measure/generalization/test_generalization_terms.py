@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgauge.errors import InputError
-from normgauge.measure.generalization.partition import around, assigned, fitted, kmeans
+from normgauge.measure.generalization.partition import fit_partition, kmeans, partition_around, partition_from_cells
 from normgauge.theory import generalization_bounds as theory
 from normgauge.theory.partition_bound import partition_slack
 from reference.generalization import (
@@ -121,7 +121,7 @@ def test_samples_needed_is_the_first_that_is_enough():
 def test_cells_are_the_loop_and_their_distances_hold(seed, count, radius):
     source = torch.Generator().manual_seed(seed)
     points, labels = torch.randn(30, 2, generator=source), torch.randint(2, (30,), generator=source)
-    part = around(torch.randn(count, 2, generator=source), 2, radius)
+    part = partition_around(torch.randn(count, 2, generator=source), 2, radius)
     naive = cells_by_loop(points, labels, part.centers, part.radii)
     pieces = list(part.pieces(points, labels))
     assert {(p.center, p.label): p.members.tolist() for p in pieces} == naive
@@ -142,7 +142,7 @@ def test_kmeans_finds_clusters_and_no_round_improves_it():
     source = torch.Generator().manual_seed(0)
     means = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]])
     points = means[torch.arange(90) % 3] + 0.1 * torch.randn(90, 2, generator=source)
-    part = fitted(points, 3, 1, None, torch.Generator().manual_seed(2))
+    part = fit_partition(points, 3, 1, None, torch.Generator().manual_seed(2))
     nearest = torch.cdist(points, part.centers).argmin(1)
     for k in range(3):
         torch.testing.assert_close(part.centers[k], points[nearest == k].mean(0))
@@ -157,7 +157,7 @@ def test_kmeans_finds_clusters_and_no_round_improves_it():
 
 def test_a_given_assignment_is_kept():
     points = torch.tensor([[0.0], [1.0], [5.0]])
-    part = assigned(points, torch.tensor([0, 0, 2]), 1)
-    assert part.given and part.cells == 3
+    part = partition_from_cells(points, torch.tensor([0, 0, 2]), 1)
+    assert part.by_user and part.cells == 3
     pieces = list(part.pieces(points, None, torch.tensor([0, 0, 2])))
     assert [(p.center, p.members.tolist(), p.radius) for p in pieces] == [(0, [0, 1], 0.5), (2, [2], 0.0)]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import InputError, StoreError
-from normgauge.measure.landscape.directions import filter_normalized, random_direction
+from normgauge.measure.landscape.directions import normalize_filters, random_direction
 from normgauge.measure.landscape.loss_surface import loss_surface
 from normgauge.objective import Objective
 from normgauge.symmetry import symmetries
@@ -28,7 +28,7 @@ def test_equals_copies_with_filter_normalized_directions():
     found = loss_surface(objective, points=3, span=0.5, seed=4)
     assert same(before, tracks(model))
     origin = objective.parameters
-    first, second = (filter_normalized(random_direction(origin, 8 + i), origin) for i in (1, 2))
+    first, second = (normalize_filters(random_direction(origin, 8 + i), origin) for i in (1, 2))
     for name, value in origin.items():
         if value.ndim > 1:
             torch.testing.assert_close(first[name].norm(dim=1), value.norm(dim=1))

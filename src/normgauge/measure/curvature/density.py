@@ -10,7 +10,7 @@ import torch
 
 from normgauge.errors import InputError, explain
 from normgauge.linalg import Nodes, spectral_nodes
-from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
+from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
 from normgauge.records import Reading
 from normgauge.results import Result, instrument
@@ -79,17 +79,17 @@ class Density(Result):
         )
         cut = FLAT * self.largest
         flat = Reading(f"share within {FLAT:g} of the largest from zero", self.share(-cut, cut), "estimate")
-        return mean, flat, Reading("share below zero", self._negative, "estimate"), *others
+        return mean, flat, Reading("share below zero", self._negative_share, "estimate"), *others
 
     @property
-    def _negative(self) -> float:
+    def _negative_share(self) -> float:
         return self.share(upper=-ZERO * self.largest)
 
     def _meaning(self) -> str:
         cut = FLAT * self.largest
         if not cut:
             return f"All {self.dimension} eigenvalues seen are 0: the loss is piecewise linear in these variables."
-        flat, down = self.share(-cut, cut), self._negative
+        flat, down = self.share(-cut, cut), self._negative_share
         return (
             f"About {flat:.0%} of the {self.dimension} directions are flat (within {FLAT:.0%} of the largest "
             f"eigenvalue, {self.largest:.3g}), and {down:.0%} bend down: a step sized for the steepest hardly moves "
@@ -110,7 +110,7 @@ class Density(Result):
         values = [value for each in self.nodes for value in each.values]
         rows.append({"quantity": "smallest node", "value": min(values)})
         rows.append({"quantity": "largest node", "value": max(values)})
-        rows.append({"quantity": "share below zero", "value": self._negative})
+        rows.append({"quantity": "share below zero", "value": self._negative_share})
         return rows
 
     def _notes(self) -> str:
@@ -176,9 +176,9 @@ def density(
         )
     with (
         curvature_of(objective, of, group) as operator,
-        residuals_shown(f"density of {of}", progress) as shown,
+        show_residuals(f"density of {of}", progress) as callback,
     ):
-        nodes = spectral_nodes(operator, probes=probes, steps=iterations, seed=seed, progress=shown)
+        nodes = spectral_nodes(operator, probes=probes, steps=iterations, seed=seed, progress=callback)
     values = torch.tensor([value for each in nodes for value in each.values], dtype=torch.float64)
     weights = torch.tensor([weight for each in nodes for weight in each.weights], dtype=torch.float64) / len(nodes)
     spread = float(values.max() - values.min())

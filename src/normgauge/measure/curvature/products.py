@@ -43,7 +43,7 @@ def curvature_of(objective: Objective, of: Of, group: ProcessGroup | None = None
 
 
 @contextmanager
-def residuals_shown(what: str, progress: Progress | None) -> Iterator[Progress | None]:
+def show_residuals(what: str, progress: Progress | None) -> Iterator[Progress | None]:
     """Give the caller's own callback, or one that shows products and residuals on a terminal, or none."""
     if progress is not None or not sys.stderr.isatty() or _another_display():
         yield progress

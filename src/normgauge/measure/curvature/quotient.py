@@ -57,15 +57,15 @@ class QuotientOperator(Operator):
                 )
             )
         self.squares = squares
-        self.radius = self._spread(squares.sqrt(), 1.0)
-        self.pull = self._spread(self._sums(self.weights * slopes), 0.0)
+        self.radius = self._broadcast(squares.sqrt(), 1.0)
+        self.pull = self._broadcast(self._sums(self.weights * slopes), 0.0)
 
     def _sums(self, entries: Tensor) -> Tensor:
         """Return the sum over each block, in float64."""
         sums = torch.zeros(self.count, dtype=torch.float64, device=self.device)
         return sums.index_add_(0, self.owner[self.inside], entries[self.inside].double())
 
-    def _spread(self, per_block: Tensor, elsewhere: float) -> Tensor:
+    def _broadcast(self, per_block: Tensor, elsewhere: float) -> Tensor:
         """Return each block's number at its entries, and `elsewhere` at the others."""
         result = torch.full((self.shape[0],), elsewhere, dtype=self.dtype, device=self.device)
         result[self.inside] = per_block[self.owner[self.inside]].to(self.dtype)
@@ -73,7 +73,7 @@ class QuotientOperator(Operator):
 
     def project(self, vector: Tensor) -> Tensor:
         """Return the part of a vector that is tangent to every block's sphere."""
-        return vector - self.weights * self._spread(self._sums(self.weights * vector) / self.squares, 0.0)
+        return vector - self.weights * self._broadcast(self._sums(self.weights * vector) / self.squares, 0.0)
 
     def _matvec(self, vector: Tensor) -> Tensor:
         tangent = self.project(vector)

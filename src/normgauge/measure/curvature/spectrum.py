@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normgauge.errors import InputError, explain
 from normgauge.linalg import eigenpairs, spectral_nodes
-from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
+from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -230,9 +230,9 @@ def spectrum(
     first = None if start is None else start_vectors(objective, start)
     with (
         curvature_of(objective, of, group) as operator,
-        residuals_shown(f"spectrum of {of}", progress) as shown,
+        show_residuals(f"spectrum of {of}", progress) as callback,
     ):
-        found = eigenpairs(
+        pairs = eigenpairs(
             operator,
             top=top,
             bottom=bottom,
@@ -241,19 +241,19 @@ def spectrum(
             start=first,
             memory=memory,
             max_products=max_products,
-            progress=shown,
+            progress=callback,
         )
     return Spectrum(
-        top=found.top,
-        bottom=found.bottom,
-        residuals=found.residuals,
-        matvecs=found.matvecs,
+        top=pairs.top,
+        bottom=pairs.bottom,
+        residuals=pairs.residuals,
+        matvecs=pairs.matvecs,
         of=of,
         dimension=objective.dimension,
         tol=tol,
-        status=found.status,
-        sentence=found.sentence or _remark(found.top + found.bottom),
-        vectors=found.vectors,
+        status=pairs.status,
+        sentence=pairs.sentence or _remark(pairs.top + pairs.bottom),
+        vectors=pairs.vectors,
     )
 
 
@@ -329,13 +329,13 @@ def quotient_spectrum(
         -1.0
     """
     if blocks is None:
-        found_symmetries = _discovered(objective) if symmetries is None else symmetries
-        objective = objective.at(found_symmetries.canonical(objective.parameters))
-        blocks, gauge = writer_owners(objective, found_symmetries), "unit-writer"
+        symmetries = _find_symmetries(objective) if symmetries is None else symmetries
+        objective = objective.at(symmetries.canonical(objective.parameters))
+        blocks, gauge = writer_owners(objective, symmetries), "unit-writer"
     operator = QuotientOperator(objective, blocks)
     try:
-        with residuals_shown("spectrum of quotient", progress) as shown:
-            found = eigenpairs(
+        with show_residuals("spectrum of quotient", progress) as callback:
+            pairs = eigenpairs(
                 operator,
                 top=top,
                 bottom=bottom,
@@ -344,29 +344,29 @@ def quotient_spectrum(
                 start=None if start is None else start_vectors(objective, start),
                 memory=memory,
                 max_products=max_products,
-                progress=shown,
+                progress=callback,
             )
-        extra, more = _counts(operator, max(map(abs, found.top + found.bottom), default=0.0), seed)
+        extra, more = _counts(operator, max(map(abs, pairs.top + pairs.bottom), default=0.0), seed)
     finally:
         operator.close()
     return QuotientSpectrum(
-        top=found.top,
-        bottom=found.bottom,
-        residuals=found.residuals,
-        matvecs=found.matvecs + more,
+        top=pairs.top,
+        bottom=pairs.bottom,
+        residuals=pairs.residuals,
+        matvecs=pairs.matvecs + more,
         of="quotient",
         dimension=objective.dimension,
         tol=tol,
-        status=found.status,
-        sentence=found.sentence,
-        vectors=found.vectors,
+        status=pairs.status,
+        sentence=pairs.sentence,
+        vectors=pairs.vectors,
         gauge=gauge,
         blocks=operator.count,
         **extra,
     )
 
 
-def _discovered(objective: Objective) -> Any:
+def _find_symmetries(objective: Objective) -> Any:
     from normgauge.symmetry import symmetries
 
     return symmetries(objective)

@@ -63,9 +63,9 @@ class StableRate(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the observed rate, the predicted one and the eigenvalue behind it."""
         half = (self.observed_high - self.observed_low) / 2
-        seen = Reading("observed largest stable rate", self.observed, "estimate", half, self.status, self.sentence)
+        observed = Reading("observed largest stable rate", self.observed, "estimate", half, self.status, self.sentence)
         return (
-            replace(seen, uncertainty=None) if math.isnan(half) else seen,
+            replace(observed, uncertainty=None) if math.isnan(half) else observed,
             Reading("predicted largest stable rate", self.predicted, "estimate"),
             Reading("top eigenvalue", self.top_eigenvalue, "estimate"),
         )
@@ -219,8 +219,8 @@ def _runs_stably(objective: Objective, start: Tensor, rate: float, iterations: i
 def _top(objective: Objective, of: str, seed: int, symmetries: Any) -> tuple[float, Tensor]:
     """Return the largest eigenvalue and its unit vector, of the Hessian or of P H P for the quotient."""
     if of == "hessian":
-        found = spectrum(objective, top=1, tol=1e-2, seed=seed)
-        return found.top[0], found.vectors[0]
+        hessian_spectrum = spectrum(objective, top=1, tol=1e-2, seed=seed)
+        return hessian_spectrum.top[0], hessian_spectrum.vectors[0]
     if symmetries is None:
         from normgauge.symmetry import symmetries as discover
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normgauge.linalg import hutchinson
-from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, residuals_shown
+from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
 from normgauge.records import Reading
 from normgauge.results import Result, instrument
@@ -116,15 +116,15 @@ def trace(
     """
     with (
         curvature_of(objective, of, group) as operator,
-        residuals_shown(f"trace of {of}", progress) as shown,
+        show_residuals(f"trace of {of}", progress) as callback,
     ):
-        found = hutchinson(operator, relative_error=relative_error, probes=probes, seed=seed, progress=shown)
-    reached = found.standard_error <= relative_error * abs(found.value)
-    sentence = "" if reached else f"the standard error is {found.standard_error:.3g} after {found.probes} probes"
+        estimate = hutchinson(operator, relative_error=relative_error, probes=probes, seed=seed, progress=callback)
+    reached = estimate.standard_error <= relative_error * abs(estimate.value)
+    sentence = "" if reached else f"the standard error is {estimate.standard_error:.3g} after {estimate.probes} probes"
     return Trace(
-        value=found.value,
-        standard_error=found.standard_error,
-        probes=found.probes,
+        value=estimate.value,
+        standard_error=estimate.standard_error,
+        probes=estimate.probes,
         relative_error=relative_error,
         of=of,
         dimension=objective.dimension,

@@ -76,7 +76,7 @@ def attack_named(name: str, steps: int | None, restarts: int | None, step: float
 def gaussian_noise(inputs: Tensor, sigma: float, source: torch.Generator, bounds: Bounds) -> Tensor:
     """Return `inputs + sigma N(0, 1)`, clipped to the bounds."""
     draw = torch.randn(inputs.shape, generator=source, dtype=torch.float64).to(inputs)
-    return _clipped(inputs + sigma * draw, bounds)
+    return _clip(inputs + sigma * draw, bounds)
 
 
 def ascend(
@@ -93,27 +93,27 @@ def ascend(
         >>> ascend(x, x, lambda z: torch.tensor([[2.0, -3.0]]), ball="linf", radius=0.1, steps=1, step=0.1, bounds=None)
         tensor([[0.6000, 0.4000]])
     """
-    found = start
+    points = start
     for _ in range(steps):
-        gradient = slope(found)
+        gradient = slope(points)
         if ball == "linf":
-            found = found + step * gradient.sign()
+            points = points + step * gradient.sign()
         else:
             length = _lengths(gradient)
-            found = found + step * gradient / length.clamp_min(torch.finfo(gradient.dtype).tiny)
-        found = _clipped(project(found, inputs, ball, radius), bounds)
-    return found
+            points = points + step * gradient / length.clamp_min(torch.finfo(gradient.dtype).tiny)
+        points = _clip(project(points, inputs, ball, radius), bounds)
+    return points
 
 
 def random_start(inputs: Tensor, ball: Ball, radius: float, source: torch.Generator, bounds: Bounds) -> Tensor:
     """Return a point drawn uniformly from the ball around each input, clipped to the bounds."""
     if ball == "linf":
         draw = 2 * torch.rand(inputs.shape, generator=source, dtype=torch.float64) - 1
-        return _clipped(inputs + radius * draw.to(inputs), bounds)
+        return _clip(inputs + radius * draw.to(inputs), bounds)
     draw = torch.randn(inputs.shape, generator=source, dtype=torch.float64)
     size = torch.rand(inputs.shape[0], generator=source, dtype=torch.float64) ** (1 / max(inputs[0].numel(), 1))
     draw = draw / _lengths(draw) * size.reshape(-1, *(1,) * (inputs.ndim - 1))
-    return _clipped(inputs + radius * draw.to(inputs), bounds)
+    return _clip(inputs + radius * draw.to(inputs), bounds)
 
 
 def project(points: Tensor, centres: Tensor, ball: Ball, radius: float) -> Tensor:
@@ -135,5 +135,5 @@ def _lengths(values: Tensor) -> Tensor:
     return flat.reshape(-1, *(1,) * (values.ndim - 1))
 
 
-def _clipped(values: Tensor, bounds: Bounds) -> Tensor:
+def _clip(values: Tensor, bounds: Bounds) -> Tensor:
     return values if bounds is None else values.clamp(*bounds)

@@ -96,10 +96,10 @@ class Drift(Result):
         )
 
     def _meaning(self) -> str:
-        seen = [entry for entry in self.layers if entry.status == "ok"]
-        if not seen:
+        comparable = [entry for entry in self.layers if entry.status == "ok"]
+        if not comparable:
             return f"Of {len(self.layers)} normalizers none can be compared with these {self.samples} samples."
-        worst = max(seen, key=lambda entry: entry.mean_shift)
+        worst = max(comparable, key=lambda entry: entry.mean_shift)
         limit = max(FAR, NOISE * worst.floor)
         said = f"{worst.layer!r} sees inputs {worst.mean_shift:.3g} stored deviations off (limit {limit:.2g})"
         if worst.mean_shift <= limit:
@@ -174,7 +174,7 @@ def drift(
 
     References: akbar2025, ioffe2015.
     """
-    data = _read(loader, batches)
+    data = _read_batches(loader, batches)
     objective = Objective.from_step(
         model, _no_step, data, mode="eval", outputs=lambda m, batch: (forward or call_model)(m, _inputs(batch))
     )
@@ -193,12 +193,12 @@ def drift(
             sentence = f"no recalibration: {error}"
             after = {}
     entries = tuple(_entry(name, module, before, after) for name, module in stored.items())
-    accuracy, again, changed = _judged([batch for _, batch in objective.batches()], outputs, renewed)
+    accuracy, again, changed = _compare_decisions([batch for _, batch in objective.batches()], outputs, renewed)
     if sentence:
         again = changed = math.nan
     return Drift(
         layers=entries,
-        output_change=_relative(outputs, renewed),
+        output_change=_relative_change(outputs, renewed),
         decisions_changed=changed,
         accuracy=accuracy,
         recalibrated_accuracy=again,
@@ -211,18 +211,18 @@ def drift(
 
 def _pass(
     objective: Objective,
-    seen: Moments,
+    sums: Moments,
     prepare: Callable[[Any], Any] | None = None,
     new: Mapping[str, tuple[int, Tensor, Tensor]] | None = None,
 ) -> list[Any]:
-    """Run all batches, summing the inputs of normalizers into `seen`; `new` moments replace the stored ones first."""
+    """Run all batches, summing the inputs of normalizers into `sums`; `new` moments replace the stored ones first."""
 
-    def called(call: ModuleCall) -> None:
-        name, given = call.name, call.given
-        if _stores(call.module) and given is not None and given.ndim > 1:
-            values = per_unit(given, 1)
-            count, total, squares = seen.get(name, (0, torch.zeros(()), torch.zeros(())))
-            seen[name] = (count + values.shape[0], total + values.sum(0), squares + values.square().sum(0))
+    def add_moments(call: ModuleCall) -> None:
+        name, inputs = call.name, call.given
+        if _stores(call.module) and inputs is not None and inputs.ndim > 1:
+            values = per_unit(inputs, 1)
+            count, total, squares = sums.get(name, (0, torch.zeros(()), torch.zeros(())))
+            sums[name] = (count + values.shape[0], total + values.sum(0), squares + values.square().sum(0))
 
     def body(model: nn.Module, number: int, batch: Any) -> Any:
         for name, module in model.named_modules():
@@ -232,7 +232,7 @@ def _pass(
                     mean, variance = _moments(new[name or "(model)"])
                     module.running_mean.copy_(mean)
                     module.running_var.copy_(variance)
-        with watched(model, called):
+        with watched(model, add_moments):
             return objective.outputs_of(model, batch)
 
     with torch.no_grad():
@@ -270,7 +270,7 @@ def _moments(sums: tuple[int, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return mean, ((squares - count * mean.square()) / max(count - 1, 1)).clamp_min(0)
 
 
-def _judged(data: list[Any], stored: list[Any], renewed: list[Any]) -> tuple[float, float, float]:
+def _compare_decisions(data: list[Any], stored: list[Any], renewed: list[Any]) -> tuple[float, float, float]:
     """Return accuracy with stored and with renewed statistics, and the share of decisions that differ."""
     right = again = changed = total = 0.0
     for batch, old, new in zip(data, stored, renewed, strict=True):
@@ -284,7 +284,7 @@ def _judged(data: list[Any], stored: list[Any], renewed: list[Any]) -> tuple[flo
     return right / total, again / total, changed / total
 
 
-def _relative(stored: list[Any], renewed: list[Any]) -> float:
+def _relative_change(stored: list[Any], renewed: list[Any]) -> float:
     pairs = [(first_tensor(a), first_tensor(b)) for a, b in zip(stored, renewed, strict=True)]
     away = sum(float((b.double() - a.double()).square().sum()) for a, b in pairs if a is not None and b is not None)
     size = sum(float(a.double().square().sum()) for a, _ in pairs if a is not None)
@@ -305,15 +305,15 @@ def _inputs(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
 
 
-def _read(loader: Any, count: int | None) -> Any:
+def _read_batches(loader: Any, count: int | None) -> Any:
     if isinstance(loader, (Tensor, tuple, Mapping)):
         return loader
     if not isinstance(loader, Iterable):
         raise DataError(explain("drift", "loader gives batches", type(loader).__name__, "Pass a DataLoader or a list"))
-    found = list(islice(loader, count))
-    if not found:
+    batches = list(islice(loader, count))
+    if not batches:
         raise DataError(explain("drift", "loader must give at least one batch", "none", "Make a fresh iterator"))
-    return found
+    return batches
 
 
 def _no_step(model: nn.Module, batch: Any) -> Tensor:

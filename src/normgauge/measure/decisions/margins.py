@@ -56,8 +56,8 @@ class Margins(Result):
 
     def quantile(self, level: float, by: str = "raw") -> float:
         """Return the quantile of the margins in unit `by`; nan where there are none."""
-        found = self.values[by]
-        return float(torch.quantile(found, level)) if found.numel() else math.nan
+        values = self.values[by]
+        return float(torch.quantile(values, level)) if values.numel() else math.nan
 
     def _title(self) -> str:
         return f"Margins of {self.raw.numel()} decisions, accuracy {self.accuracy:.4g}"
@@ -156,7 +156,7 @@ def margins(objective: Objective) -> Margins:
             sentence=str(error),
         )
     _, norms, why = looks[-1]
-    return _assemble([found for found, _, _ in looks], norms, why)
+    return _assemble([pair for pair, _, _ in looks], norms, why)
 
 
 def _one_batch(
@@ -165,7 +165,7 @@ def _one_batch(
     """Return margins and gradient norms of one batch, the norms of the affine layers, and why there is no gradient."""
     norms: dict[str, float] = {}
 
-    def called(call: ModuleCall) -> None:
+    def note_norm(call: ModuleCall) -> None:
         weight = getattr(call.module, "weight", None)
         if role_of(call.module) == "affine" and isinstance(weight, Tensor):
             norms.pop(call.name, None)  # the last to be called is the last in the dict
@@ -174,25 +174,25 @@ def _one_batch(
     targets = targets_of(batch)
     free = list(_inputs(batch))
     grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
-    with torch.enable_grad(), watched(model, called):
+    with torch.enable_grad(), watched(model, note_norm):
         output = objective.outputs_of(model, replaced(batch, Tensor, lambda t: grown.get(id(t), t)))
     logits, labels = decisions(output, targets)
-    found = raw_margins(logits, labels)
+    raw = raw_margins(logits, labels)
     if coupled:
-        return (found.detach().double(), None), norms, "samples share batch statistics in train mode; use mode='eval'"
+        return (raw.detach().double(), None), norms, "samples share batch statistics in train mode; use mode='eval'"
     if not grown:
-        return (found.detach().double(), None), norms, "the inputs are whole numbers, which have no gradient"
+        return (raw.detach().double(), None), norms, "the inputs are whole numbers, which have no gradient"
     samples = free[0].shape[0] if free[0].ndim else 0
-    if found.shape[0] != samples:
-        return (found.detach().double(), None), norms, "there is not one decision per sample"
-    if not found.requires_grad:
-        return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
-    slopes = torch.autograd.grad(found.sum(), list(grown.values()), allow_unused=True)
+    if raw.shape[0] != samples:
+        return (raw.detach().double(), None), norms, "there is not one decision per sample"
+    if not raw.requires_grad:
+        return (raw.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
+    slopes = torch.autograd.grad(raw.sum(), list(grown.values()), allow_unused=True)
     objective.count_backward(batch)
     squares = [s.double().reshape(samples, -1).square().sum(1) for s in slopes if s is not None]
     if not squares:
-        return (found.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
-    return (found.detach().double(), torch.stack(squares).sum(0).sqrt()), norms, ""
+        return (raw.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
+    return (raw.detach().double(), torch.stack(squares).sum(0).sqrt()), norms, ""
 
 
 def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, float], why: str) -> Margins:

@@ -185,7 +185,7 @@ def robustness(
     chosen = attack_named(attack, iterations, restarts, step)
     radii = _radii(radius)
     objective = Objective(model, _cross_entropy, data, mode="eval", forward=forward)
-    batches = [(number, *_checked(batch, bounds)) for number, batch in objective.batches()]
+    batches = [(number, *_check_batch(batch, bounds)) for number, batch in objective.batches()]
     right = dict.fromkeys([0.0, *radii], 0.0)
     losses, largest = dict.fromkeys(radii, 0.0), dict.fromkeys(radii, 0.0)
     finite = dict.fromkeys(radii, True)
@@ -197,7 +197,7 @@ def robustness(
         total += decided
         right[0.0] += float(clean.sum())
         for size in radii:
-            good, loss, moved = _attacked(look, inputs, chosen, size, bounds, seed + number)
+            good, loss, moved = _attack(look, inputs, chosen, size, bounds, seed + number)
             right[size] += float(good.sum())
             losses[size] += loss * decided
             largest[size] = max(largest[size], moved)
@@ -226,7 +226,7 @@ def robustness(
     )
 
 
-def _attacked(
+def _attack(
     look: _Look, inputs: Tensor, attack: Attack, radius: float, bounds: Bounds, seed: int
 ) -> tuple[Tensor, float, float]:
     """Return which decisions stay right, the mean loss, and the largest change."""
@@ -263,12 +263,12 @@ class _Look:
         def body(model: nn.Module) -> Any:
             for module in model.modules():
                 if isinstance(getattr(module, "running_mean", None), Tensor):
-                    self._set(module)
+                    self._set_statistics(module)
             return self.objective.outputs_of(model, (inputs, self.labels))
 
         return decisions(self.objective.evaluate(self.number, body), self.labels)
 
-    def _set(self, module: Any) -> None:
+    def _set_statistics(self, module: Any) -> None:
         """Give one normalizer its statistics; its buffers are copies here and its flag is restored afterwards."""
         if self.statistics == "batch":
             module.train()
@@ -317,7 +317,7 @@ def _radii(radius: float | Sequence[float]) -> list[float]:
     return sorted(radii)
 
 
-def _checked(batch: Any, bounds: Bounds) -> tuple[Tensor, Any]:
+def _check_batch(batch: Any, bounds: Bounds) -> tuple[Tensor, Any]:
     inputs, labels = batch
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim == 0:
         kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__

@@ -101,8 +101,8 @@ def bounded_loss(
     size = _outputs(output)
     if loss is not None:
         name = getattr(loss, "__name__", type(loss).__name__)
-        given = math.nan if slope is None else float(slope)
-        return BoundedLoss(f"min({name}, {largest:g})", largest, given, classes, size, loss)
+        loss_slope = math.nan if slope is None else float(slope)
+        return BoundedLoss(f"min({name}, {largest:g})", largest, loss_slope, classes, size, loss)
     steep = (1.0 if size == 1 else math.sqrt(2.0)) / margin
 
     def ramp(output: Any, target: Any) -> Tensor:

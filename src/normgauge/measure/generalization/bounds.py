@@ -131,22 +131,24 @@ class Ingredients:
         return partition_slack(len(self.cells), self.partition_cells, samples, self.delta, self.largest)
 
 
-def counted(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
+def explicit_bound(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
     """Return a bound whose constants are all known, `penalty(m)` above the empirical loss."""
     value = of.empirical + penalty(of.samples)
     wanted = samples_needed(penalty, of.room)
     needed = f"about {wanted:.2g} samples (now {of.samples})" if math.isfinite(wanted) else "smaller norms"
-    return judged(name, (value, value), "upper", of.largest, needed, sentence)
+    return judge_bound(name, (value, value), "upper", of.largest, needed, sentence)
 
 
-def order(name: str, of: Ingredients, term: float, sentence: str) -> Bound:
+def order_bound(name: str, of: Ingredients, term: float, sentence: str) -> Bound:
     """Return a bound of which only the order is given: its constant is taken as 1."""
     value = of.empirical + term
     needed = f"a constant in O() below {of.room / term:.2g}" if 0 < term < math.inf else ""
-    return judged(name, (value, value), "main terms", of.largest, needed, sentence)
+    return judge_bound(name, (value, value), "main terms", of.largest, needed, sentence)
 
 
-def judged(name: str, ends: tuple[float, float], kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
+def judge_bound(
+    name: str, ends: tuple[float, float], kind: BoundKind, largest: float, needed: str, sentence: str
+) -> Bound:
     """Return a bound between two ends with its verdict: non-vacuous only if it holds and is below C."""
     lower, upper = ends
     verdict: BoundVerdict = "vacuous" if lower >= largest else "undecided"
@@ -155,7 +157,7 @@ def judged(name: str, ends: tuple[float, float], kind: BoundKind, largest: float
     return Bound(name=name, lower=lower, upper=upper, kind=kind, verdict=verdict, needed=needed, sentence=sentence)
 
 
-def lost(name: str, why: str) -> Bound:
+def inapplicable_bound(name: str, why: str) -> Bound:
     """Return a bound that does not apply, and why."""
     return Bound(
         name=name, lower=math.nan, upper=math.nan, kind="main terms", verdict="does not apply", needed="", sentence=why
@@ -166,11 +168,11 @@ def cell(
     piece: tuple[int, int, int, float, float, float], samples: int, lower: float, upper: float, largest: float
 ) -> Cell:
     """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen) and its slopes."""
-    center, label, count, radius, distance, seen = piece
+    center, label, count, radius, distance, distance_seen = piece
     share = count / samples
     low, high = 0.0, share * largest
     if center >= 0:
-        low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [lower], largest)[0]
+        low = cell_terms([share], [0.0 if math.isnan(distance_seen) else distance_seen], [lower], largest)[0]
         high = cell_terms([share], [distance], [upper], largest)[0]
     return Cell(
         center=center,
@@ -179,7 +181,7 @@ def cell(
         share=share,
         radius=radius,
         distance=distance,
-        distance_seen=seen,
+        distance_seen=distance_seen,
         slope_lower=lower,
         slope_upper=upper,
         term_lower=low,
@@ -189,17 +191,25 @@ def cell(
 
 def bounds(of: Ingredients) -> list[Bound]:
     """Return every bound, those of S2 first."""
-    local = _local(of)
+    local = _local_bound(of)
     jumps = "the same number: this loss is continuous, X_0 is empty; where it jumps no cell may reach across the jump"
     same = replace(local, name="S2 Corollary 21", sentence=jumps)
-    return [local, same, *_products(of), _transport(of), _sharp(of), _normalized(of), *_margins(of)]
+    return [
+        local,
+        same,
+        *_product_bounds(of),
+        _transport_bound(of),
+        _sharpness_bound(of),
+        _weight_normalized_bound(of),
+        *_margin_bounds(of),
+    ]
 
 
-def held_out(losses: Sequence[float], largest: float, delta: float) -> Bound:
+def held_out_bound(losses: Sequence[float], largest: float, delta: float) -> Bound:
     """Return Hoeffding's bound from test data: `mean + C sqrt(ln(1/delta)/(2n))`."""
     mean, n = sum(losses) / len(losses), len(losses)
     value = mean + largest * math.sqrt(math.log(1 / delta) / (2 * n))
-    return judged(
+    return judge_bound(
         "held-out test set",
         (value, value),
         "upper",
@@ -209,7 +219,7 @@ def held_out(losses: Sequence[float], largest: float, delta: float) -> Bound:
     )
 
 
-def _local(of: Ingredients) -> Bound:
+def _local_bound(of: Ingredients) -> Bound:
     g = of.slack(of.samples)
     low, high = sum(cell.term_lower for cell in of.cells), sum(cell.term_upper for cell in of.cells)
     fixed = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
@@ -230,25 +240,25 @@ def _local(of: Ingredients) -> Bound:
         needed = "cells of a known extent: pass centres and radius="
     sentence = f"sum {low:.3g} (slopes seen) to {high:.3g}, g {g:.3g}, |T| {len(of.cells)}, N {of.partition_cells}"
     kind: BoundKind = "estimate" if of.estimated else "upper"
-    return judged(
+    return judge_bound(
         "S2 Theorem 20", (of.empirical + low + g, of.empirical + high + g), kind, of.largest, needed, sentence
     )
 
 
-def _products(of: Ingredients) -> list[Bound]:
+def _product_bounds(of: Ingredients) -> list[Bound]:
     why = of.chain if isinstance(of.chain, str) else "a weight of the chain could not be read"
     unknown = "no bound of the network's Lipschitz constant on all inputs is known"
     return [
-        _product("S2 Corollary 22, as printed", of, of.printed, why),
-        _product("S2 Corollary 22, folded", of, of.network_slope, unknown),
+        _product_bound("S2 Corollary 22, as printed", of, of.printed, why),
+        _product_bound("S2 Corollary 22, folded", of, of.network_slope, unknown),
     ]
 
 
-def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
+def _product_bound(name: str, of: Ingredients, product: float, why: str) -> Bound:
     if math.isnan(of.loss_slope):
-        return lost(name, NO_SLOPE)
+        return inapplicable_bound(name, NO_SLOPE)
     if math.isnan(product) or (product == math.inf and why.startswith("no bound")):
-        return lost(name, why)
+        return inapplicable_bound(name, why)
     distance = sum(cell.share * cell.distance for cell in of.cells if cell.center >= 0)
     rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
     g = of.slack(of.samples)
@@ -260,10 +270,10 @@ def _product(name: str, of: Ingredients, product: float, why: str) -> Bound:
     )
     kind: BoundKind = "estimate" if of.estimated else "upper"
     sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
-    return judged(name, (value, value), kind, of.largest, needed, sentence)
+    return judge_bound(name, (value, value), kind, of.largest, needed, sentence)
 
 
-def _transport(of: Ingredients) -> Bound:
+def _transport_bound(of: Ingredients) -> Bound:
     inside = [cell for cell in of.cells if cell.center >= 0]
     rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
     ends = []
@@ -275,29 +285,33 @@ def _transport(of: Ingredients) -> Bound:
         ends.append(transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest)
     low, high = (of.empirical + end for end in ends)
     need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
-    return judged("HKK", (low, high), "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
+    return judge_bound(
+        "HKK", (low, high), "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'"
+    )
 
 
-def _sharp(of: Ingredients) -> Bound:
+def _sharpness_bound(of: Ingredients) -> Bound:
     sharpness, why = of.sharpness
     if math.isnan(sharpness):
-        return lost("LLA", why)
+        return inapplicable_bound("LLA", why)
     term = sharpness_terms(sharpness, of.samples)
     told = f"spherical sharpness {sharpness:.3g} of the cross-entropy; for the loss averaged over noise on the weights"
-    return order("LLA", of, term, told)
+    return order_bound("LLA", of, term, told)
 
 
-def _normalized(of: Ingredients) -> Bound:
+def _weight_normalized_bound(of: Ingredients) -> Bound:
     name = "weight normalization"
     if math.isnan(of.last):
-        return lost(name, "for networks whose weights below the last layer have Frobenius norm 1; these have not")
-    return order(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
+        return inapplicable_bound(
+            name, "for networks whose weights below the last layer have Frobenius norm 1; these have not"
+        )
+    return order_bound(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
 
 
-def _margins(of: Ingredients) -> list[Bound]:
+def _margin_bounds(of: Ingredients) -> list[Bound]:
     names = ("spectral (2,1) margin bound", "Frobenius margin bound", "(2,1)/(2,inf) sketch of S0")
     if isinstance(of.chain, str) or math.isnan(of.loss_slope):
-        return [lost(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
+        return [inapplicable_bound(name, of.chain if isinstance(of.chain, str) else NO_SLOPE) for name in names]
     chain, links = of.chain, of.chain.links
     last = len(links) - 1
     biased = chain.biased
@@ -305,7 +319,7 @@ def _margins(of: Ingredients) -> list[Bound]:
     spectral = [link.spectral_with_bias(i == last) if biased else link.spectral for i, link in enumerate(links)]
     slopes = [max(link.slope, 1.0) if biased else link.slope for link in links]
 
-    def by_spectral(samples: float) -> float:
+    def spectral_penalty(samples: float) -> float:
         return of.largest * spectral_margin_term(
             spectral,
             [link.two_one for link in links],
@@ -317,7 +331,7 @@ def _margins(of: Ingredients) -> list[Bound]:
             delta=of.delta,
         )
 
-    def by_frobenius(samples: float) -> float:
+    def frobenius_penalty(samples: float) -> float:
         return of.largest * frobenius_margin_term(
             [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
             inputs=inputs * math.sqrt(samples / of.samples),
@@ -327,13 +341,17 @@ def _margins(of: Ingredients) -> list[Bound]:
             delta=of.delta,
         )
 
-    found = [counted(names[0], of, by_spectral, "Bartlett et al., constants written out; biases as a column")]
+    results = [
+        explicit_bound(names[0], of, spectral_penalty, "Bartlett et al., constants written out; biases as a column")
+    ]
     if chain.homogeneous:
-        found.append(counted(names[1], of, by_frobenius, "Golowich et al., constants written out"))
+        results.append(explicit_bound(names[1], of, frobenius_penalty, "Golowich et al., constants written out"))
     else:
-        found.append(lost(names[1], "for activations that are positively homogeneous, element by element, only"))
+        results.append(
+            inapplicable_bound(names[1], "for activations that are positively homogeneous, element by element, only")
+        )
     tops = [float(link.rows.max()) for link in links]
     sums = [link.positions * float(link.rows.sum()) for link in links]
     told = "no bound: equal unit rows stretch by sqrt(n) per layer and leave it as it is"
-    found.append(order(names[2], of, row_norm_term(sums, tops, of.samples), told))
-    return found
+    results.append(order_bound(names[2], of, row_norm_term(sums, tops, of.samples), told))
+    return results

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.measure.generalization.network_copy import Forward, Seen, bare, look
+from normgauge.measure.generalization.network_copy import Forward, LayerCalls, look, strip_normalizers
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.network import activation_name
 from normgauge.rng import generator
@@ -48,11 +48,11 @@ class Complexity:
 class Network:
     """What the measures look at: a copy, its calls, data, and the margin reached by nine of ten samples.
 
-    `seen` tells of the copy itself; `margin` is nan where there are no classes.
+    `calls` tells of the copy itself; `margin` is nan where there are no classes.
     """
 
     model: nn.Module
-    seen: Seen
+    calls: LayerCalls
     forward: Forward
     inputs: Tensor
     score: Callable[[Any], float]
@@ -64,7 +64,7 @@ def measures(
     stored: Network, stored_rescaled: Network | None, folded: Network | None, folded_rescaled: Network | None
 ) -> tuple[Complexity, ...]:
     """Return every measure on the stored and, where there are BatchNorms to fold, on the folded weights."""
-    found = []
+    complexities = []
     for weights, network, other in (("stored", stored, stored_rescaled), ("folded", folded, folded_rescaled)):
         if network is None:
             continue
@@ -73,8 +73,10 @@ def measures(
         for name, measure in MEASURES.items():
             value, why = _attempt(measure, network, norms)
             moved = math.nan if other is None or others is None else _attempt(measure, other, others)[0]
-            found.append(Complexity(name, weights, value, moved, _verdict(name, value, moved, other is not None), why))
-    return tuple(found)
+            complexities.append(
+                Complexity(name, weights, value, moved, _verdict(name, value, moved, other is not None), why)
+            )
+    return tuple(complexities)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class _Norms:
 
 def _norms(network: Network) -> _Norms:
     spectral, frobenius, two_one, reshaped = [], [], [], []
-    for call in network.seen.affine:
+    for call in network.calls.affine:
         weight = call.module.weight.detach().double()  # type: ignore[operator]
         matrix = weight.reshape(weight.shape[0], -1)
         flat = float(torch.linalg.matrix_norm(matrix, 2))
@@ -162,11 +164,11 @@ def _path_norm(network: Network, norms: _Norms) -> float:
         kind = activation_name(module)
         if kind and kind not in _PIECEWISE:
             raise _Skip(f"paths have no products through {kind}")
-    if network.seen.normalizers and not all(
-        "BatchNorm" in type(network.model.get_submodule(name)).__name__ for name in network.seen.normalizers
+    if network.calls.normalizers and not all(
+        "BatchNorm" in type(network.model.get_submodule(name)).__name__ for name in network.calls.normalizers
     ):
         raise _Skip("a normalizer by sample is no weight on a path")
-    twin = bare(network.model).double()
+    twin = strip_normalizers(network.model).double()
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.square_()
@@ -247,7 +249,7 @@ def network_of(
     """Look at a copy once and return it with what the measures need."""
     return Network(
         model=model,
-        seen=look(model, forward, inputs[:2]),
+        calls=look(model, forward, inputs[:2]),
         forward=forward,
         inputs=inputs,
         score=score,

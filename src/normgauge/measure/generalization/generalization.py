@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from normgauge.errors import DataError, InputError, explain, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
 from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
-from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out
+from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
 from normgauge.measure.generalization.complexity import Complexity, Network, measures, network_of
 from normgauge.measure.generalization.layer_chain import Chain, NotAChain, chain_of
-from normgauge.measure.generalization.local_slopes import ball_slopes, climbed, values_and_slopes
+from normgauge.measure.generalization.local_slopes import ball_slopes, climb, values_and_slopes
 from normgauge.measure.generalization.network_copy import (
     Forward,
-    Seen,
+    LayerCalls,
     difference,
     evaluation_copy,
-    folded,
+    fold_normalizers,
     look,
-    rescaled,
-    stirred,
+    perturb_normalizers,
+    rescale_weights,
 )
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
@@ -44,7 +44,7 @@ _SAME = 1e-4  # the same for folding, where there is only rounding
 _COMPARED = 64  # samples on which that is checked
 _NOISED = 256  # samples for PAC-Bayes
 _CURVED = 128  # samples for the Hessian
-Act = Callable[[nn.Module, Seen], tuple[nn.Module, tuple[str, ...]]]
+Act = Callable[[nn.Module, LayerCalls], tuple[nn.Module, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class Generalization(Result):
 
     def measure(self, name: str, weights: str = "stored") -> Complexity:
         """Return a complexity measure by its name, on the stored or the folded weights."""
-        for found in self.measures:
-            if (found.name, found.weights) == (name, weights):
-                return found
+        for complexity in self.measures:
+            if (complexity.name, complexity.weights) == (name, weights):
+                return complexity
         raise unknown_name("measure", f"{name} ({weights})", [f"{m.name} ({m.weights})" for m in self.measures])
 
     def _title(self) -> str:
@@ -126,9 +126,9 @@ class Generalization(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the bounds that apply, the smallest first, then the losses."""
         apply = sorted((bound for bound in self.bounds if bound.upper == bound.upper), key=lambda bound: bound.upper)
-        found = [Reading(b.name, b.upper, "upper" if b.kind == "upper" else "estimate") for b in apply]
+        bound_readings = [Reading(b.name, b.upper, "upper" if b.kind == "upper" else "estimate") for b in apply]
         return (
-            *found,
+            *bound_readings,
             Reading("empirical loss", self.empirical),
             Reading.measured("test loss", self.test_loss, "unbiased", why="no test data"),
         )
@@ -280,11 +280,11 @@ def generalization(
         holdout=holdout,
         delta=delta,
         seed=seed,
-        given=forward,
+        own_forward=forward,
     )
     _check(settings)
     with preserved_rng():
-        return _assembled(model, data, test, settings)
+        return _assemble(model, data, test, settings)
 
 
 @dataclass(frozen=True)
@@ -300,11 +300,11 @@ class _Settings:
     holdout: float
     delta: float
     seed: int
-    given: Forward | None
+    own_forward: Forward | None
     forward: Forward = call_model
 
 
-def _counted(forward: Forward, samples: int) -> Forward:
+def _count_calls(forward: Forward, samples: int) -> Forward:
     """Return the call of a model, counted: a gradient where the inputs want one, else a forward."""
 
     def call(model: nn.Module, inputs: Any) -> Any:
@@ -337,9 +337,9 @@ def _check(settings: _Settings) -> None:
         )
 
 
-def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
-    inputs, targets = _joined(model, data)
-    settings = replace(settings, forward=_counted(settings.given or call_model, len(inputs)))
+def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
+    inputs, targets = _join_batches(model, data)
+    settings = replace(settings, forward=_count_calls(settings.own_forward or call_model, len(inputs)))
     twin = evaluation_copy(model)
     with torch.no_grad():
         first = settings.forward(twin, inputs[:2])
@@ -354,23 +354,23 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
     )
     used, wanted = inputs[rows], targets[rows]
     values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
-    seen = look(twin, settings.forward, inputs[:2])
-    foldable = _harmless(stirred(twin), seen, folded, inputs[:_COMPARED], settings, _SAME)
-    free = _harmless(stirred(twin), seen, rescaled, inputs[:_COMPARED], settings, _CLOSE)
-    plain, flat_names = folded(twin, foldable)
-    other, moved_names = rescaled(twin, free)
-    flat_other = folded(other, foldable)[0]
+    calls = look(twin, settings.forward, inputs[:2])
+    foldable = _keep_harmless(perturb_normalizers(twin), calls, fold_normalizers, inputs[:_COMPARED], settings, _SAME)
+    free = _keep_harmless(perturb_normalizers(twin), calls, rescale_weights, inputs[:_COMPARED], settings, _CLOSE)
+    plain, flat_names = fold_normalizers(twin, foldable)
+    other, moved_names = rescale_weights(twin, free)
+    flat_other = fold_normalizers(other, foldable)[0]
     error = _change(twin, other, inputs[:_COMPARED], settings)
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
     pieces = list(
         partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
     )
-    on_balls, top = _on_balls(pieces, partition, plain, chain, used, settings)
-    if not partition.given:
-        slopes = _climbed(pieces, partition, twin, loss, (used, wanted), settings)
+    on_balls, top = _slopes_on_balls(pieces, partition, plain, chain, used, settings)
+    if not partition.by_user:
+        slopes = _climb_in_cells(pieces, partition, twin, loss, (used, wanted), settings)
     cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
-    test_bound, test_loss = _tested(twin, test, loss, settings)
+    test_bound, test_loss = _test_bound(twin, test, loss, settings)
     of = Ingredients(
         empirical=float(values.mean()),
         largest=loss.largest,
@@ -378,7 +378,7 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
         delta=settings.delta,
         cells=cells,
         partition_cells=partition.cells,
-        estimated=partition.given,
+        estimated=partition.by_user,
         loss_slope=loss.slope,
         classes=loss.classes,
         outputs=loss.outputs,
@@ -387,13 +387,13 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
         network_slope=top,
         printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
         sharpness=_sharpness(model, inputs, targets, loss, moved_names, settings),
-        last=_unit_norms(seen.affine),
+        last=_unit_norms(calls.affine),
     )
-    found = [*([test_bound] if test_bound else []), *bounds(of)]
+    all_bounds = [*([test_bound] if test_bound else []), *bounds(of)]
     others = [other if moved_names else None]
     others += [plain, flat_other if moved_names else None] if flat_names else [None, None]
     return Generalization(
-        bounds=tuple(found),
+        bounds=tuple(all_bounds),
         measures=_measures(twin, others, loss, settings, inputs[:_NOISED], targets[:_NOISED]),
         cells=cells,
         loss=loss.name,
@@ -413,13 +413,15 @@ def _assembled(model: nn.Module, data: Any, test: Any, settings: _Settings) -> G
     )
 
 
-def _harmless(twin: nn.Module, seen: Seen, act: Act, inputs: Tensor, settings: _Settings, most: float) -> Seen:
+def _keep_harmless(
+    twin: nn.Module, calls: LayerCalls, act: Act, inputs: Tensor, settings: _Settings, most: float
+) -> LayerCalls:
     """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
-    if not seen.pairs or _change(twin, act(twin, seen)[0], inputs, settings) <= most:
-        return seen
-    alone = [replace(seen, pairs=(pair,)) for pair in seen.pairs]
+    if not calls.pairs or _change(twin, act(twin, calls)[0], inputs, settings) <= most:
+        return calls
+    alone = [replace(calls, pairs=(pair,)) for pair in calls.pairs]
     good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= most]
-    return replace(seen, pairs=tuple(good))
+    return replace(calls, pairs=tuple(good))
 
 
 def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: _Settings) -> float:
@@ -427,7 +429,7 @@ def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: _Setti
         return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
 
 
-def _on_balls(
+def _slopes_on_balls(
     pieces: Sequence[Piece],
     partition: Partition,
     model: nn.Module,
@@ -438,15 +440,15 @@ def _on_balls(
     """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
     top = chain.slope if isinstance(chain, Chain) else math.inf
     wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
-    if not wanted or settings.given is not None:
+    if not wanted or settings.own_forward is not None:
         return dict.fromkeys(wanted, top), top
     middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
-    found, everywhere = ball_slopes(model, middles, partition.radii[wanted])
+    slopes_on_balls, everywhere = ball_slopes(model, middles, partition.radii[wanted])
     top = min(top, everywhere)
-    return {center: min(slope, top) for center, slope in zip(wanted, found, strict=True)}, top
+    return {center: min(slope, top) for center, slope in zip(wanted, slopes_on_balls, strict=True)}, top
 
 
-def _climbed(
+def _climb_in_cells(
     pieces: Sequence[Piece],
     partition: Partition,
     model: nn.Module,
@@ -464,21 +466,21 @@ def _climbed(
         moved = partition.stay(points_of(points, wanted), cells, points_of(before, wanted))
         return moved[:, : points[0].numel()].reshape(points.shape).to(points)
 
-    return climbed(model, settings.forward, loss, used, wanted, stay)
+    return climb(model, settings.forward, loss, used, wanted, stay)
 
 
 def _cells(
     pieces: Sequence[Piece], on_balls: dict[int, float], loss: BoundedLoss, slopes: Tensor, samples: int
 ) -> list[Cell]:
     """Return the cells with bracketed slopes of the loss."""
-    found = []
+    cells = []
     for piece in pieces:
         slope = on_balls.get(piece.center, math.inf)
         upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
         upper = math.inf if math.isnan(upper) else upper
         numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
-        found.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
-    return found
+        cells.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
+    return cells
 
 
 def _measures(
@@ -518,20 +520,20 @@ def _sharpness(
     for name, parameter in twin.named_parameters():
         parameter.requires_grad_(name in names)
     batch = (inputs[:_CURVED], targets[:_CURVED])
-    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.given, parameters=names)
+    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.own_forward, parameters=names)
     reading = spherical_sharpness(objective, float(objective.loss()), settings.seed)
     return reading.value, reading.sentence
 
 
-def _tested(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
+def _test_bound(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
     if test is None:
         return None, math.nan
-    values = values_and_slopes(twin, settings.forward, loss, *_joined(twin, test))[0]
-    return held_out(values.tolist(), loss.largest, settings.delta), float(values.mean())
+    values = values_and_slopes(twin, settings.forward, loss, *_join_batches(twin, test))[0]
+    return held_out_bound(values.tolist(), loss.largest, settings.delta), float(values.mean())
 
 
 def _chain(model: nn.Module, settings: _Settings, inputs: Tensor) -> Chain | str:
-    if settings.given is not None:
+    if settings.own_forward is not None:
         return "the model is called in its own way (forward=)"
     try:
         return chain_of(model, inputs)
@@ -550,7 +552,7 @@ def _tensor(output: Any) -> Tensor:
     return value
 
 
-def _joined(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
+def _join_batches(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
     """Return all inputs and all targets, on the model's device.
 
     Raises:

@@ -147,7 +147,7 @@ def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
     return chain
 
 
-def _extend(chain: Chain, step: Step, given: tuple[int, ...], made: tuple[int, ...]) -> None:
+def _extend(chain: Chain, step: Step, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> None:
     name, module, kind = step.name, step.module, step.kind.rstrip("_")
     if module is None:
         if kind in _FUNCTIONS:
@@ -156,18 +156,18 @@ def _extend(chain: Chain, step: Step, given: tuple[int, ...], made: tuple[int, .
             return None
         raise NotAChain(f"it applies {kind}, which is not known here")
     if type(module) in LINEAR:
-        return chain.links.append(_link(name, module, given, made))
+        return chain.links.append(_link(name, module, input_shape, output_shape))
     if type(module) in BATCH:
-        return chain.links.append(_diagonal(name, module, made))
+        return chain.links.append(_diagonal(name, module, output_shape))
     if type(module) in _BY_SAMPLE and not getattr(module, "track_running_stats", False):
-        return _normalize(chain, name, module, made)
+        return _normalize(chain, name, module, output_shape)
     kind = activation_name(module)
     if kind in _SLOPES:
         slope = max(_SLOPES[kind], abs(getattr(module, "negative_slope", 0.0)), abs(getattr(module, "alpha", 0.0)))
         return _bend(chain, slope, kind in _HOMOGENEOUS)
     if isinstance(module, _NEUTRAL):
         return None
-    return _bend(chain, _pool_slope(name, module, given, made), homogeneous=False)
+    return _bend(chain, _pool_slope(name, module, input_shape, output_shape), homogeneous=False)
 
 
 def _bend(chain: Chain, slope: float, homogeneous: bool) -> None:
@@ -178,11 +178,11 @@ def _bend(chain: Chain, slope: float, homogeneous: bool) -> None:
         chain.before *= slope
 
 
-def _link(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> Link:
+def _link(name: str, module: Any, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Link:
     weight = module.weight.detach().double().reshape(module.weight.shape[0], -1)
     bias = None if module.bias is None else module.bias.detach().double()
-    shape = None if isinstance(module, nn.Linear) else given[1:]
-    units = math.prod(made[1:])
+    shape = None if isinstance(module, nn.Linear) else input_shape[1:]
+    units = math.prod(output_shape[1:])
     bound = operator_norm(module, shape).upper
     return Link(
         name=name,
@@ -190,16 +190,16 @@ def _link(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...])
         rows=weight.norm(dim=1),
         bias=bias,
         positions=units // len(weight),
-        inputs=math.prod(given[1:]),
+        inputs=math.prod(input_shape[1:]),
         outputs=units,
     )
 
 
-def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
+def _diagonal(name: str, module: Any, output_shape: tuple[int, ...]) -> Link:
     plain = folded_affine(None, module.running_var, None, None, module.eps)[0]
     printed = float(plain.norm()) * (1.0 if module.weight is None else float(module.weight.detach().abs().max()))
     factors, bias = stored_affine(module)
-    units = math.prod(made[1:])
+    units = math.prod(output_shape[1:])
     return Link(
         name=name,
         spectral=float(factors.abs().max()),
@@ -212,7 +212,7 @@ def _diagonal(name: str, module: Any, made: tuple[int, ...]) -> Link:
     )
 
 
-def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> None:
+def _normalize(chain: Chain, name: str, module: Any, output_shape: tuple[int, ...]) -> None:
     """Add a normalizer by sample: steep at constant inputs (1/sqrt(eps)), then its gain and shift as a linear map."""
     eps = getattr(module, "eps", None)
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
@@ -220,7 +220,7 @@ def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> N
         raise NotAChain(f"{name} has eps = 0 and no Lipschitz constant")
     _bend(chain, eps**-0.5, homogeneous=False)
     gain, shift = getattr(module, "weight", None), getattr(module, "bias", None)
-    units = math.prod(made[1:])
+    units = math.prod(output_shape[1:])
     if isinstance(gain, Tensor):
         rows = gain.detach().double().abs().flatten()
         bias = shift.detach().double().flatten() if isinstance(shift, Tensor) else None
@@ -237,10 +237,12 @@ def _normalize(chain: Chain, name: str, module: Any, made: tuple[int, ...]) -> N
         )
 
 
-def _pool_slope(name: str, module: Any, given: tuple[int, ...], made: tuple[int, ...]) -> float:
+def _pool_slope(name: str, module: Any, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:
     """Return the constant of a pooling layer: 1 where windows do not overlap, else the root of how often they do."""
     kind = type(module).__name__.lower()
-    if kind.startswith("adaptiveavgpool") and all(a % b == 0 for a, b in zip(given[2:], made[2:], strict=False)):
+    if kind.startswith("adaptiveavgpool") and all(
+        a % b == 0 for a, b in zip(input_shape[2:], output_shape[2:], strict=False)
+    ):
         return 1.0
     if not kind.startswith(("maxpool", "avgpool")):
         raise NotAChain(f"{name} ({type(module).__name__}) is not known here")

@@ -28,13 +28,11 @@ def values_and_slopes(
     At a point where the loss is differentiable, the gradient's norm bounds its Lipschitz constant around it from below.
     Cost: one forward and one backward pass.
     """
-    raw, slopes, _ = _raw(model, forward, loss, inputs, targets)
+    raw, slopes, _ = _raw_losses(model, forward, loss, inputs, targets)
     return raw.clamp(0, loss.largest), slopes
 
 
-def climbed(
-    model: nn.Module, forward: Forward, loss: BoundedLoss, inputs: Tensor, targets: Tensor, stay: Stay
-) -> Tensor:
+def climb(model: nn.Module, forward: Forward, loss: BoundedLoss, inputs: Tensor, targets: Tensor, stay: Stay) -> Tensor:
     """Return for each sample the largest slope met on a walk inside its cell to where the loss is between 0 and C.
 
     A loss that is cut at 0 is flat at well learned samples and may be steep between them. Each round takes Newton's
@@ -50,19 +48,19 @@ def climbed(
         targets: of the samples.
         stay: moves points back into their cells, `stay(points, before)`; a point it cannot move stays as before.
     """
-    raw, best, gradients = _raw(model, forward, loss, inputs, targets)
+    raw, best, gradients = _raw_losses(model, forward, loss, inputs, targets)
     points = inputs
     for _ in range(_ROUNDS):
         size = gradients.double().flatten(1).square().sum(1)
         step = torch.where(size > 0, (loss.largest / 2 - raw) / size.clamp_min(1e-300), 0.0)
         moved = points + step.to(points).reshape(-1, *[1] * (points.ndim - 1)) * gradients
         points = stay(torch.where(moved.isfinite(), moved, points), points)
-        raw, slopes, gradients = _raw(model, forward, loss, points, targets)
+        raw, slopes, gradients = _raw_losses(model, forward, loss, points, targets)
         best = torch.maximum(best, slopes)
     return best
 
 
-def _raw(
+def _raw_losses(
     model: nn.Module, forward: Forward, loss: BoundedLoss, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss before it is cut, the slope after, and the gradient in the inputs before."""
@@ -74,15 +72,15 @@ def _raw(
             target = y.detach().clone().requires_grad_()
             free.append(target)
         with torch.enable_grad():
-            found = loss.raw(forward(model, free[0]), target)
+            losses = loss.raw(forward(model, free[0]), target)
             gradients: tuple[Tensor | None, ...] = (None,) * len(free)
-            if found.requires_grad:
-                gradients = torch.autograd.grad(found.sum(), free, allow_unused=True)
+            if losses.requires_grad:
+                gradients = torch.autograd.grad(losses.sum(), free, allow_unused=True)
         squares = [g.double().reshape(len(y), -1).square().sum(1) for g in gradients if g is not None]
         size = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(len(y), dtype=torch.float64)
-        found = found.detach().double()
-        values.append(found)
-        slopes.append(torch.where((found > 0) & (found < loss.largest), size, 0.0))
+        losses = losses.detach().double()
+        values.append(losses)
+        slopes.append(torch.where((losses > 0) & (losses < loss.largest), size, 0.0))
         pulls.append(torch.zeros_like(x) if gradients[0] is None else gradients[0])
     return torch.cat(values), torch.cat(slopes), torch.cat(pulls)
 
@@ -97,7 +95,7 @@ def ball_slopes(model: nn.Module, centers: Tensor, radii: Tensor) -> tuple[list[
         centers: inputs, `[k, ...]`.
         radii: of the balls, `[k]`.
     """
-    found, everywhere = [math.inf] * len(centers), math.inf
+    slopes, everywhere = [math.inf] * len(centers), math.inf
     order = radii.argsort()
     for group in order.chunk(min(_GROUPS, len(order))):
         size = max(float(radii[group].max()), 1e-12)
@@ -107,5 +105,5 @@ def ball_slopes(model: nn.Module, centers: Tensor, radii: Tensor) -> tuple[list[
             return [math.inf] * len(centers), math.inf
         everywhere = min(everywhere, bracket.everywhere)
         for place, log in zip(group.tolist(), bracket.per_datum.tolist(), strict=True):
-            found[place] = 10.0**log if log < 308 else math.inf
-    return found, everywhere
+            slopes[place] = 10.0**log if log < 308 else math.inf
+    return slopes, everywhere

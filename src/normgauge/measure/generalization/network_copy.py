@@ -49,7 +49,7 @@ class AffineCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LayerCalls:
     """What one forward pass shows: calls with weights, normalizers, and which normalizer follows which layer."""
 
     affine: tuple[AffineCall, ...]
@@ -77,7 +77,7 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def look(model: nn.Module, forward: Forward, inputs: Tensor) -> Seen:
+def look(model: nn.Module, forward: Forward, inputs: Tensor) -> LayerCalls:
     """Return what one forward pass of a copy on a few inputs shows."""
     roles = ("affine", "normalizer")
     graph = Network(model, inputs, forward=forward).record(lambda module: is_leaf(module) or role_of(module) in roles)
@@ -90,19 +90,19 @@ def look(model: nn.Module, forward: Forward, inputs: Tensor) -> Seen:
             normalizers.append(step.name)
             pairs += [(affine[source].name, step.name) for source in step.reads[:1] if source in affine]
         elif role == "affine":
-            made, rows = step.outputs[0], int(step.module.weight.shape[0])  # type: ignore[union-attr,index]
-            positions = max(math.prod(made) // max(made[0], 1) // rows, 1)
+            output_shape, rows = step.outputs[0], int(step.module.weight.shape[0])  # type: ignore[union-attr,index]
+            positions = max(math.prod(output_shape) // max(output_shape[0], 1) // rows, 1)
             affine[step.number] = AffineCall(step.name, step.module, step.inputs[0][1:], positions)  # type: ignore[arg-type]
     once = [call.name for call in affine.values()]
     usable = tuple((layer, norm) for layer, norm in pairs if once.count(layer) == 1 and normalizers.count(norm) == 1)
-    return Seen(tuple(affine.values()), tuple(normalizers), usable)
+    return LayerCalls(tuple(affine.values()), tuple(normalizers), usable)
 
 
-def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
+def fold_normalizers(model: nn.Module, calls: LayerCalls) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a copy with every BatchNorm that follows a Linear or Conv multiplied into it, and their names."""
     twin = copy_model(model)
     done = []
-    for layer_name, norm_name in seen.pairs:
+    for layer_name, norm_name in calls.pairs:
         layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
         if type(norm) not in BATCH or type(layer) not in LINEAR or not isinstance(layer.weight, nn.Parameter):
             continue
@@ -118,7 +118,7 @@ def folded(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     return twin, tuple(done)
 
 
-def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
+def rescale_weights(model: nn.Module, calls: LayerCalls) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a copy with the weights before each normalizer multiplied: the function is the same, up to eps.
 
     Stored statistics move along: they would, had the network been trained at these weights.
@@ -126,7 +126,7 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     twin = copy_model(model)
     done = []
     with torch.no_grad():
-        for number, (layer_name, norm_name) in enumerate(seen.pairs):
+        for number, (layer_name, norm_name) in enumerate(calls.pairs):
             layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
             factor = _FACTORS[number % len(_FACTORS)]
             if layer_name in done or not isinstance(layer.weight, nn.Parameter):
@@ -144,7 +144,7 @@ def rescaled(model: nn.Module, seen: Seen) -> tuple[nn.Module, tuple[str, ...]]:
     return twin, tuple(done)
 
 
-def stirred(model: nn.Module) -> nn.Module:
+def perturb_normalizers(model: nn.Module) -> nn.Module:
     """Return a copy with other stored statistics, gains and shifts in its normalizers.
 
     At a fresh BatchNorm almost everything is harmless; here only what is so by structure.
@@ -167,7 +167,7 @@ def stirred(model: nn.Module) -> nn.Module:
     return twin
 
 
-def bare(model: nn.Module) -> nn.Module:
+def strip_normalizers(model: nn.Module) -> nn.Module:
     """Return a copy without its normalizers."""
     twin = copy_model(model)
     for name, module in list(twin.named_modules()):

@@ -45,13 +45,13 @@ class Partition:
         centers: `[k, d]`, float64.
         radii: `[k]`.
         cells: N, counted before the samples are seen.
-        given: whether the user gave an assignment of samples, which says nothing of a cell's extent.
+        by_user: whether the user gave an assignment of samples, which says nothing of a cell's extent.
     """
 
     centers: Tensor
     radii: Tensor
     cells: int
-    given: bool = False
+    by_user: bool = False
 
     def pieces(self, points: Tensor, labels: Tensor | None, assignment: Tensor | None = None) -> Iterator[Piece]:
         """Yield the occupied cells with their samples and distances; a sample outside its ball is in the rest."""
@@ -70,7 +70,12 @@ class Partition:
                 members = (here & (kinds == label)).nonzero().flatten()
                 radius = float(self.radii[center])
                 yield Piece(
-                    center, label, members, radius, radius + float(reach[members].mean()), _spread(points[members])
+                    center,
+                    label,
+                    members,
+                    radius,
+                    radius + float(reach[members].mean()),
+                    _mean_distance(points[members]),
                 )
 
     def stay(self, points: Tensor, cells: Tensor, before: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ class Partition:
         return torch.where(((nearest == cells) & (cells >= 0))[:, None], moved, before)
 
 
-def fitted(points: Tensor, count: int, classes: int, radius: float | None, source: torch.Generator) -> Partition:
+def fit_partition(points: Tensor, count: int, classes: int, radius: float | None, source: torch.Generator) -> Partition:
     """Return the partition by k-means on `points`; each ball reaches the farthest of its points, or `radius`."""
     centers = kmeans(points, count, source)
     far, nearest = torch.cdist(points, centers).min(dim=1)
@@ -100,12 +105,12 @@ def fitted(points: Tensor, count: int, classes: int, radius: float | None, sourc
     return Partition(centers, radii, len(centers) * classes + 1)
 
 
-def around(centers: Tensor, classes: int, radius: float) -> Partition:
+def partition_around(centers: Tensor, classes: int, radius: float) -> Partition:
     """Return the partition of balls of one radius about given centres."""
     return Partition(centers, torch.full((len(centers),), radius, dtype=torch.float64), len(centers) * classes + 1)
 
 
-def assigned(points: Tensor, assignment: Tensor, classes: int) -> Partition:
+def partition_from_cells(points: Tensor, assignment: Tensor, classes: int) -> Partition:
     """Return the partition a user gave by samples: centres and radii are those of the samples seen."""
     count = int(assignment.max()) + 1
     centers = torch.zeros(count, points.shape[1], dtype=torch.float64)
@@ -114,7 +119,7 @@ def assigned(points: Tensor, assignment: Tensor, classes: int) -> Partition:
         mine = points[assignment == number]
         centers[number] = mine.mean(0)
         radii[number] = (mine - centers[number]).norm(dim=1).max()
-    return Partition(centers, radii, count * classes, given=True)
+    return Partition(centers, radii, count * classes, by_user=True)
 
 
 def points_of(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -128,7 +133,7 @@ def points_of(inputs: Tensor, targets: Tensor) -> Tensor:
 def partition_of(
     points: Tensor,
     classes: int,
-    given: int | Tensor | Sequence[int] | None,
+    choice: int | Tensor | Sequence[int] | None,
     *,
     radius: float | None,
     holdout: float,
@@ -139,7 +144,7 @@ def partition_of(
     Args:
         points: `[m, d]`, see `points_of`.
         classes: into how many a ball is split.
-        given: number of centres, centres, a cell number per sample, or `None`; see `ng.generalization`.
+        choice: number of centres, centres, a cell number per sample, or `None`; see `ng.generalization`.
         radius: of the balls.
         holdout: share of the points for k-means.
         seed: of split and k-means.
@@ -148,14 +153,14 @@ def partition_of(
         InputError: for a partition that does not fit the points.
     """
     every = torch.arange(len(points))
-    if given is None or isinstance(given, int):
+    if choice is None or isinstance(choice, int):
         source = generator(seed)
         order = torch.randperm(len(points), generator=source)
         held = max(1, round(holdout * len(points)))
-        count = max(1, (len(points) - held) // (100 * classes)) if given is None else given
-        part = fitted(points[order[:held]], count, classes, radius, source)
+        count = max(1, (len(points) - held) // (100 * classes)) if choice is None else choice
+        part = fit_partition(points[order[:held]], count, classes, radius, source)
         return part, order[held:].sort().values, None
-    table = torch.as_tensor(given)
+    table = torch.as_tensor(choice)
     if table.is_floating_point():
         centers = table.double().reshape(len(table), -1)
         if centers.shape[1] != points.shape[1] or radius is None:
@@ -167,7 +172,7 @@ def partition_of(
                     "Pass partition=centres with radius=, or a number of cells",
                 )
             )
-        return around(centers, classes, radius), every, None
+        return partition_around(centers, classes, radius), every, None
     if table.shape != (len(points),) or int(table.min()) < 0:
         raise InputError(
             explain(
@@ -177,7 +182,7 @@ def partition_of(
                 "Pass a number of cells instead",
             )
         )
-    return assigned(points, table.long(), classes), every, table.long()
+    return partition_from_cells(points, table.long(), classes), every, table.long()
 
 
 def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
@@ -221,7 +226,7 @@ def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
     return centers
 
 
-def _spread(points: Tensor) -> float:
+def _mean_distance(points: Tensor) -> float:
     """Return the mean distance between two different samples, of the first thousand."""
     points = points[:_MANY]
     count = len(points)

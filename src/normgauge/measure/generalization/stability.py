@@ -198,19 +198,19 @@ def stability(
         first = train((inputs, targets), seed)
         at_points = _losses(first, loss, where)
         at_data = _losses(first, loss, (inputs, targets))
-        found = []
+        replacements = []
         for number, index in enumerate(order):
             changed = inputs.clone(), targets.clone()
             changed[0][index], changed[1][index] = fresh[0][number], fresh[1][number]
             other = train(changed, seed)
             away = (_losses(other, loss, where) - at_points).abs()
             out = (_losses(other, loss, (inputs[index : index + 1], targets[index : index + 1])) - at_data[index]).abs()
-            found.append(Pair(index, seed, float(away.max()), float(away.mean()), float(out)))
+            replacements.append(Pair(index, seed, float(away.max()), float(away.mean()), float(out)))
         compared = []
         for number in range(seeds):
             away = (_losses(train((inputs, targets), seed + 1 + number), loss, where) - at_points).abs()
             compared.append(Pair(-1, seed, float(away.max()), float(away.mean()), math.nan))
-    return Stability(tuple(found), tuple(compared), len(inputs), len(where[0]), mode="eval")
+    return Stability(tuple(replacements), tuple(compared), len(inputs), len(where[0]), mode="eval")
 
 
 def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], points: Batch) -> Tensor:

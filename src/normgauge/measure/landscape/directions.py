@@ -21,7 +21,7 @@ def random_direction(like: Mapping[str, Tensor], seed: int) -> Values:
     }
 
 
-def filter_normalized(direction: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Values:
+def normalize_filters(direction: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Values:
     """Give each filter of the direction the norm of the parameters' filter.
 
     A filter is a slice of the first axis of a tensor with two or more axes. Vectors (biases, gains) are left out:
@@ -29,19 +29,19 @@ def filter_normalized(direction: Mapping[str, Tensor], parameters: Mapping[str, 
 
     Examples:
         >>> p, d = {"w": torch.tensor([[3.0, 4.0]])}, {"w": torch.tensor([[1.0, 0.0]])}
-        >>> filter_normalized(d, p)["w"]
+        >>> normalize_filters(d, p)["w"]
         tensor([[5., 0.]])
     """
-    found = {}
+    scaled = {}
     for name, value in parameters.items():
         if value.ndim < 2:
-            found[name] = torch.zeros_like(value)
+            scaled[name] = torch.zeros_like(value)
             continue
         axes = tuple(range(1, value.ndim))
         size = torch.linalg.vector_norm(value, dim=axes, keepdim=True)
         own = torch.linalg.vector_norm(direction[name], dim=axes, keepdim=True)
-        found[name] = direction[name] * size / own.clamp_min(torch.finfo(value.dtype).tiny)
-    return found
+        scaled[name] = direction[name] * size / own.clamp_min(torch.finfo(value.dtype).tiny)
+    return scaled
 
 
 def principal_directions(origin: Mapping[str, Tensor], path: Sequence[Mapping[str, Tensor]]) -> tuple[Values, Values]:
@@ -77,8 +77,8 @@ def coordinates(
 
 
 def _split(vector: Tensor, like: Mapping[str, Tensor]) -> Values:
-    found, start = {}, 0
+    parts, start = {}, 0
     for name, value in like.items():
-        found[name] = vector[start : start + value.numel()].reshape(value.shape).to(value)
+        parts[name] = vector[start : start + value.numel()].reshape(value.shape).to(value)
         start += value.numel()
-    return found
+    return parts

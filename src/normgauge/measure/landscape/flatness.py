@@ -92,19 +92,19 @@ class Flatness(Result):
                 uncertainty=None if math.isnan(entry.loss_error) else entry.loss_error,
                 why="no draw had a finite loss",
             )
-            for entry in self._ordered()
+            for entry in self._sort_entries()
         )
         return (*increases, *self.sharpness, Reading.measured("loss", self.loss, why="it is not finite without noise"))
 
-    def _ordered(self) -> list[Perturbed]:
+    def _sort_entries(self) -> list[Perturbed]:
         """Return the entries that rescaling cannot fake first, from the smallest noise on."""
         return sorted(self.entries, key=lambda entry: (entry.noise == "absolute", entry.noise, entry.sigma))
 
     def _meaning(self) -> str:
         if math.isnan(self.loss) or not self.entries:
             return f"There are {len(self.entries)} noises and a loss of {self.loss:g} to compare with: nothing follows."
-        noise = self._ordered()[0].noise
-        own = [entry for entry in self._ordered() if entry.noise == noise]
+        noise = self._sort_entries()[0].noise
+        own = [entry for entry in self._sort_entries() if entry.noise == noise]
         limit = TOLERABLE * abs(self.loss)
         safe = [entry.sigma for entry in own if entry.loss - self.loss <= limit]  # nan is not safe
         size = "relative " if noise == "filter" else ""
@@ -187,10 +187,12 @@ def flatness(
     loss, accuracy = loss_and_accuracy(objective)
     entries: list[Perturbed] = []
     for noise in noises:
-        found = symmetries if noise != "quotient" or symmetries is not None else _discovered(objective)
-        entries += _under(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, found)
+        noise_symmetries = symmetries if noise != "quotient" or symmetries is not None else _find_symmetries(objective)
+        entries += _perturb(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, noise_symmetries)
     readings = tuple(
-        _adaptive(objective, loss, radius) if name == "adaptive" else spherical_sharpness(objective, loss, seed)
+        _adaptive_sharpness(objective, loss, radius)
+        if name == "adaptive"
+        else spherical_sharpness(objective, loss, seed)
         for name in sharpness
     )
     return Flatness(
@@ -204,24 +206,24 @@ def flatness(
     )
 
 
-def _under(
+def _perturb(
     objective: Objective, noise: str, sigmas: Sequence[float], samples: int, seed: int, symmetries: Any
 ) -> list[Perturbed]:
     origin = dict(objective.parameters)
     if noise == "quotient":
         origin = symmetries.canonical(origin)
     source = generator(seed)
-    seen: dict[float, list[tuple[float, float]]] = {sigma: [] for sigma in sigmas}
+    outcomes: dict[float, list[tuple[float, float]]] = {sigma: [] for sigma in sigmas}
     for _ in range(samples):
-        draw = {name: _normal(value, source) for name, value in origin.items()}
+        draw = {name: _normal_noise(value, source) for name, value in origin.items()}
         if noise == "filter":
             draw = {name: value * filter_scale(origin[name]) for name, value in draw.items()}
         elif noise == "quotient":
             draw = symmetries.project(draw, origin)
         for sigma in sigmas:
             moved = {name: origin[name] + sigma * draw[name] for name in origin}
-            seen[sigma].append(loss_and_accuracy(objective.at(moved)))
-    return [_summary(noise, sigma, values) for sigma, values in seen.items()]
+            outcomes[sigma].append(loss_and_accuracy(objective.at(moved)))
+    return [_summary(noise, sigma, values) for sigma, values in outcomes.items()]
 
 
 def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) -> Perturbed:
@@ -250,20 +252,20 @@ def filter_scale(value: Tensor) -> Tensor:
     return value.square().mean(dim=axes, keepdim=True).sqrt()
 
 
-def _normal(value: Tensor, source: torch.Generator) -> Tensor:
+def _normal_noise(value: Tensor, source: torch.Generator) -> Tensor:
     return torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
 
 
-def _adaptive(objective: Objective, loss: float, radius: float) -> Reading:
+def _adaptive_sharpness(objective: Objective, loss: float, radius: float) -> Reading:
     name = f"adaptive sharpness at radius {radius:g}"
     try:
         gradient = objective.gradient()
     except NonFiniteError as error:
-        return _lost(name, "lower", str(error))
+        return _skipped_reading(name, "lower", str(error))
     origin = objective.parameters
     scale = math.sqrt(sum(float((origin[n] * g).double().square().sum()) for n, g in gradient.items()))
     if not scale > 0:
-        return _lost(name, "lower", "the gradient is zero where parameters are not")
+        return _skipped_reading(name, "lower", "the gradient is zero where parameters are not")
     moved = {n: origin[n] + radius * origin[n].square() * g / scale for n, g in gradient.items()}
     there = loss_and_accuracy(objective.at(moved))[0]
     if not math.isfinite(there):
@@ -289,11 +291,11 @@ def spherical_sharpness(objective: Objective, loss: float, seed: int) -> Reading
     return Reading(name, square * value, "estimate", uncertainty=square * abs(value) * top.residuals[0])
 
 
-def _lost(name: str, kind: Kind, why: str) -> Reading:
+def _skipped_reading(name: str, kind: Kind, why: str) -> Reading:
     return Reading(name, math.nan, kind, status="skipped", sentence=why)
 
 
-def _discovered(objective: Objective) -> Any:
+def _find_symmetries(objective: Objective) -> Any:
     from normgauge.symmetry import symmetries
 
     return symmetries(objective)
@@ -306,10 +308,10 @@ def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpne
         )
     if samples < 1:
         raise InputError(explain("flatness", "samples must be at least 1", str(samples), "Pass samples=10"))
-    for chosen, known, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
+    for chosen, choices, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
         for name in chosen:
-            if name not in known:
-                raise unknown_name(what, name, known)
+            if name not in choices:
+                raise unknown_name(what, name, choices)
 
 
 def loss_and_accuracy(objective: Objective) -> tuple[float, float]:

@@ -157,7 +157,7 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
 
     References: santurkar2018.
     """
-    chosen = _checked_steps(steps)
+    chosen = _check_steps(steps)
     if random < 0:
         raise InputError(explain("landscape", "random counts directions", str(random), "Pass random=0 or more"))
     at_start = objective.loss_and_gradient()
@@ -177,11 +177,11 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
         draw = random_direction(base, seed * 1000 + number)
         size = scale / joint_norm(draw)
         direction = {name: size * value for name, value in draw.items()}
-        others.append(_along(objective, at_start, direction, chosen, f"random {number}", ()))
-    return _along(objective, at_start, base, chosen, "gradient", tuple(others))
+        others.append(_landscape_along(objective, at_start, direction, chosen, f"random {number}", ()))
+    return _landscape_along(objective, at_start, base, chosen, "gradient", tuple(others))
 
 
-def _along(
+def _landscape_along(
     objective: Objective,
     at_start: tuple[Tensor, dict[str, Tensor]],
     direction: Mapping[str, Tensor],
@@ -231,7 +231,7 @@ def _largest(values: Sequence[float]) -> float:
     return max(finite) if finite else math.nan
 
 
-def _checked_steps(steps: Sequence[float]) -> tuple[float, ...]:
+def _check_steps(steps: Sequence[float]) -> tuple[float, ...]:
     chosen = tuple(float(step) for step in steps)
     if not chosen or any(step == 0 or not math.isfinite(step) for step in chosen):
         raise InputError(

@@ -17,7 +17,7 @@ from normgauge.errors import InputError, NonFiniteError, StoreError, explain
 from normgauge.measure.landscape.directions import (
     Values,
     coordinates,
-    filter_normalized,
+    normalize_filters,
     principal_directions,
     random_direction,
 )
@@ -187,7 +187,7 @@ def _plane(
         drawn = [random_direction(origin, seed * 2 + i) for i in (1, 2)]
         if symmetries is not None:
             drawn = [symmetries.project(direction, origin) for direction in drawn]
-        first, second = (filter_normalized(direction, origin) for direction in drawn)
+        first, second = (normalize_filters(direction, origin) for direction in drawn)
         return (first, second), "filter"
     if directions == "pca":
         if not path:
@@ -204,15 +204,15 @@ def _plane(
                 "Pass two dicts shaped like objective.parameters",
             )
         )
-    given = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
-    a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in given)
+    vectors = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
+    a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in vectors)
     if not float(a @ b) ** 2 < (1 - 1e-12) * float(a @ a) * float(b @ b):
         raise InputError(
             explain(
                 "loss_surface", "two directions must span a plane", "parallel or zero ones", "Pass other directions"
             )
         )
-    return (given[0], given[1]), "given"
+    return (vectors[0], vectors[1]), "given"
 
 
 def _fill(
@@ -226,7 +226,7 @@ def _fill(
     """Return the losses row by row."""
     total = len(grid) ** 2
     key = _fingerprint(objective, origin, plane, grid)
-    losses = _resumed(resume, key)
+    losses = _read_losses(resume, key)
     for index in range(len(losses), total):
         b, a = grid[index // len(grid)], grid[index % len(grid)]
         there = {n: v + a * plane[0][n] + b * plane[1][n] for n, v in origin.items()}
@@ -241,7 +241,7 @@ def _fill(
     return losses
 
 
-def _resumed(resume: str | Path | None, key: str) -> list[float]:
+def _read_losses(resume: str | Path | None, key: str) -> list[float]:
     if resume is None or not Path(resume).exists():
         return []
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.measure.lipschitz.reach import Reach, added, constant_gain, three_gains
+from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain, three_gains
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.theory.lipschitz_constants import attention_slopes
 
@@ -37,25 +37,25 @@ def _attention(call: Call) -> Reach:
     if not query.value.shape[:-2] == key.value.shape[:-2] == value.value.shape[:-2]:
         raise call.refuse("every head needs its own queries, keys and values", "heads that share them")
     scale = call.kwargs.get("scale") or 1 / math.sqrt(query.value.shape[-1])
-    mask = _mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
-    return _bounded(query, key, value, float(scale), mask, call.value)
+    mask = _logit_mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
+    return _bound_attention(query, key, value, float(scale), mask, call.value)
 
 
-def _mask(given: Tensor | None, causal: bool, query: Reach, key: Reach) -> Tensor:
+def _logit_mask(mask: Tensor | None, causal: bool, query: Reach, key: Reach) -> Tensor:
     """Return what is added to the logits: 0 where a key is seen, minus infinity where it is hidden."""
     shape = (query.value.shape[-2], key.value.shape[-2])
     if causal:
         return torch.full(shape, -math.inf, dtype=torch.float64).triu(1)
-    if given is None:
+    if mask is None:
         return torch.zeros(shape, dtype=torch.float64)
-    if given.dtype == torch.bool:
-        return torch.zeros(given.shape, dtype=torch.float64).masked_fill(~given, -math.inf)
-    return given.double()
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
+    return mask.double()
 
 
-def _bounded(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor, output: Tensor) -> Reach:
-    at = _at_data(query, key, value, scale, mask)
-    ball = _on_ball(at, query, key, value, scale)
+def _bound_attention(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor, output: Tensor) -> Reach:
+    at = _sizes_at_data(query, key, value, scale, mask)
+    ball = _sizes_on_ball(at, query, key, value, scale)
     count = torch.tensor(float(query.value.shape[-2]), dtype=torch.float64)
     rows = [torch.tensor(x.rows, dtype=torch.float64) for x in (query, key, value)]
     everywhere = _Sizes(rows[0], rows[1], rows[2], count)
@@ -64,10 +64,10 @@ def _bounded(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor,
         for a, b, c in zip(at.slopes(scale), ball.slopes(scale), everywhere.slopes(scale), strict=True)
     ]
     parts = [(query, gains[0]), (key, gains[1]), (value, gains[2])]
-    return added(parts, output, value.peak, value.rows)  # an output is a mean of values
+    return add_reaches(parts, output, value.peak, value.rows)  # an output is a mean of values
 
 
-def _at_data(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor) -> _Sizes:
+def _sizes_at_data(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor) -> _Sizes:
     """Return the sizes at each datum; the largest over heads, since each head has its own block of the Jacobian."""
     logits = scale * query.value @ key.value.transpose(-1, -2) + mask
     weights = logits.softmax(-1)
@@ -80,15 +80,15 @@ def _at_data(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor)
 
 def _deviation(weights: Tensor, points: Tensor) -> Tensor:
     """Return the root of the top eigenvalue of the covariance of `points` under each row of weights."""
-    found = []
+    norms = []
     for row in range(weights.shape[-2]):  # one row at a time: all at once would be queries x keys x features
         w = weights[..., row, :, None]
         centred = w.sqrt() * (points - (w * points).sum(-2, keepdim=True))
-        found.append(torch.linalg.matrix_norm(centred, 2))
-    return torch.stack(found, -1) * (1 + 1e-11)
+        norms.append(torch.linalg.matrix_norm(centred, 2))
+    return torch.stack(norms, -1) * (1 + 1e-11)
 
 
-def _on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: float) -> _Sizes:
+def _sizes_on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: float) -> _Sizes:
     """Move the sizes by what the ball allows.
 
     Logits move by at most `delta`, so weights change by a factor of at most exp(2 delta). A covariance is at most the
@@ -122,20 +122,20 @@ def _multihead(call: Call) -> Any:
     mask = call.argument(5, "attn_mask")
     if mask is not None and mask.ndim != 2:
         raise call.refuse("a mask must be [queries, keys]", f"{mask.ndim} axes")
-    heads = [_projected(layer, place, x) for place, x in enumerate(inputs)]
+    heads = [_project(layer, place, x) for place, x in enumerate(inputs)]
     if mask is not None and mask.dtype == torch.bool:
         mask = ~mask  # torch's layer hides where its mask is True, its function where it is False
     scale = 1 / math.sqrt(layer.head_dim)
     q, k, v = heads
-    middle = _bounded(q, k, v, scale, _mask(mask, False, q, k), q.value)
+    middle = _bound_attention(q, k, v, scale, _logit_mask(mask, False, q, k), q.value)
     weight, bias = layer.out_proj.weight.double(), layer.out_proj.bias
     norm = _norm(weight)
     rows = norm * middle.rows * math.sqrt(layer.num_heads)  # a row of all heads side by side
     rows += 0.0 if bias is None else float(bias.double().norm())
-    return middle.through(constant_gain(norm, rows, rows), call.value[0]), None
+    return middle.pass_through(constant_gain(norm, rows, rows), call.value[0]), None
 
 
-def _projected(layer: nn.MultiheadAttention, place: int, x: Reach) -> Reach:
+def _project(layer: nn.MultiheadAttention, place: int, x: Reach) -> Reach:
     """Return queries, keys or values of all heads, `[N, heads, tokens, size]`."""
     width = layer.embed_dim
     if layer.in_proj_weight is not None:
@@ -147,7 +147,7 @@ def _projected(layer: nn.MultiheadAttention, place: int, x: Reach) -> Reach:
     value = flat.unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2)
     norm = _norm(weight)
     rows = norm * x.rows + (0.0 if bias is None else float(bias.norm()))
-    return x.through(constant_gain(norm, rows, rows), value)
+    return x.pass_through(constant_gain(norm, rows, rows), value)
 
 
 def _norm(matrix: Tensor) -> float:

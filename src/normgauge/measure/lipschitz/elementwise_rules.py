@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Gain, Reach, added, constant_gain, three_gains, width
+from normgauge.measure.lipschitz.reach import Gain, Reach, add_reaches, constant_gain, three_gains, width
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.theory import lipschitz_constants as constants
 
@@ -66,16 +66,16 @@ def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
     before: Reach = call.input
     peak = min(slope * before.peak + zero, limit)
     rows = slope * before.rows + zero * math.sqrt(width(call.value))
-    return before.through(constant_gain(slope, peak, rows), call.value)
+    return before.pass_through(constant_gain(slope, peak, rows), call.value)
 
 
 @on_function(*_SLOPES)
-def _function(call: Call) -> Reach:
+def _activation_function(call: Call) -> Reach:
     return _activation(call, *_SLOPES[call.kind])
 
 
 @on_module(*_TYPES)
-def _module(call: Call) -> Reach:
+def _activation_module(call: Call) -> Reach:
     return _activation(call, *_SLOPES[next(_TYPES[base] for base in type(call.module).__mro__ if base in _TYPES)])
 
 
@@ -118,7 +118,7 @@ def _square(call: Call) -> Reach:
     before: Reach = call.input
     size = _largest(before.value)
     gain = three_gains(2 * size, 2 * (size + before.spread), 2 * before.peak, before.peak**2)
-    return before.through(gain, call.value)
+    return before.pass_through(gain, call.value)
 
 
 SUMS = ("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
@@ -130,20 +130,20 @@ def _sum(call: Call) -> Reach:
     alpha = abs(float(call.kwargs.get("alpha", 1.0)))
     if isinstance(a, Reach) and isinstance(b, Reach):
         same = a.value.shape == b.value.shape
-        return added(
-            [(a, _repeated(call, a)), (b, _repeated(call, b, alpha))],
+        return add_reaches(
+            [(a, _repeat_gain(call, a)), (b, _repeat_gain(call, b, alpha))],
             call.value,
             a.peak + alpha * b.peak,
             a.rows + alpha * b.rows if same else math.inf,
         )
-    known, other = (a, b) if isinstance(a, Reach) else (b, a)
-    factor = alpha if known is b else 1.0
-    gain = _repeated(call, known, factor)
+    reach, other = (a, b) if isinstance(a, Reach) else (b, a)
+    factor = alpha if reach is b else 1.0
+    gain = _repeat_gain(call, reach, factor)
     size = _size(other) * (alpha if other is b else 1.0)
-    rows = factor * known.rows + _length(other, call.value) * (alpha if other is b else 1.0)
-    if known.value.shape != call.value.shape:
+    rows = factor * reach.rows + _length(other, call.value) * (alpha if other is b else 1.0)
+    if reach.value.shape != call.value.shape:
         rows = math.inf
-    return known.through(Gain(gain.at, gain.ball, gain.everywhere, factor * known.peak + size, rows), call.value)
+    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, factor * reach.peak + size, rows), call.value)
 
 
 @on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
@@ -151,14 +151,16 @@ def _times(call: Call) -> Reach | Pending:
     a, b = call.args[0], call.argument(1, "other")
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
     if first and second:
-        return _product(call, _certified(a), _certified(b))
-    known, other = (a, b) if first else (b, a)
-    if isinstance(known, Pending):
-        factors = _factors(known.value, other)
-        folded = None if factors is None else known.folded.scaled(call.name, factors[0], 0 * factors[0], factors[1])
-        if folded is not None and call.value.shape == known.value.shape:
+        return _product(call, _certify(a), _certify(b))
+    operand, other = (a, b) if first else (b, a)
+    if isinstance(operand, Pending):
+        factors = _factors(operand.value, other)
+        folded = (
+            None if factors is None else operand.folded.then_factors(call.name, factors[0], 0 * factors[0], factors[1])
+        )
+        if folded is not None and call.value.shape == operand.value.shape:
             return Pending(call.value, folded)
-    return _scaled(call, _certified(known), _size(other))
+    return _scale(call, _certify(operand), _size(other))
 
 
 @on_function("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
@@ -169,44 +171,44 @@ def _quotient(call: Call) -> Reach:
     smallest = abs(float(b)) if not isinstance(b, Tensor) else float(b.abs().min())
     if call.kwargs.get("rounding_mode") is not None or smallest == 0:
         raise call.refuse("division needs a divisor other than zero, without rounding", f"divisor {smallest:g}")
-    return _scaled(call, a, 1 / smallest)
+    return _scale(call, a, 1 / smallest)
 
 
-def _scaled(call: Call, known: Reach, size: float) -> Reach:
-    gain = _repeated(call, known, size)
-    rows = known.rows * size if known.value.shape == call.value.shape else math.inf
-    return known.through(Gain(gain.at, gain.ball, gain.everywhere, known.peak * size, rows), call.value)
+def _scale(call: Call, reach: Reach, size: float) -> Reach:
+    gain = _repeat_gain(call, reach, size)
+    rows = reach.rows * size if reach.value.shape == call.value.shape else math.inf
+    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, reach.peak * size, rows), call.value)
 
 
 def _product(call: Call, a: Reach, b: Reach) -> Reach:
     """d(a b) = a db + b da, where a tensor that is repeated collects what it is multiplied with over the repeats."""
-    _aligned(call, a)
-    _aligned(call, b)
-    return added([(a, _multiplied(call, a, b)), (b, _multiplied(call, b, a))], call.value, a.peak * b.peak)
+    _check_axes(call, a)
+    _check_axes(call, b)
+    return add_reaches([(a, _product_gain(call, a, b)), (b, _product_gain(call, b, a))], call.value, a.peak * b.peak)
 
 
-def _multiplied(call: Call, moving: Reach, factor: Reach) -> Gain:
+def _product_gain(call: Call, moving: Reach, factor: Reach) -> Gain:
     shape = call.value.shape
     axes = [i for i, (n, m) in enumerate(zip(moving.value.shape, shape, strict=True)) if n != m]
     squares = factor.value.expand(shape).square()
     blocks = (squares.sum(axes, keepdim=True) if axes else squares).flatten(1).amax(1).sqrt()
     repeats = math.sqrt(call.value.numel() / moving.value.numel())
     # where the factor itself is repeated along those axes, its movement is seen as often
-    seen = math.sqrt(math.prod(shape[i] for i in axes if factor.value.shape[i] == 1))
-    return three_gains(blocks, blocks + seen * factor.spread, factor.peak * repeats if factor.peak else 0.0)
+    factor_repeats = math.sqrt(math.prod(shape[i] for i in axes if factor.value.shape[i] == 1))
+    return three_gains(blocks, blocks + factor_repeats * factor.spread, factor.peak * repeats if factor.peak else 0.0)
 
 
-def _repeated(call: Call, known: Reach, factor: float = 1.0) -> Gain:
+def _repeat_gain(call: Call, reach: Reach, factor: float = 1.0) -> Gain:
     """Return the gain of repeating a tensor by broadcasting and multiplying by a factor."""
-    _aligned(call, known)
-    return constant_gain(factor * math.sqrt(call.value.numel() / known.value.numel()))
+    _check_axes(call, reach)
+    return constant_gain(factor * math.sqrt(call.value.numel() / reach.value.numel()))
 
 
-def _aligned(call: Call, known: Reach) -> None:
-    if known.value.ndim != call.value.ndim:
+def _check_axes(call: Call, reach: Reach) -> None:
+    if reach.value.ndim != call.value.ndim:
         raise call.refuse(
             "tensors that depend on the input must have all axes of the result, the batch first",
-            f"shapes {tuple(known.value.shape)} and {tuple(call.value.shape)}",
+            f"shapes {tuple(reach.value.shape)} and {tuple(call.value.shape)}",
             "Insert the missing axes with unsqueeze",
         )
 
@@ -238,5 +240,5 @@ def _largest(value: Tensor) -> Tensor:
     return value.abs().flatten(1).amax(1)
 
 
-def _certified(known: Reach | Pending) -> Reach:
-    return known.certified if isinstance(known, Pending) else known
+def _certify(operand: Reach | Pending) -> Reach:
+    return operand.certified if isinstance(operand, Pending) else operand

@@ -58,10 +58,10 @@ class Folded:
     def _bracket(self, kind: BracketKind) -> tuple[float, float]:
         key = (kind, *self.key)
         if key not in self.norms:
-            self.norms[key] = self._measured(kind)
+            self.norms[key] = self._measure(kind)
         return self.norms[key]
 
-    def _measured(self, kind: BracketKind) -> tuple[float, float]:
+    def _measure(self, kind: BracketKind) -> tuple[float, float]:
         if self.weight.ndim == 1:
             largest = float(self.weight.abs().max())
             return largest, largest * (1 + _SLACK)
@@ -73,7 +73,7 @@ class Folded:
         bracket = bracket_of(map_, kind, steps=None, delta=1e-10)
         return bracket.lower, bracket.upper * (1 + _SLACK)
 
-    def scaled(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:
+    def then_factors(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:
         """Return the map followed by factors per channel; `None` where they act on another axis."""
         key = (*self.key, name)
         if self.weight.ndim == 1:
@@ -83,7 +83,7 @@ class Folded:
             if axis != -1:
                 return None
             return Folded(
-                self.base, key, self.norms, self.weight * factors[:, None], _moved(self.offset, factors, offset)
+                self.base, key, self.norms, self.weight * factors[:, None], _scale_offset(self.offset, factors, offset)
             )
         if axis != 1:
             return None
@@ -125,7 +125,7 @@ class Pending:
         """The reach of the output, by a certified norm."""
         return self._reach(self.folded.norm())
 
-    def likely(self) -> Reach:
+    def estimated_reach(self) -> Reach:
         """Return the reach by the certified norm if it was taken, else by an estimate; for display only."""
         return self._reach(self.folded.likely_norm())
 
@@ -135,12 +135,12 @@ class Pending:
         if folded.offset is not None and math.isfinite(base.rows):
             rows = norm * base.rows + float(folded.offset.norm())
             peak = float(folded.weight.norm(dim=1).max()) * base.rows + float(folded.offset.abs().max())
-        return base.through(constant_gain(norm, peak, rows), self.value)
+        return base.pass_through(constant_gain(norm, peak, rows), self.value)
 
-    def light(self) -> Pending:
+    def drop_value(self) -> Pending:
         """Return the numbers without the tensor."""
         return Pending(self.value.new_empty(0), self.folded)
 
 
-def _moved(offset: Tensor | None, factors: Tensor, shift: Tensor | None) -> Tensor | None:
+def _scale_offset(offset: Tensor | None, factors: Tensor, shift: Tensor | None) -> Tensor | None:
     return None if offset is None or shift is None else offset * factors + shift

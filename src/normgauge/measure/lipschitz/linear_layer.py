@@ -73,10 +73,10 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
         return _diagonal(name, [scales[id(part)] for part in parts], input_shape)
     main = linear[0]
     place = next(number for number, part in enumerate(parts) if part is main)
-    with buffers_kept(main):
+    with keep_buffers(main):
         weight = main.weight.detach().clone()
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    weight = _usable(weight, name).to(torch.float64)  # folding in the layer's precision would move the norm
+    weight = _check_weight(weight, name).to(torch.float64)  # folding in the layer's precision would move the norm
     for number, part in enumerate(parts):
         if part is not main:
             weight = fold_channels(main, weight, scales[id(part)], after=number > place)
@@ -119,7 +119,7 @@ def _diagonal(name: str, factors: list[Tensor], input_shape: Sequence[int] | Non
     return LinearMap(name, shape, total, diagonal=total)
 
 
-def _usable(weight: Tensor, name: str) -> Tensor:
+def _check_weight(weight: Tensor, name: str) -> Tensor:
     if weight.is_complex():
         raise ModelError(explain(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts"))
     if not bool(torch.isfinite(weight).all()):
@@ -160,8 +160,8 @@ def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
             )
         )
     shape = tuple(input_shape)
-    known = len(shape) in (axes, axes + 1, axes + 2) and (len(shape) == axes or shape[-axes - 1] == channels)
-    if not known or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+    valid = len(shape) in (axes, axes + 1, axes + 2) and (len(shape) == axes or shape[-axes - 1] == channels)
+    if not valid or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
         raise InputError(
             explain(
                 f"operator_norm of {_describe(layer)}",
@@ -174,7 +174,7 @@ def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
 
 
 @contextmanager
-def buffers_kept(layer: nn.Module) -> Iterator[None]:
+def keep_buffers(layer: nn.Module) -> Iterator[None]:
     """Restore a layer's buffers on exit: torch's spectral_norm iterates whenever its weight is read in train mode."""
     kept = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     try:

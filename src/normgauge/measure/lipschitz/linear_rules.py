@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import nn as normalizers
 from normgauge.measure.lipschitz.folded import Folded, Pending
-from normgauge.measure.lipschitz.reach import Reach, added, constant_gain, three_gains
+from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain, three_gains
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.network import folded_affine, stored_affine
 
@@ -45,18 +45,18 @@ def _linear_function(call: Call) -> Pending:
     return _through_matrix(call, call.input, weight, bias)
 
 
-def _through_matrix(call: Call, known: Any, weight: Tensor, bias: Tensor | None) -> Pending:
-    matrix = _finite(call, weight)
+def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | None) -> Pending:
+    matrix = _check_finite(call, weight)
     offset = torch.zeros(len(matrix), dtype=torch.float64) if bias is None else bias.detach().double()
-    folded = known.folded.then_matrix(call.name, matrix, offset) if isinstance(known, Pending) else None
+    folded = operand.folded.then_matrix(call.name, matrix, offset) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(_base(known), (call.name,), call.norms, matrix, offset)
+        folded = Folded(_base(operand), (call.name,), call.norms, matrix, offset)
     return Pending(call.value, folded)
 
 
 @on_module(*_CONVOLUTIONS, folds=True)
 def _convolution(call: Call) -> Pending:
-    return _convolved(call, call.input, call.module, call.module.weight)
+    return _through_convolution(call, call.input, call.module, call.module.weight)
 
 
 @on_function("conv1d", "conv2d", "conv3d", folds=True)
@@ -77,22 +77,22 @@ def _convolution_function(call: Call) -> Pending:
         bias=False,
         device="meta",
     )
-    return _convolved(call, call.input, layer, weight)
+    return _through_convolution(call, call.input, layer, weight)
 
 
-def _convolved(call: Call, known: Any, layer: nn.Module, weight: Tensor) -> Pending:
-    kernel = _finite(call, weight)
-    size = tuple(known.value.shape[2:])
+def _through_convolution(call: Call, operand: Any, layer: nn.Module, weight: Tensor) -> Pending:
+    kernel = _check_finite(call, weight)
+    size = tuple(operand.value.shape[2:])
     if len(size) != kernel.ndim - 2:
         raise call.refuse(
             f"its input must be [batch, channels] and {kernel.ndim - 2} axes of space",
-            f"shape {tuple(known.value.shape)}",
+            f"shape {tuple(operand.value.shape)}",
             "Add the batch axis",
         )
     name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
-    folded = known.folded.then_convolution(name, layer, kernel, size) if isinstance(known, Pending) else None
+    folded = operand.folded.then_convolution(name, layer, kernel, size) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(base=_base(known), key=(name,), norms=call.norms, weight=kernel, layer=layer, size=size)
+        folded = Folded(base=_base(operand), key=(name,), norms=call.norms, weight=kernel, layer=layer, size=size)
     return Pending(call.value, folded)
 
 
@@ -132,17 +132,17 @@ def _whitening(call: Call) -> Pending | Reach:
     matrix = (layer(eye) - shift).T
     if call.value.ndim == 2:
         return _through_matrix(call, call.input, matrix, shift)
-    return _base(call.input, certified=True).through(constant_gain(_spectral(matrix)), call.value)
+    return _base(call.input, certified=True).pass_through(constant_gain(_spectral(matrix)), call.value)
 
 
 def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
-    known = call.input
+    operand = call.input
     if not bool(torch.isfinite(factors).all()):
         raise call.refuse("its factors must be finite", "inf or nan", "Look at the stored variance")
     axis = -1 if call.value.ndim == 2 else 1
-    folded = known.folded.scaled(call.name, factors, shift, axis) if isinstance(known, Pending) else None
+    folded = operand.folded.then_factors(call.name, factors, shift, axis) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(_base(known, certified=True), (call.name,), call.norms, factors, axis=axis)
+        folded = Folded(_base(operand, certified=True), (call.name,), call.norms, factors, axis=axis)
     return Pending(call.value, folded)
 
 
@@ -152,7 +152,7 @@ def _batch_norm_function(call: Call) -> Reach:
     if call.argument(5, "training", False) or not isinstance(variance, Tensor):
         raise call.refuse("BatchNorm must use stored statistics", "training=True", "Call model.eval() first")
     factors, _ = folded_affine(None, variance, gain, None, call.argument(7, "eps", 1e-5))
-    return call.input.through(constant_gain(float(factors.abs().max())), call.value)
+    return call.input.pass_through(constant_gain(float(factors.abs().max())), call.value)
 
 
 @on_function("matmul", "bmm", "__matmul__", "__rmatmul__", several=True)
@@ -160,16 +160,18 @@ def _matmul(call: Call) -> Reach | Pending:
     a, b = call.args[0], call.argument(1, "other", call.kwargs.get("mat2"))
     if isinstance(a, Reach) and isinstance(b, Reach):
         return _bilinear(call, a, b)
-    known, other = (a, b) if isinstance(a, Reach) else (b, a)
-    if not isinstance(other, Tensor) or known.value.ndim != call.value.ndim:
+    operand, other = (a, b) if isinstance(a, Reach) else (b, a)
+    if not isinstance(other, Tensor) or operand.value.ndim != call.value.ndim:
         raise call.refuse("a product must keep the axes", f"shape {tuple(call.value.shape)}", "Use a 2-d constant")
-    if known is a and other.ndim == 2:
-        return Pending(call.value, Folded(known.light(), (call.name,), call.norms, _finite(call, other.T), None))
-    if known is b and known.value.ndim < 3:
+    if operand is a and other.ndim == 2:
+        return Pending(
+            call.value, Folded(operand.drop_value(), (call.name,), call.norms, _check_finite(call, other.T), None)
+        )
+    if operand is b and operand.value.ndim < 3:
         raise call.refuse(
             "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
         )
-    return known.through(constant_gain(_spectral(other.double())), call.value)
+    return operand.pass_through(constant_gain(_spectral(other.double())), call.value)
 
 
 def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
@@ -179,20 +181,20 @@ def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
     sizes = [torch.linalg.matrix_norm(x.value, 2).reshape(len(x.value), -1).amax(1) for x in (a, b)]
     limits = [x.rows * x.value.shape[-2] ** 0.5 for x in (a, b)]
     gains = [three_gains(size, size + x.spread, limit) for size, x, limit in zip(sizes, (a, b), limits, strict=True)]
-    return added([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
+    return add_reaches([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
 
 
-def _base(known: Any, *, certified: bool = True) -> Reach:
-    reach = known.certified if isinstance(known, Pending) and certified else known
+def _base(operand: Any, *, certified: bool = True) -> Reach:
+    reach = operand.certified if isinstance(operand, Pending) and certified else operand
     assert isinstance(reach, Reach)  # for the type checker
-    return reach.light()
+    return reach.drop_value()
 
 
 def _spectral(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(matrix, 2).max()) * (1 + 1e-11)
 
 
-def _finite(call: Call, weight: Tensor) -> Tensor:
+def _check_finite(call: Call, weight: Tensor) -> Tensor:
     if weight.is_complex() or not bool(torch.isfinite(weight).all()):
         raise call.refuse("weights must be real and finite", "complex, inf or nan", "Look at the step that made them")
     return weight.detach().double()

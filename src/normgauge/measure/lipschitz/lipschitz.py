@@ -15,9 +15,9 @@ from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
-from normgauge.measure.lipschitz.lower_bound import Steepest, steepest
+from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
-from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, checked_inputs, private_copy
+from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, check_inputs, private_copy
 from normgauge.records import Kind, Reading
 from normgauge.results import Result, instrument, spend
 
@@ -120,7 +120,7 @@ class LipschitzBracket(Result):
 
     def _title(self) -> str:
         where = "on all inputs" if self.radius is None else f"within {self.radius:g} of {self.samples} data"
-        low, high = _spoken(self.log10_lower), _spoken(self.log10_upper)
+        low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
         return f"Lipschitz constant of {self.model} {where}: between {low} and {high}"
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ class LipschitzBracket(Result):
         return *whole, *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers)
 
     def _meaning(self) -> str:
-        low, high = _spoken(self.log10_lower), _spoken(self.log10_upper)
+        low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
         if not math.isfinite(self.log10_upper):
             return (
                 f"Outputs can move at least {low} times as far as inputs; on all inputs no bound exists: pass radius=."
@@ -165,9 +165,10 @@ class LipschitzBracket(Result):
         return f"{said}, 10^{gap:.2f} apart (over {TIGHT:g}): radii from the bound are safe and far too small.{name}"
 
     def _notes(self) -> str:
-        ball = "" if self.log10_on_ball is None else f", on the balls {_spoken(self.log10_on_ball)}"
+        ball = "" if self.log10_on_ball is None else f", on the balls {_format_log(self.log10_on_ball)}"
         return (
-            f"upper at the data {_spoken(self.log10_at_data)}{ball}, on all inputs {_spoken(self.log10_global)}; "
+            f"upper at the data {_format_log(self.log10_at_data)}{ball}, "
+            f"on all inputs {_format_log(self.log10_global)}; "
             f"normalizers 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|; certified in "
             f"float64, slack {SLACK:g}"
         )
@@ -233,7 +234,7 @@ def lipschitz(
         raise InputError(
             explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
         )
-    data = checked_inputs(inputs)
+    data = check_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
     walk = Walk(without_inplace(private_copy(model).double()), data.double())
@@ -241,13 +242,13 @@ def lipschitz(
     check_agreement(double, data.double(), output.value)
     kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)
     kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
-    low = steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
+    low = find_steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
     spend("forwards", 2)  # the walk, and what it is compared with
     spend("gradients", low.gradients)
-    return _assembled(model, walk.steps, output, low, radius)
+    return _assemble(model, walk.steps, output, low, radius)
 
 
-def _assembled(
+def _assemble(
     model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None
 ) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
@@ -287,8 +288,8 @@ def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[Lay
     def factor(sense: str, place: int) -> float:
         totals = senses[sense]
         before = max((totals[i] if i >= 0 else 0.0 for i in steps[place].sources), default=0.0)
-        found = totals[place] - before if math.isfinite(before) else 0.0
-        return 0.0 if abs(found) < SLACK else found  # rounding is no contribution
+        gain = totals[place] - before if math.isfinite(before) else 0.0
+        return 0.0 if abs(gain) < SLACK else gain  # rounding is no contribution
 
     return tuple(
         LayerGain(
@@ -316,7 +317,7 @@ def _power(log: float) -> float:
     return 10.0**log if log < 308 else math.inf
 
 
-def _spoken(log: float) -> str:
+def _format_log(log: float) -> str:
     if not math.isfinite(log):
         return "infinity" if log > 0 else "0"
     return f"{10.0**log:.4g}" if abs(log) < 6 else f"10^{log:.2f}"

@@ -86,7 +86,7 @@ def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tenso
     return flat.norm(dim=1), _unit(flat).view_as(x), weights
 
 
-def uphill(model: Model, point: Tensor, left: Tensor) -> Tensor:
+def uphill_direction(model: Model, point: Tensor, left: Tensor) -> Tensor:
     """Return the direction in which ||J(x)^T left|| grows fastest, of length 1; zero where J is locally constant.
 
     By Danskin that is the direction for the norm of J itself, if its top singular value is simple.
@@ -105,7 +105,7 @@ def _unit(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
-def steepest(
+def find_steepest(
     single: nn.Module, double: nn.Module, inputs: Tensor, radius: float | None, climbs: int, seed: int
 ) -> Steepest:
     """Find the steepest point near the data and certify it in float64.
@@ -127,17 +127,17 @@ def steepest(
     length = radius if radius is not None else 0.3 * float(home.norm()) or 1.0
     spent = outputs
     for _ in range(climbs):
-        moves = _moves(direction, uphill(single, point, left), length, random)
-        candidates = _inside(point + moves, home, radius)
-        found, rights, lefts = jacobian_norms(single, candidates, seed)
-        found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
-        top = int(found.argmax())
+        moves = _moves(direction, uphill_direction(single, point, left), length, random)
+        candidates = _pull_inside(point + moves, home, radius)
+        candidate_norms, rights, lefts = jacobian_norms(single, candidates, seed)
+        candidate_norms = torch.nan_to_num(candidate_norms, 0.0, 0.0, 0.0)
+        top = int(candidate_norms.argmax())
         spent += outputs + 2
-        if float(found[top]) > best:
-            best, point, direction, left = float(found[top]), candidates[top], rights[top], lefts[top]
+        if float(candidate_norms[top]) > best:
+            best, point, direction, left = float(candidate_norms[top]), candidates[top], rights[top], lefts[top]
         else:
             length /= 3
-    return Steepest(_certified(double, point, home, radius, random), float(norms.max()), datum, spent)
+    return Steepest(_certify_norm(double, point, home, radius, random), float(norms.max()), datum, spent)
 
 
 def _moves(direction: Tensor, gradient: Tensor, length: float, random: torch.Generator) -> Tensor:
@@ -151,7 +151,7 @@ def _moves(direction: Tensor, gradient: Tensor, length: float, random: torch.Gen
     return torch.cat([ways * (length * scale) for scale in _SCALES])
 
 
-def _inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
+def _pull_inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
     if radius is None:
         return points
     offsets = (points - home).flatten(1)
@@ -161,12 +161,14 @@ def _inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
     return home + shrunk.view_as(points)
 
 
-def _certified(double: nn.Module, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator) -> float:
+def _certify_norm(
+    double: nn.Module, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator
+) -> float:
     """Return the norm at a point a hair away, where the function is differentiable with probability one."""
     centre, start = home.double(), point.double()
     jitter = torch.randn((3, *point.shape), generator=random, dtype=torch.float64).to(point.device)
     scale = _JITTER * (float(start.abs().max()) or 1.0)
     scale = scale if radius is None else min(scale, 1e-3 * radius / jitter[0].numel() ** 0.5)
-    near = _inside(start + scale * jitter, centre, radius)
+    near = _pull_inside(start + scale * jitter, centre, radius)
     norms, _, _ = jacobian_norms(double, near)
     return float(torch.nan_to_num(norms, 0.0, 0.0, 0.0).max()) * (1 - _SLACK)

@@ -15,7 +15,7 @@ from normgauge.theory.lipschitz_constants import normalized_slope
 _EPS64 = torch.finfo(torch.float64).eps
 
 
-def _normalized(
+def _bound_normalizer(
     call: Call, blocks: Tensor, gains: Tensor | None, offset: Tensor | None, eps: float, *, centred: bool, last: bool
 ) -> Reach:
     """Return the bounds of `gain (x - mean) / sqrt(var + eps) + offset` on blocks.
@@ -29,7 +29,7 @@ def _normalized(
         centred: whether the mean is taken off.
         last: whether a block is a row, so that lengths of rows are bounded.
     """
-    known: Reach = call.input
+    reach: Reach = call.input
     size = blocks.shape[-1]
     means = blocks.mean(-1) if centred else torch.zeros_like(blocks[..., 0])
     deviation = (blocks - means[..., None]).square().mean(-1).sqrt()
@@ -38,14 +38,14 @@ def _normalized(
     factors = torch.ones(()) if gains is None else gains.abs()
     largest = factors.expand(blocks.shape[-2:]).amax(-1) if factors.ndim else factors
     at = (largest * normalized_slope(deviation, torch.zeros(()), size, eps)).amax(-1)
-    ball = (largest * normalized_slope(deviation, known.spread[:, None], size, eps)).amax(-1)
+    ball = (largest * normalized_slope(deviation, reach.spread[:, None], size, eps)).amax(-1)
     top = float(factors.max())
     everywhere = top / math.sqrt(eps) if eps > 0 else math.inf
     shift = 0.0 if offset is None else float(offset.abs().max())
     rows = top * math.sqrt(size) + (0.0 if offset is None else float(offset.double().norm())) if last else math.inf
     total = math.sqrt(blocks.shape[1] * size)
     gain = three_gains(at, ball, everywhere, top * math.sqrt(size) + shift, rows, 2 * top * total)
-    return known.through(gain, call.value)
+    return reach.pass_through(gain, call.value)
 
 
 def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Reach:
@@ -54,7 +54,7 @@ def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None,
         raise call.refuse("the batch must not be normalized over", f"{axes} axes of {value.ndim}", "Add a batch axis")
     blocks = value.reshape(len(value), -1, math.prod(value.shape[-axes:]))
     gains = None if weight is None else weight.detach().double().reshape(1, -1)
-    return _normalized(call, blocks, gains, bias, eps, centred=centred, last=axes == 1)
+    return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=axes == 1)
 
 
 @on_module(nn.LayerNorm, normalizers.LayerNorm, normalizer=True)
@@ -82,7 +82,7 @@ def _rms_norm_function(call: Call) -> Reach:
     return _trailing(call, len(shape), weight, None, _EPS64 if eps is None else eps, centred=False)
 
 
-def _grouped(
+def _bound_groups(
     call: Call, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool = True
 ) -> Reach:
     value: Tensor = call.input.value
@@ -91,24 +91,24 @@ def _grouped(
     if weight is not None:
         places = value[0, 0].numel()
         gains = weight.detach().double().reshape(groups, -1).repeat_interleave(places, dim=1)
-    return _normalized(call, blocks, gains, bias, eps, centred=centred, last=value.ndim == 2 and groups == 1)
+    return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=value.ndim == 2 and groups == 1)
 
 
 @on_module(nn.GroupNorm, normalizers.GroupNorm, normalizers.ChannelLayerNorm, normalizer=True)
 def _group_norm(call: Call) -> Reach:
     layer = call.module
-    return _grouped(call, layer.num_groups, layer.weight, layer.bias, layer.eps)
+    return _bound_groups(call, layer.num_groups, layer.weight, layer.bias, layer.eps)
 
 
 @on_function("group_norm", normalizer=True)
 def _group_norm_function(call: Call) -> Reach:
     groups, weight, bias = call.argument(1, "num_groups"), call.argument(2, "weight"), call.argument(3, "bias")
-    return _grouped(call, groups, weight, bias, call.argument(4, "eps", 1e-5))
+    return _bound_groups(call, groups, weight, bias, call.argument(4, "eps", 1e-5))
 
 
 @on_module(normalizers.ChannelRMSNorm, normalizer=True)
 def _channel_rms(call: Call) -> Reach:
-    return _grouped(call, 1, call.module.weight, None, call.module.eps, centred=False)
+    return _bound_groups(call, 1, call.module.weight, None, call.module.eps, centred=False)
 
 
 @on_module(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, normalizers.InstanceNorm, normalizer=True)
@@ -116,18 +116,18 @@ def _instance_norm(call: Call) -> Reach:
     layer = call.module
     if layer.track_running_stats and not layer.training:
         raise call.refuse("InstanceNorm has a rule without running statistics", "track_running_stats=True")
-    return _grouped(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
+    return _bound_groups(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
 
 
 @on_function("normalize", normalizer=True)
 def _unit_length(call: Call) -> Reach:
     """Bound x / max(|x|, eps) along one axis: slope at most 1 / max(|x|, eps)."""
-    known: Reach = call.input
+    reach: Reach = call.input
     p, axis, eps = call.argument(1, "p", 2.0), call.argument(2, "dim", 1), call.argument(3, "eps", 1e-12)
     if p != 2 or not isinstance(axis, int) or axis % call.value.ndim == 0:
         raise call.refuse("normalize has a rule for p = 2 along one axis that is not the batch", f"p={p}, dim={axis}")
-    lengths = torch.linalg.vector_norm(known.value, dim=axis).flatten(1).amin(1)
+    lengths = torch.linalg.vector_norm(reach.value, dim=axis).flatten(1).amin(1)
     at = 1 / lengths.clamp_min(eps)
-    ball = 1 / (lengths - known.spread).clamp_min(eps)
+    ball = 1 / (lengths - reach.spread).clamp_min(eps)
     last = axis % call.value.ndim == call.value.ndim - 1
-    return known.through(three_gains(at, ball, 1 / eps, 1.0, 1.0 if last else math.inf), call.value)
+    return reach.pass_through(three_gains(at, ball, 1 / eps, 1.0, 1.0 if last else math.inf), call.value)

@@ -192,10 +192,10 @@ def operator_norm(
             explain("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
         )
     map_ = read_layer(layer, input_shape)
-    found = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
-    spend("gradients", found.steps)  # a step is a product with the layer and one with its adjoint
-    spend("forwards", math.prod(map_.input_shape) if found.method == DENSE else 0)
-    return replace(found, mode="eval")
+    bracket = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
+    spend("gradients", bracket.steps)  # a step is a product with the layer and one with its adjoint
+    spend("forwards", math.prod(map_.input_shape) if bracket.method == DENSE else 0)
+    return replace(bracket, mode="eval")
 
 
 def bracket_of(
@@ -226,7 +226,7 @@ def bracket_of(
             input_shape=map_.input_shape,
             reshaped=reshaped,
         )
-    exact = _exact(operator)
+    exact = _exact_norm(operator)
     if exact is not None:
         value, method, frequencies = exact
         return Bracket(
@@ -242,7 +242,7 @@ def bracket_of(
     return _bracket(map_, operator, reshaped, kind, steps=steps, delta=delta, start=start, seed=seed)
 
 
-def _exact(operator: Convolution) -> tuple[float, str, int] | None:
+def _exact_norm(operator: Convolution) -> tuple[float, str, int] | None:
     """Return the norm where it can be had exactly at once: a small matrix, or a symbol whose bound is attained."""
     if symbol_is_exact(operator):
         bound = symbol_bound(operator)

@@ -84,27 +84,27 @@ class Reach:
         zeros = torch.zeros(len(inputs), dtype=torch.float64)
         return cls(inputs, zeros, zeros, torch.zeros((), dtype=torch.float64), torch.full_like(zeros, radius))
 
-    def through(self, gain: Gain, value: Tensor) -> Reach:
+    def pass_through(self, gain: Gain, value: Tensor) -> Reach:
         """Return the output of a step with a gain."""
         spread = torch.where(self.spread == 0, self.spread, self.spread * gain.ball.exp())
         spread = torch.where(torch.isneginf(gain.ball), torch.zeros_like(spread), spread)
         rows = min(gain.rows, gain.peak * math.sqrt(width(value)))
         return Reach(
             value=value,
-            at=chained(self.at, gain.at),
-            ball=chained(self.ball, gain.ball),
-            everywhere=chained(self.everywhere, gain.everywhere),
+            at=chain_logs(self.at, gain.at),
+            ball=chain_logs(self.ball, gain.ball),
+            everywhere=chain_logs(self.everywhere, gain.everywhere),
             spread=spread.clamp_max(gain.reach) * (1 + 1e-12),
             peak=min(gain.peak, rows),
             rows=rows,
         )
 
-    def moved(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
+    def move_entries(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
         """Return the numbers after a step that only moves or drops entries; lengths of rows are lost if not given."""
         limit = self.peak * math.sqrt(width(value))
         return replace(self, value=value, rows=limit if rows is None else min(rows, limit), batch=batch)
 
-    def light(self) -> Reach:
+    def drop_value(self) -> Reach:
         """Return the numbers without the tensor."""
         return replace(self, value=self.value.new_empty(0))
 
@@ -114,16 +114,18 @@ def width(value: Tensor) -> int:
     return value.shape[-1] if value.ndim > 1 else 1
 
 
-def chained(first: Tensor, second: Tensor) -> Tensor:
+def chain_logs(first: Tensor, second: Tensor) -> Tensor:
     """Return the log of a product of constants; a constant of zero wins against an infinite one."""
     total = first + second + _ROUNDING
     nothing = torch.isneginf(first) | torch.isneginf(second)
     return torch.where(nothing, torch.full_like(total, -math.inf), total)
 
 
-def added(parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf, rows: float = math.inf) -> Reach:
+def add_reaches(
+    parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf, rows: float = math.inf
+) -> Reach:
     """Return a sum of steps: constants and movements add up."""
-    moved = [reach.through(gain, value) for reach, gain in parts]
+    moved = [reach.pass_through(gain, value) for reach, gain in parts]
     first = moved[0]
     at, ball, everywhere, spread = first.at, first.ball, first.everywhere, first.spread
     for other in moved[1:]:
@@ -133,7 +135,7 @@ def added(parts: list[tuple[Reach, Gain]], value: Tensor, peak: float = math.inf
     return Reach(value=value, at=at, ball=ball, everywhere=everywhere, spread=spread, peak=min(peak, rows), rows=rows)
 
 
-def joined(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach:
+def join_reaches(parts: list[Reach], value: Tensor, peak: float, rows: float) -> Reach:
     """Return parts laid side by side: squares of constants and of movements add up."""
     at, ball, everywhere = (
         torch.stack([2 * getattr(part, name) for part in parts]).logsumexp(0) / 2 + _ROUNDING

@@ -14,7 +14,6 @@ from normgauge.errors import InputError, ModelError, explain
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach, three_gains
 
-Known = Reach | Pending
 Outcome = Any  # a Reach, a Pending, or a tuple of them
 
 
@@ -49,19 +48,19 @@ class Call:
         """The first argument."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
-    def dependent(self) -> list[Any]:
+    def dependent_arguments(self) -> list[Any]:
         """Return all arguments that depend on the network's input, also inside tuples and lists."""
-        found: list[Any] = []
+        arguments: list[Any] = []
 
         def walk(tree: Any) -> None:
             if isinstance(tree, (Reach, Pending)):
-                found.append(tree)
+                arguments.append(tree)
             elif isinstance(tree, (tuple, list)):
                 for item in tree:
                     walk(item)
 
         walk((*self.args, *self.kwargs.values()))
-        return found
+        return arguments
 
     def refuse(self, rule: str, got: str, next_step: str = "") -> ModelError:
         """Return the error for a step that a rule cannot bound."""
@@ -187,15 +186,15 @@ def register_lipschitz_rule(
                 "Subclass it, or wrap it",
             )
         )
-    made = Rule(lambda call: _bounded_by_user(call, rule), normalizer=normalizer)
+    checked_rule = Rule(lambda call: _bound_by_user(call, rule), normalizer=normalizer)
     if is_module:
-        _MODULES[target] = made  # type: ignore[index]
+        _MODULES[target] = checked_rule  # type: ignore[index]
     else:
-        _CALLABLES[target] = made
+        _CALLABLES[target] = checked_rule
 
 
-def _bounded_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
-    reaches = call.dependent()
+def _bound_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
+    reaches = call.dependent_arguments()
     if len(reaches) != 1 or not isinstance(call.value, Tensor):
         raise call.refuse("a registered rule is for steps with one input and one output", f"{len(reaches)} inputs")
     answer = rule(call)
@@ -207,4 +206,4 @@ def _bounded_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
         raise call.refuse(
             "constants are not negative", repr(answer), "Return Lipschitz constants, inf where there is none"
         )
-    return reaches[0].through(three_gains(tensors[0], tensors[1], tensors[2]), call.value)
+    return reaches[0].pass_through(three_gains(tensors[0], tensors[1], tensors[2]), call.value)

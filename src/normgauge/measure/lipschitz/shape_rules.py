@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Gain, Reach, constant_gain, joined
+from normgauge.measure.lipschitz.reach import Gain, Reach, constant_gain, join_reaches
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.theory import lipschitz_constants as constants
 
@@ -26,10 +26,10 @@ PERMUTATIONS = ("permute", "transpose", "swapaxes", "swapdims", "movedim", "move
 
 
 @on_module(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, folds=True, shown=False)
-def _nothing(call: Call) -> Reach | Pending:
+def _identity(call: Call) -> Reach | Pending:
     if call.module.training and getattr(call.module, "p", 0.0) > 0:
         raise call.refuse("dropout must be in evaluation mode", "training mode", "Call model.eval() first")
-    return _same(call)
+    return _copy(call)
 
 
 @on_function("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", folds=True, shown=False)
@@ -38,142 +38,144 @@ def _dropout_function(call: Call) -> Reach | Pending:
         raise call.refuse(
             "dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()"
         )
-    return _same(call)
+    return _copy(call)
 
 
 @on_function(*COPIES, folds=True, shown=False, several=True)
-def _same(call: Call) -> Reach | Pending:
-    known = call.input
-    if isinstance(known, Pending):
-        return Pending(call.value, known.folded)
-    return known.moved(call.value, known.rows)
+def _copy(call: Call) -> Reach | Pending:
+    operand = call.input
+    if isinstance(operand, Pending):
+        return Pending(call.value, operand.folded)
+    return operand.move_entries(call.value, operand.rows)
 
 
 @on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
 @on_function(*VIEWS, shown=False, several=True)
-def _reshaped(call: Call) -> Reach:
+def _reshape(call: Call) -> Reach:
     """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
-    known: Reach = call.input
-    unchanged = known.value.shape[-1] == call.value.shape[-1]
-    return known.moved(call.value, known.rows if unchanged else _finer(known, call.value))
+    reach: Reach = call.input
+    unchanged = reach.value.shape[-1] == call.value.shape[-1]
+    return reach.move_entries(call.value, reach.rows if unchanged else _rows_of_pieces(reach, call.value))
 
 
-def _finer(known: Reach, value: Tensor) -> float | None:
+def _rows_of_pieces(reach: Reach, value: Tensor) -> float | None:
     """A row cut into pieces: each piece is no longer than the row."""
-    return known.rows if value.ndim > 1 and known.value.shape[-1] % value.shape[-1] == 0 else None
+    return reach.rows if value.ndim > 1 and reach.value.shape[-1] % value.shape[-1] == 0 else None
 
 
 @on_function(*PERMUTATIONS, shown=False, moves=True)
-def _permuted(call: Call) -> Reach:
+def _permute(call: Call) -> Reach:
     """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
-    known: Reach = call.input
-    marked = torch.empty(tuple(range(2, known.value.ndim + 2)))
+    reach: Reach = call.input
+    marked = torch.empty(tuple(range(2, reach.value.ndim + 2)))
     order = [n - 2 for n in getattr(marked, call.kind)(*call.args[1:], **call.kwargs).shape]
-    kept = order[-1] == known.value.ndim - 1
-    return known.moved(call.value, known.rows if kept else None, order.index(known.batch))
+    kept = order[-1] == reach.value.ndim - 1
+    return reach.move_entries(call.value, reach.rows if kept else None, order.index(reach.batch))
 
 
 @on_function("flip", "roll", shown=False)
-def _turned(call: Call) -> Reach:
+def _flip(call: Call) -> Reach:
     place, name = (2, "dims") if call.kind == "roll" else (1, "dims")
     axes = _integers((call.args[place:] or call.kwargs.get(name),))
     if not axes or any(axis % call.value.ndim == 0 for axis in axes):
         raise call.refuse("samples must not be exchanged", f"dims {axes or None}", "Name the other axes")
-    return call.input.moved(call.value, call.input.rows)
+    return call.input.move_entries(call.value, call.input.rows)
 
 
 @on_function("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
 def _pieces(call: Call) -> tuple[Reach, ...]:
-    known: Reach = call.input
+    reach: Reach = call.input
     axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
-    batch = _batch_after(call, known, axis, dropped=call.kind == "unbind")
-    return tuple(known.moved(piece, _cut(known, piece), batch) for piece in call.value)
+    batch = _batch_after(call, reach, axis, dropped=call.kind == "unbind")
+    return tuple(reach.move_entries(piece, _rows_after_cut(reach, piece), batch) for piece in call.value)
 
 
-def _batch_after(call: Call, known: Reach, axis: int, *, dropped: bool) -> int:
-    axis %= known.value.ndim
-    if axis == known.batch:
+def _batch_after(call: Call, reach: Reach, axis: int, *, dropped: bool) -> int:
+    axis %= reach.value.ndim
+    if axis == reach.batch:
         raise call.refuse("the batch must not be split", f"dim {axis}", "Split another axis")
-    return known.batch - 1 if dropped and axis < known.batch else known.batch
+    return reach.batch - 1 if dropped and axis < reach.batch else reach.batch
 
 
 @on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
 def _item(call: Call) -> Any:
-    known, index = call.input, call.argument(1, "dim")
-    if isinstance(known, tuple):
-        return known[index]
+    operand, index = call.input, call.argument(1, "dim")
+    if isinstance(operand, tuple):
+        return operand[index]
     if call.kind in ("select", "narrow"):
-        batch = _batch_after(call, known, index, dropped=call.kind == "select")
-        return known.moved(call.value, _cut(known, call.value), batch)
+        batch = _batch_after(call, operand, index, dropped=call.kind == "select")
+        return operand.move_entries(call.value, _rows_after_cut(operand, call.value), batch)
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(part is None or part is Ellipsis or _plain(part) for part in parts):
         raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
     if Ellipsis in parts:
         place, used = parts.index(Ellipsis), sum(part is not None and part is not Ellipsis for part in parts)
-        parts[place : place + 1] = [slice(None)] * (known.value.ndim - used)
-    parts += [slice(None)] * (known.value.ndim - sum(part is not None for part in parts))
+        parts[place : place + 1] = [slice(None)] * (operand.value.ndim - used)
+    parts += [slice(None)] * (operand.value.ndim - sum(part is not None for part in parts))
     batch, axis, new = -1, 0, 0
     for part in parts:
         if part is None:
             new += 1
             continue
-        if axis == known.batch and part == slice(None):
+        if axis == operand.batch and part == slice(None):
             batch = new
         axis, new = axis + 1, new + isinstance(part, slice)
     if batch < 0:
         raise call.refuse("the batch must stay whole", f"{index!r}", "Write x[:, ...]")
-    return known.moved(call.value, _cut(known, call.value), batch)
+    return operand.move_entries(call.value, _rows_after_cut(operand, call.value), batch)
 
 
 def _plain(part: Any) -> bool:
     return isinstance(part, (int, slice)) and not isinstance(part, bool)
 
 
-def _cut(known: Reach, piece: Tensor) -> float | None:
+def _rows_after_cut(reach: Reach, piece: Tensor) -> float | None:
     """Lengths of rows hold for pieces of rows, as long as the last axis is the same one."""
-    same = piece.ndim == known.value.ndim or piece.shape[-1:] == known.value.shape[-1:]
-    return known.rows if same and piece.ndim > 1 else None
+    same = piece.ndim == reach.value.ndim or piece.shape[-1:] == reach.value.shape[-1:]
+    return reach.rows if same and piece.ndim > 1 else None
 
 
 @on_function("cat", "concat", "concatenate", "stack", "hstack", several=True)
-def _joined(call: Call) -> Reach:
+def _concatenate(call: Call) -> Reach:
     parts = call.input
     axis = call.argument(1, "dim", 1 if call.kind == "hstack" else 0)
     if axis % call.value.ndim == 0:
         raise call.refuse("samples must not be joined", f"dim {axis}", "Join another axis")
-    known = [part for part in parts if isinstance(part, Reach)]
+    reaches = [part for part in parts if isinstance(part, Reach)]
     fixed = max((float(part.abs().max()) for part in parts if isinstance(part, Tensor)), default=0.0)
-    peak = max(fixed, *(part.peak for part in known))
+    peak = max(fixed, *(part.peak for part in reaches))
     rows = math.inf
-    if len(known) == len(parts):
+    if len(reaches) == len(parts):
         last = axis % call.value.ndim == call.value.ndim - 1
-        rows = math.sqrt(sum(part.rows**2 for part in known)) if last else max(part.rows for part in known)
-    return joined(known, call.value, peak, rows)
+        rows = math.sqrt(sum(part.rows**2 for part in reaches)) if last else max(part.rows for part in reaches)
+    return join_reaches(reaches, call.value, peak, rows)
 
 
 @on_function("expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", several=True)
-def _repeated(call: Call) -> Reach:
-    known: Reach = call.input
-    if known.value.ndim != call.value.ndim:
+def _repeat(call: Call) -> Reach:
+    reach: Reach = call.input
+    if reach.value.ndim != call.value.ndim:
         raise call.refuse("repeating must keep the axes", f"shape {tuple(call.value.shape)}", "Use unsqueeze first")
-    return known.through(constant_gain(math.sqrt(call.value.numel() / known.value.numel()), known.peak), call.value)
+    return reach.pass_through(
+        constant_gain(math.sqrt(call.value.numel() / reach.value.numel()), reach.peak), call.value
+    )
 
 
 @on_function("mean", "sum", "amax", "amin", "norm", "logsumexp")
-def _reduced(call: Call) -> Reach:
-    known: Reach = call.input
+def _reduce(call: Call) -> Reach:
+    reach: Reach = call.input
     place = 2 if call.kind == "norm" else 1
     axes = _integers((call.argument(place, "dim", call.kwargs.get("axis")),))
-    if not axes or any(axis % known.value.ndim == 0 for axis in axes):
+    if not axes or any(axis % reach.value.ndim == 0 for axis in axes):
         raise call.refuse("a reduction must name its axes and spare the batch", f"dim {axes or None}", "Give dim=")
     if call.kind == "norm" and call.argument(1, "p", 2) not in (2, 2.0, "fro", None):
         raise call.refuse("norm has a rule for p = 2 only", f"p = {call.argument(1, 'p')}")
-    count = math.prod(known.value.shape[axis] for axis in axes)
+    count = math.prod(reach.value.shape[axis] for axis in axes)
     factor = {"mean": 1 / math.sqrt(count), "sum": math.sqrt(count)}.get(call.kind, 1.0)
-    peak = {"sum": count * known.peak, "norm": math.sqrt(count) * known.peak}.get(call.kind, known.peak)
+    peak = {"sum": count * reach.peak, "norm": math.sqrt(count) * reach.peak}.get(call.kind, reach.peak)
     if call.kind == "logsumexp":
-        peak = known.peak + math.log(count)
-    return known.through(constant_gain(factor, peak), call.value)
+        peak = reach.peak + math.log(count)
+    return reach.pass_through(constant_gain(factor, peak), call.value)
 
 
 @on_module(nn.Softmax)
@@ -183,7 +185,7 @@ def _softmax(call: Call) -> Reach:
     if axis is None or axis % call.value.ndim == 0:
         raise call.refuse("softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
     last = axis % call.value.ndim == call.value.ndim - 1
-    return call.input.through(constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf), call.value)
+    return call.input.pass_through(constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf), call.value)
 
 
 @on_module(nn.LogSoftmax)
@@ -192,7 +194,7 @@ def _log_softmax(call: Call) -> Reach:
     axis = call.module.dim if call.module is not None else call.argument(1, "dim")
     if axis is None or axis % call.value.ndim == 0:
         raise call.refuse("log_softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
-    return call.input.through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
+    return call.input.pass_through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
 
 
 @on_module(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
@@ -200,22 +202,22 @@ def _max_pool(call: Call) -> Reach:
     layer = call.module
     if layer.return_indices:
         raise call.refuse("max pooling must return values only", "return_indices=True")
-    return _max_pooled(call, layer.kernel_size, layer.stride, layer.dilation)
+    return _bound_max_pool(call, layer.kernel_size, layer.stride, layer.dilation)
 
 
 @on_function("max_pool1d", "max_pool2d", "max_pool3d")
 def _max_pool_function(call: Call) -> Reach:
     kernel = call.argument(1, "kernel_size")
-    return _max_pooled(call, kernel, call.argument(2, "stride", None), call.argument(4, "dilation", 1))
+    return _bound_max_pool(call, kernel, call.argument(2, "stride", None), call.argument(4, "dilation", 1))
 
 
-def _max_pooled(call: Call, kernel: Any, stride: Any, dilation: Any) -> Reach:
+def _bound_max_pool(call: Call, kernel: Any, stride: Any, dilation: Any) -> Reach:
     axes = call.value.ndim - 2
     if axes not in _ONE_TO_THREE or not isinstance(call.value, Tensor):
         raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(call.value.shape)}")
-    sizes = zip(_spread(kernel, axes), _spread(stride or kernel, axes), _spread(dilation, axes), strict=True)
+    sizes = zip(_per_axis(kernel, axes), _per_axis(stride or kernel, axes), _per_axis(dilation, axes), strict=True)
     factor = math.prod(constants.max_pool_constant(k, s, d) for k, s, d in sizes)
-    return call.input.through(constant_gain(factor, call.input.peak), call.value)
+    return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
 
 
 @on_module(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -224,8 +226,8 @@ def _average_pool(call: Call) -> Reach:
     if getattr(layer, "divisor_override", None) is not None:
         raise call.refuse("average pooling has a rule without divisor_override only", f"{layer.divisor_override}")
     axes = call.value.ndim - 2
-    kernels, strides = _spread(layer.kernel_size, axes), _spread(layer.stride, axes)
-    paddings = _spread(layer.padding, axes)
+    kernels, strides = _per_axis(layer.kernel_size, axes), _per_axis(layer.stride, axes)
+    paddings = _per_axis(layer.padding, axes)
 
     def along(axis: int, eye: Tensor) -> Tensor:
         return functional.avg_pool1d(
@@ -240,9 +242,9 @@ def _average_pool_function(call: Call) -> Reach:
     if len(call.args) > 4 or set(call.kwargs) & {"ceil_mode", "count_include_pad", "divisor_override"}:
         raise call.refuse("the function has a rule with kernel, stride and padding only", "further arguments")
     axes = call.value.ndim - 2
-    kernels = _spread(call.argument(1, "kernel_size"), axes)
-    strides = _spread(call.argument(2, "stride") or kernels, axes)
-    paddings = _spread(call.argument(3, "padding", 0), axes)
+    kernels = _per_axis(call.argument(1, "kernel_size"), axes)
+    strides = _per_axis(call.argument(2, "stride") or kernels, axes)
+    paddings = _per_axis(call.argument(3, "padding", 0), axes)
     return _separable(call, lambda i, eye: functional.avg_pool1d(eye, kernels[i], strides[i], paddings[i]))
 
 
@@ -261,11 +263,11 @@ def _adaptive_maximum(call: Call) -> Reach:
         for i in range(m):
             windows[i * n // m : -(-(i + 1) * n // m)] += 1
         factor *= math.sqrt(int(windows.max()))
-    return call.input.through(constant_gain(factor, call.input.peak), call.value)
+    return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
 
 
 @on_module(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
-def _upsampled(call: Call) -> Reach:
+def _upsample(call: Call) -> Reach:
     layer, sizes = call.module, call.value.shape[2:]
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(layer.mode, layer.mode)
     if mode not in ("nearest", "linear", "nearest-exact") or layer.recompute_scale_factor:
@@ -277,8 +279,8 @@ def _upsampled(call: Call) -> Reach:
 
 
 @on_module(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
-def _padded(call: Call) -> Reach:
-    return call.input.through(constant_gain(1.0, max(call.input.peak, abs(call.module.value))), call.value)
+def _constant_pad(call: Call) -> Reach:
+    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(call.module.value))), call.value)
 
 
 @on_function("pad")
@@ -289,27 +291,27 @@ def _pad(call: Call) -> Reach:
     if len(ahead) >= 2 * call.value.ndim:
         raise call.refuse("the batch must not be padded", f"pad {ahead}")
     size = abs(float(call.argument(3, "value", 0.0) or 0.0))
-    return call.input.through(constant_gain(1.0, max(call.input.peak, size)), call.value)
+    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, size)), call.value)
 
 
 def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
     """Return the exact norm of a map that acts on each spatial axis by its own matrix."""
-    known: Reach = call.input
-    if known.value.ndim - 2 not in _ONE_TO_THREE:
-        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(known.value.shape)}")
+    reach: Reach = call.input
+    if reach.value.ndim - 2 not in _ONE_TO_THREE:
+        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(reach.value.shape)}")
     factor, largest = 1.0, 1.0
-    for axis, size in enumerate(known.value.shape[2:]):
+    for axis, size in enumerate(reach.value.shape[2:]):
         matrix = along(axis, torch.eye(size, dtype=torch.float64).unsqueeze(1)).squeeze(1)
         factor *= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-11)
         largest *= float(matrix.abs().sum(0).max())
-    return known.through(_with_peak(constant_gain(factor), largest * known.peak), call.value)
+    return reach.pass_through(_with_peak(constant_gain(factor), largest * reach.peak), call.value)
 
 
 def _with_peak(gain: Gain, peak: float) -> Gain:
     return Gain(gain.at, gain.ball, gain.everywhere, peak)
 
 
-def _spread(value: Any, axes: int) -> tuple[int, ...]:
+def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, Sequence) else (value,) * axes
 
 
@@ -318,4 +320,4 @@ def _integers(tree: Any) -> list[int]:
         return []
     if isinstance(tree, int):
         return [tree]
-    return [found for item in tree for found in _integers(item)] if isinstance(tree, (tuple, list)) else []
+    return [number for item in tree for number in _integers(item)] if isinstance(tree, (tuple, list)) else []

@@ -36,18 +36,18 @@ class Step:
         kind: type of the module or name of the function.
         normalizer: whether it is a normalizer.
         sources: numbers of the steps whose outputs it takes; -1 is the input of the network.
-        known: what is known of its output.
+        outcome: what is known of its output.
     """
 
     name: str
     kind: str
     normalizer: bool
     sources: tuple[int, ...]
-    known: Reach | Pending
+    outcome: Reach | Pending
 
     def reach(self) -> Reach:
         """Return the numbers of the output; of a map that was folded into the next, an estimate."""
-        return self.known.likely() if isinstance(self.known, Pending) else self.known
+        return self.outcome.estimated_reach() if isinstance(self.outcome, Pending) else self.outcome
 
 
 def private_copy(model: nn.Module) -> nn.Module:
@@ -80,7 +80,7 @@ def private_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _whole(module: nn.Module) -> bool:
+def _is_one_step(module: nn.Module) -> bool:
     """Tell whether a module is one step: it has a rule, or is a single layer of torch's that would need one."""
     if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False
@@ -88,7 +88,7 @@ def _whole(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _wrapped(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+def _wrap_functions(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Let the user's functions that have a rule be one step each, wherever a forward calls them by a global name."""
     homes = {id(home): home for m in model.modules() for home in [getattr(type(m).forward, "__globals__", {})]}
     own = wrapped_functions()
@@ -108,10 +108,10 @@ def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
     Raises:
         ModelError: when they depend on values, or the model does not return one tensor.
     """
-    given = inputs.detach().clone().requires_grad_().clone()  # with a history, so that nothing depends on it unseen
-    recorder = Recorder(model, given, _whole)
-    with torch.enable_grad(), preserved_rng(), _wrapped(model, recorder), recorder.recording():
-        output = model(given)
+    tracked = inputs.detach().clone().requires_grad_().clone()  # with a history, so that nothing depends on it unseen
+    recorder = Recorder(model, tracked, _is_one_step)
+    with torch.enable_grad(), preserved_rng(), _wrap_functions(model, recorder), recorder.recording():
+        output = model(tracked)
     for reasons, rule in (
         (recorder.steered, "the steps of the model may not depend on the values of the input"),
         (recorder.unseen, "every step must be a module or a function of torch, or have a rule"),
@@ -164,31 +164,31 @@ class Walk:
             ModelError: naming the first step without a rule.
         """
         values: dict[int, Any] = {-1: [self.inputs]}
-        known: dict[int, Any] = {}
+        reaches: dict[int, Any] = {}
         places: dict[int, tuple[int, ...]] = {source: (-1,)}
         left = Counter(number for step in self.graph.steps for number in step.reads)
         left.update(self.graph.outputs)
         if source < 0:
-            known[source] = [Reach.of_inputs(self.inputs, radius)]
+            reaches[source] = [Reach.of_inputs(self.inputs, radius)]
         self.steps = []
         for step in self.graph.steps:
             value = _value(step, values)
             values[step.number] = list(tensors(value))
             if step.number == source:
-                known[source] = [Reach.of_inputs(value, radius)]
-            elif any(number in known for number in step.reads):
-                self._bound(step, value, known, values, places)
+                reaches[source] = [Reach.of_inputs(value, radius)]
+            elif any(number in reaches for number in step.reads):
+                self._bound(step, value, reaches, values, places)
             for number in step.reads:  # activations of a large batch are freed as soon as they can be
                 left[number] -= 1
                 if not left[number]:
-                    values.pop(number), known.pop(number, None)
-        return self._finish(known)
+                    values.pop(number), reaches.pop(number, None)
+        return self._finish(reaches)
 
     def _bound(
         self,
         step: TracedStep,
         value: Any,
-        known: dict[int, Any],
+        reaches: dict[int, Any],
         values: dict[int, Any],
         places: dict[int, tuple[int, ...]],
     ) -> None:
@@ -204,26 +204,34 @@ class Walk:
                 )
             )
 
-        def seen(made: Made) -> Any:
-            return _taken(known[made.step][made.place], rule) if made.step in known else values[made.step][made.place]
+        def resolve(tensor: Made) -> Any:
+            return (
+                _certify_unless_folded(reaches[tensor.step][tensor.place], rule)
+                if tensor.step in reaches
+                else values[tensor.step][tensor.place]
+            )
 
-        args, kwargs = replaced((step.args, step.kwargs), Made, seen)
+        args, kwargs = replaced((step.args, step.kwargs), Made, resolve)
         call = Call(name=name, kind=kind, module=step.module, args=args, kwargs=kwargs, value=value, norms=self.norms)
         _check_first(call, rule)
-        if not rule.several and (len(call.dependent()) != 1 or call.dependent()[0] is not call.input):
-            raise call.refuse("one argument, the first, may depend on the input", f"{len(call.dependent())} that do")
+        if not rule.several and (
+            len(call.dependent_arguments()) != 1 or call.dependent_arguments()[0] is not call.input
+        ):
+            raise call.refuse(
+                "one argument, the first, may depend on the input", f"{len(call.dependent_arguments())} that do"
+            )
         bound = rule.bound(call)
-        known[step.number] = list(bound) if isinstance(bound, tuple) else [bound]
-        _check_batch(call, known[step.number], len(self.inputs))
-        sources = tuple(dict.fromkeys(place for number in step.reads if number in known for place in places[number]))
+        reaches[step.number] = list(bound) if isinstance(bound, tuple) else [bound]
+        _check_batch(call, reaches[step.number], len(self.inputs))
+        sources = tuple(dict.fromkeys(place for number in step.reads if number in reaches for place in places[number]))
         places[step.number] = sources
         if rule.shown:
-            self.steps.append(Step(name, kind, rule.normalizer, sources, known[step.number][0].light()))
+            self.steps.append(Step(name, kind, rule.normalizer, sources, reaches[step.number][0].drop_value()))
             places[step.number] = (len(self.steps) - 1,)
 
-    def _finish(self, known: Mapping[int, Any]) -> Reach:
+    def _finish(self, reaches: Mapping[int, Any]) -> Reach:
         end = self.graph.ends[0]
-        reach = known[end.step][end.place] if end.step in known else None
+        reach = reaches[end.step][end.place] if end.step in reaches else None
         if reach is None:
             raise ModelError(
                 explain("lipschitz", "the output must depend on the input", "one that does not", "Return another")
@@ -236,7 +244,7 @@ class Walk:
 
 def _value(step: TracedStep, values: Mapping[int, Any]) -> Any:
     """Carry a step out again; what it did in place it does to a tensor of its own."""
-    args, kwargs = replaced((step.args, step.kwargs), Made, lambda made: values[made.step][made.place])
+    args, kwargs = replaced((step.args, step.kwargs), Made, lambda tensor: values[tensor.step][tensor.place])
     if "inplace" in kwargs:
         kwargs = {**kwargs, "inplace": False}
     in_place = step.module is None and step.kind.endswith("_") and not step.kind.endswith("__")
@@ -266,12 +274,12 @@ def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
         )
 
 
-def _taken(known: Any, rule: Rule) -> Any:
-    return known.certified if isinstance(known, Pending) and not rule.folds else known
+def _certify_unless_folded(outcome: Any, rule: Rule) -> Any:
+    return outcome.certified if isinstance(outcome, Pending) and not rule.folds else outcome
 
 
 def _check_first(call: Call, rule: Rule) -> None:
-    if not rule.moves and any(isinstance(known, Reach) and known.batch for known in call.dependent()):
+    if not rule.moves and any(isinstance(operand, Reach) and operand.batch for operand in call.dependent_arguments()):
         raise call.refuse(
             "the first axis must be the batch, except between steps that move axes",
             f"{call.kind} on another order",
@@ -279,8 +287,8 @@ def _check_first(call: Call, rule: Rule) -> None:
         )
 
 
-def _check_batch(call: Call, known: Sequence[Any], samples: int) -> None:
-    for part in known:
+def _check_batch(call: Call, parts: Sequence[Any], samples: int) -> None:
+    for part in parts:
         if part is None:
             continue
         axis = part.batch if isinstance(part, Reach) else 0
@@ -292,7 +300,7 @@ def _check_batch(call: Call, known: Sequence[Any], samples: int) -> None:
             )
 
 
-def checked_inputs(inputs: Any) -> Tensor:
+def check_inputs(inputs: Any) -> Tensor:
     """Return the inputs as they are, if they are one batch of real, finite numbers.
 
     Raises:
@@ -300,12 +308,14 @@ def checked_inputs(inputs: Any) -> Tensor:
     """
     good = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim >= 2 and inputs.numel() > 0
     if not good or not bool(torch.isfinite(inputs).all()):
-        got = f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        description = (
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+        )
         raise DataError(
             explain(
                 "lipschitz",
                 "inputs are one batch [samples, ...] of finite real numbers",
-                got,
+                description,
                 "Distances between token ids mean nothing: measure from the embeddings on",
             )
         )

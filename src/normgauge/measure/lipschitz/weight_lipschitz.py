@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge import charts
 from normgauge.errors import InputError, ModelError, explain
 from normgauge.measure.lipschitz.lipschitz import without_inplace
-from normgauge.measure.lipschitz.trace import Walk, checked_inputs, private_copy
+from normgauge.measure.lipschitz.trace import Walk, check_inputs, private_copy
 from normgauge.network import ModuleCall, fix_parametrizations, watched
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -126,7 +126,7 @@ class WeightLipschitz(Result):
 
 
 @dataclass
-class _Seen:
+class _Use:
     """What one layer saw in one pass, and the batch normalization in train mode that follows at once."""
 
     input: Tensor
@@ -205,15 +205,15 @@ class _Sums:
 
     def __init__(self) -> None:
         self.input = self.output = self.chain = self.local = self.plain = 0.0
-        self.known = self.normalized = True
+        self.has_chain = self.normalized = True
         self.gradient: Tensor | float = 0.0
 
     def row(self, name: str, weights: float) -> WeightGain:
         return WeightGain(
             name=name,
             input=self.input,
-            log10_output=_log(self.output) if self.known else None,
-            log10_chain=_log(self.chain / weights) if self.known else None,
+            log10_output=_log(self.output) if self.has_chain else None,
+            log10_chain=_log(self.chain / weights) if self.has_chain else None,
             log10_local=_log(self.local / weights),
             log10_plain=_log(self.plain / weights) if self.normalized else None,
             log10_gradient=_log(float(torch.as_tensor(self.gradient).norm()) / weights, slack=False),
@@ -223,19 +223,19 @@ class _Sums:
 def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, totals: dict[str, _Sums]) -> str:
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
     share = objective.weight(batch)
-    inputs = checked_inputs(batch[0]).double()
+    inputs = check_inputs(batch[0]).double()
     walk = Walk(model, inputs)
     slopes, why = _slopes(model, walk)
-    seen: dict[str, list[_Seen]] = {name: [] for name in slopes}
+    uses_by_layer: dict[str, list[_Use]] = {name: [] for name in slopes}
 
-    def called(call: ModuleCall) -> None:
-        if call.name in seen and call.given is not None and call.made is not None:
-            seen[call.name].append(_Seen(call.given, call.made))
+    def note_use(call: ModuleCall) -> None:
+        if call.name in uses_by_layer and call.given is not None and call.made is not None:
+            uses_by_layer[call.name].append(_Use(call.given, call.made))
         elif isinstance(call.module, _BatchNorm) and call.module.training:
-            for use in (use for uses in seen.values() for use in uses if use.output is call.given):
+            for use in (use for uses in uses_by_layer.values() for use in uses if use.output is call.given):
                 use.norm, use.behind = call.module, call.made
 
-    with preserved_rng(), watched(model, called), torch.enable_grad():
+    with preserved_rng(), watched(model, note_use), torch.enable_grad():
         seed_everything(number)
         output = model(inputs.clone().requires_grad_())
         targets = batch[1].double() if torch.is_tensor(batch[1]) and batch[1].is_floating_point() else batch[1]
@@ -243,7 +243,7 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
         loss = objective.loss_function(output, targets)
         arriving = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
         modules = {name or "(model)": module for name, module in model.named_modules()}
-        for name, uses in seen.items():
+        for name, uses in uses_by_layer.items():
             sums, layer = totals.setdefault(name, _Sums()), modules[name]
             (slope,) = torch.autograd.grad(loss, layer.weight, retain_graph=True, materialize_grads=True)
             sums.gradient = sums.gradient + share * slope.detach()
@@ -255,7 +255,7 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
 def _add(
     sums: _Sums,
     layer: nn.Module,
-    use: _Seen,
+    use: _Use,
     *,
     loss: Tensor,
     arriving: Tensor,
@@ -265,7 +265,7 @@ def _add(
     each, together = input_norms(layer, use.input.detach())
     sums.input = max(sums.input, float(each.max()))
     if slopes is None:
-        sums.known = False
+        sums.has_chain = False
     else:
         sums.output = max(sums.output, float((each * slopes).max()))
         sums.chain += share * float((arriving * slopes * each).sum())
@@ -276,10 +276,10 @@ def _add(
         return
     (g,) = torch.autograd.grad(loss, use.behind, retain_graph=True, materialize_grads=True)
     sums.plain += share * together * float(g.norm())
-    sums.local += share * together * _pulled_back(use.norm, use.output.detach(), g)
+    sums.local += share * together * _pull_back(use.norm, use.output.detach(), g)
 
 
-def _pulled_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
+def _pull_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
     """Return the length of the gradient before a batch normalization, from the one behind it, unit by unit."""
     units, slopes = (x.movedim(1, 0).flatten(1) for x in (y, g))
     gains = torch.ones(len(units)) if norm.weight is None else norm.weight.detach()

@@ -45,12 +45,12 @@ class Activations(Result):
             {
                 "layer": layer,
                 "unit": unit,
-                "count": found.numel(),
-                "mean": float(found.mean()),
-                "deviation": float(found.std(unbiased=False)),
-                **{f"q{round(100 * level):02d}": _quantile(found, level) for level in LEVELS},
+                "count": values.numel(),
+                "mean": float(values.mean()),
+                "deviation": float(values.std(unbiased=False)),
+                **{f"q{round(100 * level):02d}": _quantile(values, level) for level in LEVELS},
             }
-            for (layer, unit), found in self.values.items()
+            for (layer, unit), values in self.values.items()
         ]
 
     def readings(self) -> tuple[Reading, ...]:
@@ -87,8 +87,8 @@ class Activations(Result):
 
         rows = [
             {"value": value, "unit": f"{layer}[{unit}]"}
-            for (layer, unit), found in self.values.items()
-            for value in found.tolist()
+            for (layer, unit), values in self.values.items()
+            for value in values.tolist()
         ]
         return histogram(rows, value="value", series="unit", title="activations")
 
@@ -204,7 +204,7 @@ def activations(
     source = generator(seed)
     chosen: dict[str, list[int]] = {}
 
-    def called(call: ModuleCall) -> None:
+    def collect_values(call: ModuleCall) -> None:
         name, tensor = call.name, call.made
         wanted = call.leaf and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not wanted or tensor is None or not tensor.is_floating_point() or tensor.ndim == 0:
@@ -216,14 +216,14 @@ def activations(
             if unit < table.shape[1]:
                 parts.setdefault((name, unit), []).append(table[:, unit].clone())
 
-    run_watched(objective, called)
+    run_watched(objective, collect_values)
     if not parts:
         raise InputError(
             explain(
                 "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
             )
         )
-    return Activations({key: torch.cat(found) for key, found in parts.items()})
+    return Activations({key: torch.cat(chunks) for key, chunks in parts.items()})
 
 
 @instrument

@@ -73,8 +73,8 @@ class Call:
         if self.activation in _WITH_ZERO:
             others = [i for i in range(value.ndim) if i != axis % value.ndim]
             silent = (value.abs().amax(dim=others) if others else value) == 0
-            known = self.zero_units
-            self.zero_units = silent if known is None or known.shape != silent.shape else known & silent
+            earlier = self.zero_units
+            self.zero_units = silent if earlier is None or earlier.shape != silent.shape else earlier & silent
         if self.activation in _BOUNDS:
             low, high = _BOUNDS[self.activation]
             edge = 0.01 * (high - low)
@@ -96,7 +96,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[str, Call] = {}
-        self.seen: set[str] = set()
+        self.called_names: set[str] = set()
         self.share = 1.0
         self._times: dict[str, int] = {}
         self._axis = -1
@@ -115,15 +115,15 @@ class Recorder(TorchFunctionMode):
         """Note a module's input and output."""
         if self._open:
             self._open.pop()
-        self.seen.add(called.name)
-        module, role, tensor, given = called.module, role_of(called.module), called.made, called.given
+        self.called_names.add(called.name)
+        module, role, tensor, inputs = called.module, role_of(called.module), called.made, called.given
         if not role or tensor is None or not tensor.is_floating_point():
             return
         if role == "affine":
             self._axis = 1 if convolves(module) and tensor.ndim > 2 else -1
         call = self._call(called.name, role, activation_name(module) if role == "activation" else "")
-        if role == "normalizer" and given is not None:
-            call.variances.append((given.shape[0] if given.ndim else 1, divided_variance(module, given)))
+        if role == "normalizer" and inputs is not None:
+            call.variances.append((inputs.shape[0] if inputs.ndim else 1, divided_variance(module, inputs)))
         self._record(call, tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,13 +146,13 @@ class Recorder(TorchFunctionMode):
                 tensor.register_hook(call.see_gradient(self.share))
 
 
-def divided_variance(module: nn.Module, given: Tensor) -> float:
+def divided_variance(module: nn.Module, inputs: Tensor) -> float:
     """Return the mean of the variances (mean squares, for RMS norms) a normalizer divides its input by.
 
     Batch norms take them per channel over the batch, layer and RMS norms per sample over the features, group and
     instance norms per sample and group.
     """
-    value = given.detach()
+    value = inputs.detach()
     kind = type(module).__name__.lower()
     if isinstance(module, nn.GroupNorm) and value.ndim > 1:
         return _mean_variance(value.reshape(value.shape[0], module.num_groups, -1), (2,))

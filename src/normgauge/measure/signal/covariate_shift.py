@@ -19,7 +19,7 @@ from normgauge.measure.signal.execution import (
     run_watched,
     unit_axis,
 )
-from normgauge.measure.signal.updates import Update, updated
+from normgauge.measure.signal.updates import Update, apply_update
 from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading, Status
@@ -182,7 +182,7 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
         lost = (math.nan, math.nan, math.nan, math.nan, math.nan)
         holes = tuple(LayerShift(layer.name, *lost, layer.uses, "skipped", str(error)) for layer in layers)
         return CovariateShift(holes, _words(update), status="skipped", sentence="the loss has no gradient")
-    new = updated(objective, update, gradient)
+    new = apply_update(objective, update, gradient)
     moments = _moment_changes(objective, new, layers)
     mixed: dict[str, Tensor] = {}
     entries = []
@@ -206,7 +206,7 @@ def _shift(
     moments: tuple[float, float],
 ) -> LayerShift:
     """Return the entry of one layer, with `earlier` layers already at their new values."""
-    before = _flat(gradient, layer.parameters)
+    before = _flatten(gradient, layer.parameters)
     norm = float(before.norm())
 
     def entry(l2: float, cosine: float, status: Status = "ok", sentence: str = "") -> LayerShift:
@@ -227,7 +227,7 @@ def _shift(
     if not earlier:
         return entry(0.0, 1.0 if norm else math.nan)
     try:
-        after = _flat(objective.at(earlier).replace(parameters=list(layer.parameters)).gradient(), layer.parameters)
+        after = _flatten(objective.at(earlier).replace(parameters=list(layer.parameters)).gradient(), layer.parameters)
     except NonFiniteError:
         return entry(math.nan, math.nan, "diverged", "the loss is not finite once the layers before it have moved")
     except NotDifferentiableError:
@@ -241,7 +241,7 @@ def _shift(
     return entry(l2, min(1.0, max(-1.0, float(before @ after) / product)))
 
 
-def _flat(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+def _flatten(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return torch.cat([values[name].detach().reshape(-1).to(torch.float64) for name in names])
 
 
@@ -268,7 +268,7 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
     """Return module -> mean and biased variance per unit of its outputs over the data."""
     sums: dict[str, tuple[int, Tensor, Tensor]] = {}
 
-    def called(call: ModuleCall) -> None:
+    def add_moments(call: ModuleCall) -> None:
         name, tensor = call.name, call.made
         if name not in wanted or tensor is None or not tensor.is_floating_point():
             return
@@ -280,7 +280,7 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
             old = sums[name]
             sums[name] = (old[0] + part[0], old[1] + part[1], old[2] + part[2])
 
-    run_watched(objective, called)
+    run_watched(objective, add_moments)
     return {
         name: (total / count, squares / count - (total / count).square())
         for name, (count, total, squares) in sums.items()

@@ -50,21 +50,21 @@ def execution_order(objective: Objective, groups: Groups | None = None) -> list[
         InputError: when a group matches no variable or a variable is in two groups.
     """
     uses = Network.of(objective).uses
-    members = _by_module(objective.names) if groups is None else _by_group(objective.names, groups)
+    members = _group_by_module(objective.names) if groups is None else _group_by_pattern(objective.names, groups)
     layers = [Layer(layer, tuple(names), max(len(uses[name]) for name in names)) for layer, names in members.items()]
     return sorted(
         layers, key=lambda layer: min((uses[name][0] for name in layer.parameters if uses[name]), default=inf)
     )
 
 
-def _by_module(names: Sequence[str]) -> dict[str, list[str]]:
+def _group_by_module(names: Sequence[str]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     for name in names:
         members.setdefault(owner_of(name) or "(model)", []).append(name)
     return members
 
 
-def _by_group(names: Sequence[str], groups: Groups) -> dict[str, list[str]]:
+def _group_by_pattern(names: Sequence[str], groups: Groups) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for group, patterns in groups.items():

@@ -283,7 +283,7 @@ def _never_called(model: nn.Module, recorder: Recorder) -> list[LayerSignal]:
     return [
         LayerSignal(name, role_of(module), status="skipped", sentence="its forward is not called in this pass")
         for name, module in model.named_modules()
-        if name and name not in recorder.seen and role_of(module) in ("affine", "normalizer", "recurrent")
+        if name and name not in recorder.called_names and role_of(module) in ("affine", "normalizer", "recurrent")
     ]
 
 

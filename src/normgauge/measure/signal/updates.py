@@ -15,14 +15,14 @@ from normgauge.objective import Objective
 Update = float | torch.optim.Optimizer | Mapping[str, Tensor]
 
 
-def updated(objective: Objective, update: Update, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apply_update(objective: Objective, update: Update, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters after `update`: a learning rate (one SGD step), an optimizer's step, or new values.
 
     Raises:
         InputError: for an update of another kind, or an optimizer that holds none of the variables.
     """
     if isinstance(update, torch.optim.Optimizer):
-        return _stepped(objective, update, gradient)
+        return _step_copy(objective, update, gradient)
     if isinstance(update, Mapping):
         moved = dict(objective.at(update).parameters)
         return {name: value.clone() for name, value in moved.items()}
@@ -38,12 +38,12 @@ def updated(objective: Objective, update: Update, gradient: Mapping[str, Tensor]
     )
 
 
-def _stepped(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _step_copy(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Step a copy of the optimizer, state included, that owns copies of the parameters."""
     real = dict(objective.model.named_parameters())
     values = objective.parameters
 
-    def fresh() -> tuple[Any, dict[str, nn.Parameter]]:
+    def copy_optimizer() -> tuple[Any, dict[str, nn.Parameter]]:
         copies: dict[str, nn.Parameter] = {}
         memo: dict[int, Any] = {}
         for name, parameter in real.items():
@@ -52,12 +52,12 @@ def _stepped(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor
                 memo[id(parameter)] = copies[name] = nn.Parameter(value.clone(), parameter.requires_grad)
         # copy.deepcopy(optimizer) would lose the attributes that subclasses keep beside state and groups
         twin = object.__new__(type(optimizer))
-        twin.__dict__.update(copy.deepcopy(_plain(optimizer), memo))
+        twin.__dict__.update(copy.deepcopy(_attributes_without_hooks(optimizer), memo))
         for name, parameter in copies.items():
             parameter.grad = gradient[name].clone() if name in gradient else None
         return twin, copies
 
-    twin, copies = fresh()
+    twin, copies = copy_optimizer()
     owned = {id(parameter) for group in twin.param_groups for parameter in group["params"]}
     if not any(id(copies[name]) in owned for name in values if name in copies):
         raise InputError(
@@ -72,12 +72,12 @@ def _stepped(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor
     try:
         type(optimizer).step(twin)
     except TypeError:
-        twin, copies = fresh()
+        twin, copies = copy_optimizer()
         type(optimizer).step(twin, _closure(objective, copies))
     return {name: copies[name].detach() for name in values}
 
 
-def _plain(optimizer: Any) -> dict[str, Any]:
+def _attributes_without_hooks(optimizer: Any) -> dict[str, Any]:
     """Return the optimizer's attributes without the user's step hooks, which may act on the outside."""
     attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
     return {name: type(value)() if name.endswith("_hooks") else value for name, value in attributes.items()}

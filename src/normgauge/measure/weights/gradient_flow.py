@@ -203,8 +203,8 @@ def gradient_flow(
             raise InputError(explain("gradient_flow", f"{name} must be positive and finite", str(value), "Correct it"))
     if integrator not in get_args(Integrator):
         raise unknown_name("integrator", integrator, get_args(Integrator))
-    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
-    families = [family for family in found.families if _conserves(family)]
+    symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    families = [family for family in symmetries.families if _conserves(family)]
     start = objective.flatten(objective.parameters).clone()
 
     def slope(theta: Tensor) -> tuple[float, Tensor]:

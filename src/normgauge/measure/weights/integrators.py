@@ -76,10 +76,10 @@ def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_eva
         slopes = [slope]
         try:
             for row in STAGES:
-                moved = theta + h * _mixed(row, slopes)
+                moved = theta + h * _weighted_sum(row, slopes)
                 loss, new = f(moved)
                 slopes.append(new)
-            error = h * float(_mixed(ERROR, slopes).norm())
+            error = h * float(_weighted_sum(ERROR, slopes).norm())
         except NonFiniteError:
             error = math.inf
         path.evaluations += 6
@@ -98,7 +98,7 @@ def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_eva
     return path
 
 
-def _mixed(coefficients: tuple[float, ...], slopes: list[Tensor]) -> Tensor:
+def _weighted_sum(coefficients: tuple[float, ...], slopes: list[Tensor]) -> Tensor:
     total = torch.zeros_like(slopes[0])
     for coefficient, slope in zip(coefficients, slopes, strict=True):
         total = total.add(slope, alpha=coefficient)

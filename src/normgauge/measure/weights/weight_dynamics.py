@@ -189,14 +189,14 @@ def weight_dynamics(
 
     References: sun2020, heo2021, wan2021, kosson2024, akbar2025
     """
-    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     point = {name: value.double() for name, value in objective.parameters.items()}
     squares, slopes = _gradients(objective)
     groups = _groups(objective, optimizer)
     ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
     blocks = []
     covered: set[str] = set()
-    for family in found.families:
+    for family in symmetries.families:
         if family.kind == "scale" and family.status != "undecided" and _plain(family):
             laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
             law = law_of(optimizer, groups.get(family.parameters[0]))
@@ -205,7 +205,7 @@ def weight_dynamics(
             blocks.append(_block(family, law, point, squares, slopes, ahead))
             covered.update(family.parameters)
     rest = [name for name in point if name not in covered]
-    blocks += [_ordinary(name, point, slopes, ahead) for name in rest]
+    blocks += [_ordinary_block(name, point, slopes, ahead) for name in rest]
     title = "gradient flow" if optimizer is None else type(optimizer).__name__
     return WeightDynamics(tuple(blocks), title)
 
@@ -313,7 +313,7 @@ def _heading(law: Law, norm: float, goal: float) -> str:
     return "growing" if norm < goal else "shrinking"
 
 
-def _ordinary(name: str, point: Values, slopes: Values, ahead: Values | None) -> WeightBlock:
+def _ordinary_block(name: str, point: Values, slopes: Values, ahead: Values | None) -> WeightBlock:
     w, g = point[name], slopes[name]
     norm, slope = float(w.norm()), float(g.norm())
     radial = abs(float((w * g).sum())) / (norm * slope) if norm * slope else 0.0
