@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from report_cases import NORMS, RATES, realistic, replaced, small
 
 from browser import ask, needs_browser
 from normgauge import charts
@@ -18,7 +19,6 @@ from normgauge.report._pictures import curve_rows, final_rows
 from normgauge.stats import Interval
 from normgauge.store import Store, spec_id
 from reference import report as twin
-from report_cases import NORMS, RATES, realistic, replaced, small
 
 NASTY = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&"
 
@@ -168,7 +168,7 @@ def test_page_of_nothing_and_of_failures_only(content, tmp_path):
 def test_without_a_document_the_knobs_are_taken_from_the_runs(content):
     bare = PageContent(content.runs)
     assert (bare.scientific, bare.nuisance, bare.arms) == (("norm",), ("lr",), NORMS)
-    assert bare.settings == [f"lr {rate:g}" for rate in RATES] and bare.chosen == {}
+    assert bare.settings == [f"lr {rate:g}" for rate in RATES] and bare.chosen_settings == {}
 
 
 def test_several_scientific_knobs_make_one_arm_each(content):
@@ -183,7 +183,7 @@ def test_several_scientific_knobs_make_one_arm_each(content):
     arms = (Arm({"norm": "none", "act": "tanh"}, {"lr": 1.0}, 1, {}),)
     case = PageContent(runs, dataclasses.replace(content.document, question=question, arms=arms))
     assert case.arms == ["batch / relu", "batch / tanh", "none / relu", "none / tanh"]
-    assert case.chosen == {"none / tanh": {"lr": 1.0}}
+    assert case.chosen_settings == {"none / tanh": {"lr": 1.0}}
 
 
 def test_unknown_citations_are_named_not_dropped(tmp_path):

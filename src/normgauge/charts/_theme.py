@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     import altair
 
 # Found by search: contrast of at least 3:1 with the background, and every pair stays apart under simulated
-# protanopia, deuteranopia and tritanopia (tests/charts/test_charts.py measures both). Hue k is the same in both variants.
+# protanopia, deuteranopia and tritanopia (tests/charts/test_charts.py measures both). Hue k is the same in both
+# variants.
 PALETTES: dict[str, tuple[str, ...]] = {
     "light": ("#2453c6", "#cd6900", "#3f9770", "#a73170", "#745306", "#1b9de1", "#5b118e", "#2c3038"),
     "dark": ("#548afc", "#f07131", "#4cd79c", "#d01c68", "#e2c026", "#9be0fe", "#8a44ce", "#95989b"),
@@ -106,7 +107,9 @@ def themed(chart: altair.TopLevelMixin, mode: str = "light") -> Any:
     return copy
 
 
-def framed(chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
+def frame_chart(
+    chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int
+) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
     finished = themed(sized.properties(title=title) if title else sized)
