@@ -14,14 +14,14 @@ from typing import Any
 __version__ = "0.1.0.dev0"
 
 
-def _listed() -> dict[str, tuple[str, str]]:
+def _read_stub() -> dict[str, tuple[str, str]]:
     """Return public name -> (module, name there), from the imports of the stub beside this file."""
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = (node for node in stub.body if isinstance(node, ast.ImportFrom))
     return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
 
-_PUBLIC = _listed()
+_PUBLIC = _read_stub()
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604 (the stub is the list)
 
 

@@ -44,11 +44,11 @@ class Document:
         try:
             if data["version"] == cls.VERSION:
                 return from_plain(cls, data)
-            got = f"version {data['version']}"
+            problem = f"version {data['version']}"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            got = f"{type(error).__name__} {error}"
+            problem = f"{type(error).__name__} {error}"
         rule = f"a {cls.__name__} of version {cls.VERSION} is read"
-        raise StoreError(explain(origin, rule, got, "Run the same command again: finished runs are kept"))
+        raise StoreError(explain(origin, rule, problem, "Run the same command again: finished runs are kept"))
 
 
 @dataclass(frozen=True, slots=True)

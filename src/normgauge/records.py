@@ -148,14 +148,14 @@ class Run:
 
     def series(self, name: str) -> list[float]:
         """Return the values of a reading of the whole network in the order of the steps, holes left out."""
-        return [reading.value for reading in self._whole(name) if math.isfinite(reading.value)]
+        return [reading.value for reading in self._network_readings(name) if math.isfinite(reading.value)]
 
     def last(self, name: str) -> float | None:
         """Return the last value of a reading of the whole network, `None` where there is none or a hole."""
-        reading = next(reversed(self._whole(name)), None)
+        reading = next(reversed(self._network_readings(name)), None)
         return None if reading is None or not math.isfinite(reading.value) else reading.value
 
-    def _whole(self, name: str) -> list[Reading]:
+    def _network_readings(self, name: str) -> list[Reading]:
         own = (reading for reading in self.readings if reading.name == name and reading.layer is None)
         return sorted(own, key=lambda reading: reading.step)
 

@@ -29,11 +29,11 @@ def cite(*keys: str) -> str:
     Raises:
         UnknownNameError: if a key is not in the bibliography.
     """
-    known = bibliography()
+    entries = bibliography()
     for key in keys:
-        if key not in known:
-            raise unknown_name("reference", key, known)
-    return "\n\n".join(known[key] for key in keys)
+        if key not in entries:
+            raise unknown_name("reference", key, entries)
+    return "\n\n".join(entries[key] for key in keys)
 
 
 def title(key: str) -> str:
@@ -46,5 +46,5 @@ def title(key: str) -> str:
         >>> title("santurkar2018")
         'How Does Batch Normalization Help Optimization?'
     """
-    found = re.search(r"\btitle\s*=\s*\{(.*?)\},?\s*\n", cite(key), flags=re.DOTALL)
-    return " ".join(found[1].replace("{", "").replace("}", "").split()) if found else key
+    match = re.search(r"\btitle\s*=\s*\{(.*?)\},?\s*\n", cite(key), flags=re.DOTALL)
+    return " ".join(match[1].replace("{", "").replace("}", "").split()) if match else key

@@ -120,22 +120,22 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(measure)
 
     @functools.wraps(measure)
-    def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run_measure(*args: P.args, **kwargs: P.kwargs) -> R:
         with counting() as cost:
             result = measure(*args, **kwargs)
             spent = cost()
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        objective = given.arguments.get("objective")
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        objective = bound.arguments.get("objective")
         return replace(
             result,
             mode=result.mode if objective is None else objective.mode,
-            seed=given.arguments.get("seed", result.seed),
+            seed=bound.arguments.get("seed", result.seed),
             cost=spent if spent.gradients_worth else result.cost,
         )
 
-    INSTRUMENTS[measure.__name__] = measured
-    return measured
+    INSTRUMENTS[measure.__name__] = run_measure
+    return run_measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class Result:
     def _rows(self) -> list[dict[str, Any]]:
         raise NotImplementedError(f"{type(self).__name__} must say what its rows are")
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _shown_rows(self) -> list[dict[str, Any]]:
         """Return the rows a person reads, where they are not all."""
         return self._rows()
 
@@ -223,7 +223,9 @@ class Result:
 
     def __str__(self) -> str:
         """Return the table, what it means, and the line a person needs before publishing the numbers."""
-        return format_table(self._shown(), title=self._title(), footer=f"{self.meaning()}\n{self._footer()}".strip())
+        return format_table(
+            self._shown_rows(), title=self._title(), footer=f"{self.meaning()}\n{self._footer()}".strip()
+        )
 
     def __repr__(self) -> str:
         """Return the class, the headline number and the status in one line."""
@@ -234,7 +236,7 @@ class Result:
         """Return the result for a notebook: self-contained, in the colours of the page around it."""
         title, *rest = self._title().splitlines()
         paragraphs = "".join(f"<p>{escape(text)}</p>" for text in (*rest, self.meaning()) if text)
-        table, picture, footer = _html_table(self._shown()), self._picture(), escape(self._footer())
+        table, picture, footer = _html_table(self._shown_rows()), self._picture(), escape(self._footer())
         return (
             f'<div style="max-width:60em"><p><strong>{escape(title)}</strong></p>{paragraphs}{picture}{table}'
             f'<p style="opacity:0.7;font-size:smaller">{footer}</p></div>'

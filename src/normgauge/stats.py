@@ -93,11 +93,11 @@ def interval(values: Iterable[float], *, bounds: Bounds = FREE, confidence: floa
         return Interval(fmean(values) if values else math.nan, math.nan, math.nan, len(values))
     mean = fmean(values)
     half = _quantile(confidence, len(values)) * stdev(values) / math.sqrt(len(values))
-    low, high = _mapped(mean, half, floor, ceiling)
+    low, high = _interval_ends(mean, half, floor, ceiling)
     return Interval(mean, low, high, len(values))
 
 
-def _mapped(mean: float, half: float, floor: float, ceiling: float) -> tuple[float, float]:
+def _interval_ends(mean: float, half: float, floor: float, ceiling: float) -> tuple[float, float]:
     """Return the ends of `mean -+ half` as they are on the scale on which the bounds are infinitely far."""
     below, above = mean - floor, ceiling - mean
     if math.isinf(below) and math.isinf(above):
@@ -277,7 +277,7 @@ def choose(
     arms: dict[tuple[Any, ...], dict[tuple[Any, ...], list[float | None]]] = {}
     for row in runs:
         settings = arms.setdefault(tuple(_hashable(row.get(knob)) for knob in within), {})
-        settings.setdefault(tuple(_hashable(row.get(knob)) for knob in over), []).append(_measured(row, by))
+        settings.setdefault(tuple(_hashable(row.get(knob)) for knob in over), []).append(_measured_value(row, by))
     choices = []
     for arm, settings in arms.items():
         ranks = {setting: _rank(scores, higher) for setting, scores in settings.items()}
@@ -299,7 +299,7 @@ def choose(
     return choices
 
 
-def _measured(row: Row, by: str) -> float | None:
+def _measured_value(row: Row, by: str) -> float | None:
     value = row.get(by)
     if row.get("status", "ok") != "ok" or value is None or not math.isfinite(value):
         return None

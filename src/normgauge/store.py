@@ -251,7 +251,7 @@ class _Transaction:
             with closing(self._connection.cursor()) as cursor:
                 cursor.execute("ROLLBACK")
         if isinstance(error, sqlite3.Error):
-            raise self._explained(error) from error
+            raise self._store_error(error) from error
 
     def _run(self, statement: str) -> None:
         try:
@@ -259,9 +259,9 @@ class _Transaction:
         except sqlite3.Error as error:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            raise self._explained(error) from error
+            raise self._store_error(error) from error
 
-    def _explained(self, error: sqlite3.Error) -> StoreError:
+    def _store_error(self, error: sqlite3.Error) -> StoreError:
         return StoreError(
             explain(
                 f"store {self._name}",

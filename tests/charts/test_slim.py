@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from normgauge import charts
-from normgauge.charts._slim import _moved, adapt, slim
+from normgauge.charts._slim import _move_path, adapt, slim
 
 FIGURES = sorted((Path(__file__).parents[2] / "docs" / "_generated" / "studies" / "figures").glob("*.svg"))
 HEAD = '<svg xmlns="http://www.w3.org/2000/svg" class="marks" width="9" height="9" viewBox="0 0 9 9">'
@@ -30,12 +30,12 @@ def drawn(inside: str, offset: str = "0,0") -> str:
     ],
 )
 def test_a_path_is_moved_and_said_in_steps(path, moved):
-    assert _moved(path, 10, 20) == moved
+    assert _move_path(path, 10, 20) == moved
 
 
 def test_rounding_does_not_add_up():
     path = "M0,0" + "".join(f"L{k * 0.014},{k % 2}" for k in range(1, 1001))
-    steps = re.findall(r"-?[\d.]+", _moved(path, 0, 0).replace("-", " -"))[2:]
+    steps = re.findall(r"-?[\d.]+", _move_path(path, 0, 0).replace("-", " -"))[2:]
     assert sum(float(step) for step in steps[::2]) == pytest.approx(14.0, abs=0.006)
 
 

@@ -168,7 +168,7 @@ def test_page_of_nothing_and_of_failures_only(content, tmp_path):
 def test_without_a_document_the_knobs_are_taken_from_the_runs(content):
     bare = PageContent(content.runs)
     assert (bare.scientific, bare.nuisance, bare.arms) == (("norm",), ("lr",), NORMS)
-    assert bare.settings == [f"lr {rate:g}" for rate in RATES] and bare.chosen == {}
+    assert bare.settings == [f"lr {rate:g}" for rate in RATES] and bare.chosen_settings == {}
 
 
 def test_several_scientific_knobs_make_one_arm_each(content):
@@ -183,7 +183,7 @@ def test_several_scientific_knobs_make_one_arm_each(content):
     arms = (Arm({"norm": "none", "act": "tanh"}, {"lr": 1.0}, 1, {}),)
     case = PageContent(runs, dataclasses.replace(content.document, question=question, arms=arms))
     assert case.arms == ["batch / relu", "batch / tanh", "none / relu", "none / tanh"]
-    assert case.chosen == {"none / tanh": {"lr": 1.0}}
+    assert case.chosen_settings == {"none / tanh": {"lr": 1.0}}
 
 
 def test_unknown_citations_are_named_not_dropped(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._curves import legend_toggle
 from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -132,4 +132,4 @@ def against(
         layers[0] = layers[0].add_params(shown)
         drawn = len(layers) - bool(strip)  # the word beside the strip belongs to no series
         layers[:drawn] = [layer.transform_filter(shown) for layer in layers[:drawn]]
-    return framed(alt.layer(*layers), data, title, width, height)
+    return frame_chart(alt.layer(*layers), data, title, width, height)

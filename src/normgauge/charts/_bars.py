@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._rows import series_order, tidy
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -63,4 +63,4 @@ def bars(
             xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=names)),
         )
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
-    return framed(encoded.encode(tooltip=tooltip), data, title, width, height)
+    return frame_chart(encoded.encode(tooltip=tooltip), data, title, width, height)

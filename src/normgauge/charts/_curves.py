@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def curves(
         shown = legend_toggle(names)
         layers[1 if low else 0] = layers[1 if low else 0].add_params(shown)
         layers = [layer.transform_filter(shown) for layer in layers]
-    return framed(alt.layer(*layers), data, title, width, height)
+    return frame_chart(alt.layer(*layers), data, title, width, height)
 
 
 def legend_toggle(names: Sequence[str]) -> altair.Parameter:

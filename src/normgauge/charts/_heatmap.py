@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgauge.charts._rows import tidy
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import InputError, explain, require
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def heatmap(
     grid = np.array([[table.get((a, b)) for a in xs] for b in ys], dtype=float)
     segments = [s for level in _heights(grid, levels) for s in contour_segments(xs, ys, grid, level)]
     if not segments:
-        return framed(cells, data, title, width, height)
+        return frame_chart(cells, data, title, width, height)
     lines = (
         alt.Chart(alt.Data(values=segments))
         .mark_rule(style="contour")
@@ -97,7 +97,7 @@ def heatmap(
             tooltip=alt.Tooltip("level:Q", format=number_format),
         )
     )
-    return framed(alt.layer(cells, lines), data, title, width, height)
+    return frame_chart(alt.layer(cells, lines), data, title, width, height)
 
 
 def contour_segments(

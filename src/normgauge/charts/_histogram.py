@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgauge.charts._rows import series_order, tidy
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import InputError, explain, require
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ def histogram(
             alt.Tooltip("count:Q"),
         ],
     )
-    return framed(encoded, counted, title, width, height)
+    return frame_chart(encoded, counted, title, width, height)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
-from normgauge.charts._theme import ROWS, framed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def intervals(
         alt.X("x:Q", title=heading, axis=axis, scale=x_scale),
         shape=alt.Shape("series:N", scale=alt.Scale(domain=names), legend=None),
     )
-    return framed(alt.layer(bar, dot), data, title, width, row_height * len(names))
+    return frame_chart(alt.layer(bar, dot), data, title, width, row_height * len(names))

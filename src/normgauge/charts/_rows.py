@@ -41,10 +41,10 @@ def tidy(
         raise InputError(explain(subject, "a chart needs at least one row", "none", "Draw it where there is data"))
     wanted = {channel: column for channel, column in channels.items() if column is not None}
     wanted.update({detail_field(i, column): column for i, column in enumerate(detail)})
-    known = {str(name) for row in records for name in row}
+    columns = {str(name) for row in records for name in row}
     for column in wanted.values():
-        if column not in known:
-            raise unknown_name(f"column of {subject}", column, known)
+        if column not in columns:
+            raise unknown_name(f"column of {subject}", column, columns)
     return [{field: plain(row.get(column)) for field, column in wanted.items()} for row in records]
 
 

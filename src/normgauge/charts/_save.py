@@ -111,8 +111,8 @@ def javascript() -> str:
     altair = require("altair", "lab", "charts.javascript")
     converter = require("vl_convert", "lab", "charts.javascript")
     version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    known = version in converter.get_vegalite_versions()
-    bundle = converter.javascript_bundle(vl_version=version) if known else converter.javascript_bundle()
+    bundled = version in converter.get_vegalite_versions()
+    bundle = converter.javascript_bundle(vl_version=version) if bundled else converter.javascript_bundle()
     return str(bundle).replace("</script", "<\\/script")
 
 

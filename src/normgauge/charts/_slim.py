@@ -43,7 +43,7 @@ def slim(text: str, title: str = "") -> str:
     source = ElementTree.fromstring(text)
     for node in source.iter():
         node.tag = node.tag.removeprefix(f"{{{_NAMESPACE}}}")
-        node.attrib = {name: _short(value) for name, value in node.attrib.items() if name not in _IDLE}
+        node.attrib = {name: _shorten_value(value) for name, value in node.attrib.items() if name not in _IDLE}
     root = Element("svg", {"xmlns": _NAMESPACE, **source.attrib, "role": "img"})
     if title:
         ElementTree.SubElement(root, "title").text = title
@@ -57,12 +57,12 @@ def slim(text: str, title: str = "") -> str:
                 common["font-family"] = fonts.pop()
                 for written in child.iter("text"):
                     written.attrib.pop("font-family", None)
-            ElementTree.SubElement(root, "g", common).extend(_gathered(list(_visible_marks(child, 0.0, 0.0))))
+            ElementTree.SubElement(root, "g", common).extend(_gather_marks(list(_visible_marks(child, 0.0, 0.0))))
         elif child.tag != "rect":  # clips and gradients; the rectangle is the background
             for clip in child.iter("path"):
-                clip.set("d", _moved(clip.attrib["d"], 0.0, 0.0))
+                clip.set("d", _move_path(clip.attrib["d"], 0.0, 0.0))
             root.append(child)
-    return _with_own_names(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
+    return _name_by_content(ElementTree.tostring(root, encoding="unicode").replace(" />", "/>"))
 
 
 def adapt(text: str) -> str:
@@ -100,7 +100,7 @@ def _visible_marks(node: Element, x: float, y: float) -> Iterator[Element]:
             own["shape-rendering"] = "crispEdges"  # else the page shines through where cells meet
         if marks and own:
             group = Element("g", own)
-            group.extend(_gathered(marks))
+            group.extend(_gather_marks(marks))
             marks = [group]
         yield from marks
     elif node.tag in ("path", "line"):
@@ -108,7 +108,7 @@ def _visible_marks(node: Element, x: float, y: float) -> Iterator[Element]:
         if "stroke" not in own:
             own.pop("stroke-width", None)
         if shape and ("fill" in own or "stroke" in own):
-            yield Element("path", {"d": _moved(shape, x, y), **own, "shape": shape})
+            yield Element("path", {"d": _move_path(shape, x, y), **own, "shape": shape})
     elif node.tag == "text" and (node.text or len(node)):
         if len(node):  # lines, each placed by steps from (0, 0)
             own["transform"] = f"translate({_numeral(x)},{_numeral(y)}){own.pop('transform', '')}"
@@ -121,10 +121,10 @@ def _visible_marks(node: Element, x: float, y: float) -> Iterator[Element]:
         yield node
 
 
-def _gathered(marks: list[Element]) -> list[Element]:
+def _gather_marks(marks: list[Element]) -> list[Element]:
     """Return the marks with what neighbours share said once: by one path where that looks the same, else by a group."""
     gathered = []
-    for (tag, shared), members in groupby(marks, key=_shareable):
+    for (tag, shared), members in groupby(marks, key=_shared_attributes):
         run = list(members)
         if tag == "path" and _looks_the_same_joined(run):
             run[0].set("d", "".join(mark.attrib["d"] for mark in run))
@@ -141,7 +141,7 @@ def _gathered(marks: list[Element]) -> list[Element]:
     return gathered
 
 
-def _shareable(mark: Element) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _shared_attributes(mark: Element) -> tuple[str, tuple[tuple[str, str], ...]]:
     if mark.tag not in ("path", "text"):
         return str(id(mark)), ()
     return mark.tag, tuple((name, value) for name, value in mark.attrib.items() if name not in _OWN)
@@ -157,7 +157,7 @@ def _looks_the_same_joined(run: list[Element]) -> bool:
     return "stroke" not in run[0].attrib and len({mark.attrib["shape"] for mark in run}) == 1
 
 
-def _moved(path: str, x: float, y: float) -> str:
+def _move_path(path: str, x: float, y: float) -> str:
     """Return path data moved by x and y, in steps; corners are rounded to hundredths, so that no error adds up."""
     pieces: list[str] = []
     at, start = (0.0, 0.0), (0.0, 0.0)
@@ -181,7 +181,7 @@ def _moved(path: str, x: float, y: float) -> str:
             pen, at = at, corners[-1]
             if kind == "M" and k == 0:
                 start, said = at, "M"
-                pieces.append("M" + _joined([at[0] + x, at[1] + y]))
+                pieces.append("M" + _join_numerals([at[0] + x, at[1] + y]))
                 continue
             steps = [_step(a, b, move) for corner in corners for a, b, move in zip(pen, corner, (x, y), strict=True)]
             word = kind.lower() if kind in "CSQTA" else "l" if all(steps) else "v" if steps[1] else "h"
@@ -190,7 +190,7 @@ def _moved(path: str, x: float, y: float) -> str:
             if kind == "A" and math.isclose(2 * lead[0], math.hypot(*steps), abs_tol=0.03):
                 # Half a circle: radii that do not reach are stretched until they do, longer ones would move its centre.
                 lead[:2] = [math.floor(50 * math.hypot(*steps)) / 100] * 2
-            numerals = _joined([*lead, *{"h": steps[:1], "v": steps[1:]}.get(word, steps)])
+            numerals = _join_numerals([*lead, *{"h": steps[:1], "v": steps[1:]}.get(word, steps)])
             pieces.append(
                 numerals if said == word and numerals[0] == "-" else (" " if said == word else word) + numerals
             )
@@ -202,11 +202,11 @@ def _step(a: float, b: float, move: float) -> float:
     return round(round(b + move, 2) - round(a + move, 2), 2)
 
 
-def _joined(values: list[float]) -> str:
+def _join_numerals(values: list[float]) -> str:
     """Return numerals with no more between them than path data needs.
 
     Examples:
-        >>> _joined([0.5, -1.0, 2.004])
+        >>> _join_numerals([0.5, -1.0, 2.004])
         '.5-1 2'
     """
     first, *rest = map(_numeral, values)
@@ -218,7 +218,7 @@ def _numeral(value: float) -> str:
     return "0" if numeral == "-0" else re.sub(r"^(-?)0\.", r"\1.", numeral)
 
 
-def _short(value: str) -> str:
+def _shorten_value(value: str) -> str:
     """Return an attribute's value in its short form: two decimals, #rrggbb, no unit."""
     if _NUMBER.fullmatch(value.removesuffix("px")):
         return _numeral(float(value.removesuffix("px")))
@@ -228,7 +228,7 @@ def _short(value: str) -> str:
     return "none" if value == "transparent" else value
 
 
-def _with_own_names(text: str) -> str:
+def _name_by_content(text: str) -> str:
     """Name clips and gradients by what they stand in: two pictures on one page must not share names."""
     references = re.compile(r'(?<= id=")[^"]+|(?<=url\(#)[^)]+')
     mark = hashlib.sha256(references.sub("", text).encode()).hexdigest()[:6]

@@ -106,7 +106,9 @@ def themed(chart: altair.TopLevelMixin, mode: str = "light") -> Any:
     return copy
 
 
-def framed(chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
+def frame_chart(
+    chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int
+) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
     finished = themed(sized.properties(title=title) if title else sized)

@@ -34,10 +34,10 @@ def stems(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin
             alt.Tooltip("residual:Q", format=".2g"),
         ],
     )
-    return _sized(base.mark_bar(width=3) + base.mark_point(filled=True, size=60))
+    return _size_chart(base.mark_bar(width=3) + base.mark_point(filled=True, size=60))
 
 
-def _sized(chart: altair.TopLevelMixin) -> altair.TopLevelMixin:
+def _size_chart(chart: altair.TopLevelMixin) -> altair.TopLevelMixin:
     """Return the chart themed and wide enough to read with a handful of entries."""
     return themed(chart.properties(width=420, height=260))
 
@@ -48,7 +48,7 @@ def density_curve(grid: Sequence[float], values: Sequence[float], title: str) ->
     pandas = require("pandas", "lab", "Density.chart")
     floor = max(values) * 1e-10
     frame = pandas.DataFrame({"eigenvalue": list(grid), "density": [max(value, floor) for value in values]})
-    return _sized(
+    return _size_chart(
         alt.Chart(frame, title=title)
         .mark_area(line=True, opacity=0.4)
         .encode(
@@ -63,7 +63,7 @@ def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixi
     """Draw the eigenvalues of several blocks side by side, in the order of the model."""
     alt = require("altair", "lab", "LayerSpectra.chart")
     pandas = require("pandas", "lab", "LayerSpectra.chart")
-    return _sized(
+    return _size_chart(
         alt.Chart(pandas.DataFrame(list(rows)), title=title)
         .mark_point(filled=True, size=70)
         .encode(
@@ -106,7 +106,7 @@ def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLeve
     """
     alt = require("altair", "lab", "gauge_orbit")
     pandas = require("pandas", "lab", "gauge_orbit")
-    return _sized(
+    return _size_chart(
         alt.Chart(pandas.DataFrame(list(rows)), title=title)
         .mark_line(point=True)
         .encode(

@@ -50,7 +50,7 @@ def compare(
     from normgauge.lab import compare as run_comparison
     from normgauge.lab import compare_shard
     from normgauge.lab.compare import ShardDone
-    from normgauge.lab.runs.executors import connected
+    from normgauge.lab.runs.executors import cluster_executor
     from normgauge.lab.runs.sweep import parse_shard
     from normgauge.report import page_of_store
 
@@ -60,7 +60,7 @@ def compare(
     job: Callable[..., Comparison | ShardDone]
     job = run_comparison if shard is None else partial(compare_shard, parse_shard(shard))
     try:
-        with connected(cluster) if cluster else nullcontext(jobs) as executor:
+        with cluster_executor(cluster) if cluster else nullcontext(jobs) as executor:
             result = job(
                 model=model,
                 data=data,

@@ -26,14 +26,16 @@ def data(
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     rows: list[dict[str, str | None]] = []
     if name is not None and name not in BUILT_IN:
-        found = datasets.fetch(name, dir, say=notes.print)
-        words = f"{found.train:,} + {len(found.rows) - found.train:,} images from {found.source}"
-        rows = [_row(name, "ready", words, found.path)]
-        if found.path.parent != datasets.data_folder():
-            notes.print(f"To use them from there: export NORMGAUGE_DATA={found.path.parent.resolve()}")
+        dataset = datasets.fetch(name, dir, say=notes.print)
+        words = f"{dataset.train:,} + {len(dataset.rows) - dataset.train:,} images from {dataset.source}"
+        rows = [_row(name, "ready", words, dataset.path)]
+        if dataset.path.parent != datasets.data_folder():
+            notes.print(f"To use them from there: export NORMGAUGE_DATA={dataset.path.parent.resolve()}")
     else:
-        rows = [_row(made, "ready", words, None) for made, words in BUILT_IN.items() if name in (None, made)]
-        states = [datasets.state(known) for known in datasets.KNOWN] if name is None else []
+        rows = [
+            _row(built_in, "ready", words, None) for built_in, words in BUILT_IN.items() if name in (None, built_in)
+        ]
+        states = [datasets.state(downloadable) for downloadable in datasets.KNOWN] if name is None else []
         rows += [_row(one.name, one.status, one.sentence, one.path) for one in states]
     if as_json:
         typer.echo(json.dumps(rows if name is None else rows[0]))

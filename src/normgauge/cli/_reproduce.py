@@ -35,46 +35,46 @@ def reproduce(
     if name is None and not every:
         _list(as_json)
         return
-    from normgauge.lab.runs.executors import Workers, connected
+    from normgauge.lab.runs.executors import Workers, cluster_executor
     from normgauge.lab.runs.sweep import parse_shard
 
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
-    with connected(cluster) if cluster else Workers(jobs) as executor:
+    with cluster_executor(cluster) if cluster else Workers(jobs) as executor:
         if every:
-            documents = _all(size, executor, part, out, quiet=as_json)
+            documents = _reproduce_all(size, executor, part, out, quiet=as_json)
         else:
-            documents = [_one(str(name), size, executor, part, out, quiet=as_json, bar=None)]
+            documents = [_reproduce_one(str(name), size, executor, part, out, quiet=as_json, bar=None)]
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
 
 
-def _all(
+def _reproduce_all(
     size: str, executor: Executor | Workers, shard: tuple[int, int] | None, out: Path, *, quiet: bool
 ) -> list[dict[str, object]]:
     from normgauge.lab.runs.progress import StudiesBar, note_session
     from normgauge.papers.studies import experiments
 
-    known = experiments()
+    studies = experiments()
     documents = []
-    with StudiesBar({study: item.minutes.get(size, 1.0) for study, item in known.items()}) as bar:
-        for study, item in known.items():
+    with StudiesBar({study: item.minutes.get(size, 1.0) for study, item in studies.items()}) as bar:
+        for study, item in studies.items():
             parts = item.parts(size)
             runs = sum(part.runs for part in parts)
             if shard is not None:  # the second round waits for all shards
                 runs = sum(len(part.plan()) for part in parts) // shard[1]
             with bar.study(study, runs):
-                documents.append(_one(study, size, executor, shard, out, quiet=quiet, bar=bar))
+                documents.append(_reproduce_one(study, size, executor, shard, out, quiet=quiet, bar=bar))
         done = sum("status" not in document for document in documents)
         bar.note(
-            f"{done} of {len(known)} studies done; {bar.ran} runs in {bar.minutes:.1f} min, the others were there."
+            f"{done} of {len(studies)} studies done; {bar.ran} runs in {bar.minutes:.1f} min, the others were there."
         )
     note_session(out, size, done, bar, getattr(executor, "jobs", None))
     return documents
 
 
-def _one(
+def _reproduce_one(
     study: str,
     size: str,
     executor: Executor | Workers,

@@ -35,15 +35,15 @@ def symmetries(
     from normgauge.symmetry import symmetries as find_symmetries
 
     objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed)
-    found = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
+    table = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
     if as_json:
-        rows = found._rows()
-        summary = {"dimension": found.dimension, "matrix_dimension": found.matrix_dimension, "mode": found.mode}
-        typer.echo(json.dumps({**summary, "unobserved": found.unobserved, "families": rows}))
+        rows = table._rows()
+        summary = {"dimension": table.dimension, "matrix_dimension": table.matrix_dimension, "mode": table.mode}
+        typer.echo(json.dumps({**summary, "unobserved": table.unobserved, "families": rows}))
         return
-    typer.echo(str(found))
+    typer.echo(str(table))
     if explain_:
-        typer.echo(found.explain())
+        typer.echo(table.explain())
 
 
 def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: str, of: str, seed: int) -> Objective:
@@ -57,15 +57,15 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
 
     from normgauge.objective import Objective
 
-    made = _import(target)()
-    if isinstance(made, Objective):
-        return made.replace(mode=mode)  # type: ignore[arg-type]
-    if not isinstance(made, nn.Module):
+    product = _import(target)()
+    if isinstance(product, Objective):
+        return product.replace(mode=mode)  # type: ignore[arg-type]
+    if not isinstance(product, nn.Module):
         raise InputError(
             explain(
                 f"symmetries {target}",
                 "the factory returns a module or an Objective",
-                type(made).__name__,
+                type(product).__name__,
                 "Return one",
             )
         )
@@ -77,14 +77,14 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
         )
     inputs = _inputs(shape, tokens, batch, seed)
     zeros = torch.zeros(batch)
-    return Objective(made, lambda out, _: _first(out).square().mean(), (inputs, zeros), mode=mode)  # type: ignore[arg-type]
+    return Objective(product, lambda out, _: _first_tensor(out).square().mean(), (inputs, zeros), mode=mode)  # type: ignore[arg-type]
 
 
-def _first(output: Any) -> torch.Tensor:
+def _first_tensor(output: Any) -> torch.Tensor:
     """Return the first floating tensor of an output: only its existence matters here."""
     if hasattr(output, "square"):
         return output
-    return _first(next(iter(output.values() if hasattr(output, "values") else output)))
+    return _first_tensor(next(iter(output.values() if hasattr(output, "values") else output)))
 
 
 def _import(target: str) -> Any:

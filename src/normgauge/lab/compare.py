@@ -245,7 +245,7 @@ def compare_shard(
         if {spec_id(spec) for spec in plan} <= store.finished():
             number, plan = 2, _second_round(study, conclude(study, store, plan))
         else:
-            store.put_document(_unanswered(study))  # so that a merge knows what the runs are about
+            store.put_document(_blank_document(study))  # so that a merge knows what the runs are about
         ran = sweep(plan, store, executor=executor, shard=shard, progress=progress, label=label)
         return ShardDone(ran, len(part_of(plan, shard)), number, store.path)
 
@@ -259,12 +259,12 @@ def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Com
     ids = tuple(spec_id(spec) for spec in specs)
     runs = store.runs(ids)
     arms, answer, decided = judge(runs, tuning_seeds=study.tried)
-    document = replace(_unanswered(study), arms=arms, answer=answer, decided=decided, runs=ids)
+    document = replace(_blank_document(study), arms=arms, answer=answer, decided=decided, runs=ids)
     store.put_document(document)
     return Comparison(document, store.path, Counter(run.status for run in runs))
 
 
-def _unanswered(study: Study) -> ComparisonDocument:
+def _blank_document(study: Study) -> ComparisonDocument:
     return ComparisonDocument(
         question=study.describe(),
         metrics=METRICS,

@@ -225,13 +225,13 @@ def _arm(norm: str, runs: Sequence[Run], choice: Choice | None) -> Arm:
     stable = _stable_up_to(own)
     if choice is None:
         return Arm({"norm": norm}, {}, 0, {}, stable)
-    finished = _finished(own, choice.arm, choice.setting)
+    finished = _finished_runs(own, choice.arm, choice.setting)
     values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in METRICS}
     measured = {name: value for name, value in values.items() if value.n}
     return Arm(choice.arm, choice.setting, len(finished), measured, stable, tuple(choice.remarks()))
 
 
-def _finished(runs: Sequence[Run], *knobs: Mapping[str, Any]) -> list[Run]:
+def _finished_runs(runs: Sequence[Run], *knobs: Mapping[str, Any]) -> list[Run]:
     wanted = {knob: value for some in knobs for knob, value in some.items()}
     return [run for run in runs if run.ok and all(run.spec[knob] == value for knob, value in wanted.items())]
 
@@ -263,7 +263,7 @@ def _answer(arms: Sequence[Arm], runs: Sequence[Run], metric: Metric) -> tuple[s
     result = f"{mean:.1f} % {metric.title}" if metric.unit else f"{metric.title} {mean:.3g}"
     if len(trained) == 1:
         return f"Only {best} trained on {where}: {result} at {rate}.", True
-    scores = {arm.knobs["norm"]: _scores(metric, _finished(runs, arm.knobs, arm.setting)) for arm in trained}
+    scores = {arm.knobs["norm"]: _scores(metric, _finished_runs(runs, arm.knobs, arm.setting)) for arm in trained}
     ahead = leads(scores, best, higher=metric.better == "higher", bounds=metric.bounds)
     order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
     rivals = [norm for norm in order if not ahead[norm].excludes_zero]
@@ -272,10 +272,10 @@ def _answer(arms: Sequence[Arm], runs: Sequence[Run], metric: Metric) -> tuple[s
     if not rivals:
         return f"Use {best} at {rate} here ({where}): {result}, {lead} ahead of the next best, {closest}.", True
     beaten = [norm for norm in order if norm not in rivals]
-    also = f"; {best} does beat {_listed(beaten)}" if beaten else ""
+    also = f"; {best} does beat {_join_names(beaten)}" if beaten else ""
     more = _seeds_needed(scores[best], scores[closest], len(ahead))
     sentence = (
-        f"The data cannot tell {_listed([best, *rivals])} apart on {where}: {best} leads with {result} at {rate}, "
+        f"The data cannot tell {_join_names([best, *rivals])} apart on {where}: {best} leads with {result} at {rate}, "
         f"{lead} ahead of {closest}{also}. {more} tell {best} from {closest}."
     )
     return sentence, False
@@ -310,5 +310,5 @@ def _decimals(value: float) -> str:
     return f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

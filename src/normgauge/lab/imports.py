@@ -11,7 +11,7 @@ from typing import Any
 from normgauge.errors import InputError, explain
 
 
-def imported(kind: str, path: str, what: str) -> Callable[..., Any]:
+def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
     """Import `package.module:function`.
 
     Args:

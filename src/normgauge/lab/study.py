@@ -57,9 +57,13 @@ class Study:
             )
         empty = [knob for knob, values in {**self.scientific, **self.nuisance}.items() if not list(values)]
         if empty or self.seeds < 1 or not 1 <= self.tried <= self.seeds:
-            got = f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
+            problem = (
+                f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
+            )
             raise InputError(
-                explain(f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", got, "Add one")
+                explain(
+                    f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", problem, "Add one"
+                )
             )
 
     @property

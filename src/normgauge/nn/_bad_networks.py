@@ -158,28 +158,28 @@ def network_with_gradient(
             )
         )
     inputs, targets = batch
-    unit = _with_last(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
+    unit = _append_last_layer(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
     place = 2 * (layer - 1)
     variable = unit.get_parameter(f"{place}.weight")
     (gradient,) = torch.autograd.grad(loss(unit(inputs), targets), variable)
-    found = float(gradient.norm())
-    if not (math.isfinite(found) and found > 0):
+    norm = float(gradient.norm())
+    if not (math.isfinite(norm) and norm > 0):
         raise InputError(
             explain(
                 "network_with_gradient",
                 "the loss must have a slope at these data",
-                f"a gradient of norm {found:g} for the net of unit sizes",
+                f"a gradient of norm {norm:g} for the net of unit sizes",
                 "Pass inputs with positive entries among the first min(widths), or other targets",
             )
         )
-    factor = size / found
+    factor = size / norm
     above = depth - layer
     sizes = [1.0] * layer + [factor ** (1 / above)] * above
     sizes[layer - 1] = 1 / math.prod(sizes[layer:])
-    return _with_last(cascade(widths, sizes, dtype=inputs.dtype), widths[-1])
+    return _append_last_layer(cascade(widths, sizes, dtype=inputs.dtype), widths[-1])
 
 
-def _with_last(body: nn.Sequential, width: int) -> nn.Sequential:
+def _append_last_layer(body: nn.Sequential, width: int) -> nn.Sequential:
     """Append the last layer of ones and flatten its single output."""
     last = nn.utils.skip_init(nn.Linear, width, 1, bias=False, dtype=body[0].weight.dtype)
     with torch.no_grad():

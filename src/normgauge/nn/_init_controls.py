@@ -70,8 +70,8 @@ def fixup(
     """
     _refuse_normalizers(model)
     is_block = blocks or _looks_like_a_block
-    found = [part for part in model.modules() if is_block(part)]
-    if not found:
+    residual_blocks = [part for part in model.modules() if is_block(part)]
+    if not residual_blocks:
         raise ModelError(
             explain(
                 "init.fixup",
@@ -83,7 +83,7 @@ def fixup(
     draws.he(model, seed=seed)
     inside: set[int] = set()
     with torch.no_grad():
-        for block in found:
+        for block in residual_blocks:
             inside |= {id(layer) for layer in draws.weight_layers(block)}
             layers = _branch_layers(block)
             if not layers:
@@ -91,7 +91,7 @@ def fixup(
                     explain("init.fixup", "a branch needs a weight layer", type(block).__name__, "Check `blocks`")
                 )
             for layer in layers[:-1]:
-                layer.weight.mul_(len(found) ** (-1.0 / (2 * len(layers) - 2)))  # type: ignore[operator]
+                layer.weight.mul_(len(residual_blocks) ** (-1.0 / (2 * len(layers) - 2)))  # type: ignore[operator]
             layers[-1].weight.zero_()  # type: ignore[operator]
         _head(model, head, inside).weight.zero_()  # type: ignore[operator]
     return model
@@ -192,13 +192,15 @@ def lsuv(
 
 
 def _scale_layer(model: nn.Module, inputs: Any, layer: nn.Module, tolerance: float, rounds: int, gain: float) -> None:
-    seen: list[float] = []
-    handle = layer.register_forward_hook(lambda _, __, output: seen.append(float(output.float().var(correction=0))))
+    variances: list[float] = []
+    handle = layer.register_forward_hook(
+        lambda _, __, output: variances.append(float(output.float().var(correction=0)))
+    )
     try:
         for _ in range(rounds):
-            seen.clear()
+            variances.clear()
             _run(model, inputs)
-            variance = sum(seen) / len(seen)
+            variance = sum(variances) / len(variances)
             if not math.isfinite(variance):
                 raise NonFiniteError(
                     explain("init.lsuv", "activations must be finite", "inf or nan", "Scale the inputs first")

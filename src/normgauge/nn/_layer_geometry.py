@@ -181,7 +181,7 @@ def layer_geometry(
     References:
         sun2020.
     """
-    w, x = _checked(weight, inputs)
+    w, x = _check_layer(weight, inputs)
     gain = torch.ones(len(w), dtype=w.dtype) if gamma is None else _per_row("gamma", gamma, w)
     offset = torch.zeros(len(w), dtype=w.dtype) if beta is None else _per_row("beta", beta, w)
     mean = x.mean(0)
@@ -195,11 +195,13 @@ def layer_geometry(
     outputs = centred @ w.T
     variance = outputs.square().mean(0)
     scale = (variance + eps).sqrt()
-    seen = variance > (tolerance * w.norm(dim=1)).square()  # below, the row is in the kernel up to rounding
+    outside_kernel = variance > (tolerance * w.norm(dim=1)).square()  # below, the row is in the kernel up to rounding
     effective = gain[:, None] * w / torch.where(scale > 0, scale, torch.ones_like(scale))[:, None]
     covariance = centred.T @ centred / samples
     standard = gain[:, None] * w / w.norm(dim=1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    normalized = torch.where(seen, outputs / torch.where(scale > 0, scale, torch.ones_like(scale)), 0 * outputs)
+    normalized = torch.where(
+        outside_kernel, outputs / torch.where(scale > 0, scale, torch.ones_like(scale)), 0 * outputs
+    )
     identity = torch.eye(x.shape[1], dtype=x.dtype)
     return LayerGeometry(
         effective_weights=effective,
@@ -209,7 +211,9 @@ def layer_geometry(
         rank=rank,
         kernel_dimension=x.shape[1] - rank,
         kernel_share=(w @ kernel).square().sum(1) / w.square().sum(1).clamp_min(torch.finfo(w.dtype).tiny),
-        on_ellipsoid=torch.where(seen, variance / torch.where(scale > 0, scale, torch.ones_like(scale)).square(), 0.0),
+        on_ellipsoid=torch.where(
+            outside_kernel, variance / torch.where(scale > 0, scale, torch.ones_like(scale)).square(), 0.0
+        ),
         radius=(gain.abs() * normalized.norm(dim=0)),
         centred_weights=w - w.mean(0),
         weight_norm_error=float(_row_error(effective, standard)),
@@ -237,7 +241,7 @@ def _row_error(effective: Tensor, standard: Tensor) -> Tensor:
     return ((effective - standard).norm(dim=1)[used] / size[used]).max() if bool(used.any()) else torch.zeros(())
 
 
-def _checked(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _check_layer(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     w, x = weight.detach().double().cpu().flatten(1), inputs.detach().double().cpu()
     if x.dim() != 2 or x.shape[1] != w.shape[1]:
         raise InputError(

@@ -85,7 +85,7 @@ class CenteredWeightNorm(RowParametrization):
     def forward(self, *originals: Tensor) -> Tensor:
         """Return the normalized weight."""
         rows = maps.centered_weight_norm(self.rows(originals[-1]))
-        return self.unrows(_gained(rows, originals), originals[-1])
+        return self.unrows(_apply_gain(rows, originals), originals[-1])
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the weight, and with gain "row" first its centred lengths."""
@@ -110,7 +110,7 @@ class WeightStandardization(RowParametrization):
     def forward(self, *originals: Tensor) -> Tensor:
         """Return the normalized weight."""
         rows = maps.weight_standardization(self.rows(originals[-1]), self.eps)
-        return self.unrows(_gained(rows if self.scale == 1.0 else rows * self.scale, originals), originals[-1])
+        return self.unrows(_apply_gain(rows if self.scale == 1.0 else rows * self.scale, originals), originals[-1])
 
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the weight, and with gain "row" first the gain that gives it back."""
@@ -148,7 +148,7 @@ class UnitSphere(RowParametrization):
         return _ones(self.rows(originals[-1])) * self.length
 
 
-def _gained(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
+def _apply_gain(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
     return rows if len(originals) == 1 else rows * originals[0].unsqueeze(1)
 
 

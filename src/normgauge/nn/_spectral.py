@@ -36,9 +36,9 @@ class SpectralNorm(nn.Module):
 
     def learn(self, layer: nn.Module, size: Sequence[int]) -> None:
         """Fix the size of the layer's input; a later, larger one replaces it, since the norm grows with the size."""
-        known = self._known_size()
-        wanted = tuple(size) if known is None else tuple(max(a, b) for a, b in zip(known, size, strict=True))
-        if wanted == known:
+        stored = self._stored_size()
+        wanted = tuple(size) if stored is None else tuple(max(a, b) for a, b in zip(stored, size, strict=True))
+        if wanted == stored:
             return
         raw = layer.parametrizations[self.name].original.detach()  # type: ignore[index, union-attr]
         operator = Convolution.of(layer, wanted, raw)
@@ -50,7 +50,7 @@ class SpectralNorm(nn.Module):
         operator.weight = raw.new_zeros(()).expand(raw.shape)  # the shape is all that is needed from here on
         self.operator = operator
 
-    def _known_size(self) -> tuple[int, ...] | None:
+    def _stored_size(self) -> tuple[int, ...] | None:
         if self.operator is None:
             return None
         return self.operator.outputs if self.operator.transposed else self.operator.size

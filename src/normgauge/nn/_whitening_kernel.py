@@ -93,8 +93,8 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():  # second derivatives wanted: differentiate the composite form
             inputs = [value for value in (x, weight, bias) if value is not None]
             y = _composite(x, weight, bias, ctx.settings)[0]
-            found = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
-            return (*(None if value is None else next(found) for value in (x, weight, bias)), None)
+            gradients = iter(torch.autograd.grad(y, inputs, grad, create_graph=True))
+            return (*(None if value is None else next(gradients) for value in (x, weight, bias)), None)
         groups = ctx.settings.groups
         grads = _pack(grad, groups)
         outer = torch.matmul(grads, blocks.transpose(-1, -2)).sum(0)

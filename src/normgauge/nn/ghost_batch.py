@@ -66,7 +66,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
         mean, moment = self.running_mean.repeat(ghosts), self.running_moment.repeat(ghosts)
         # A share of 1 stores the batch's own statistics; the average over ghosts then enters the running ones.
         if x.shape[0] % ghosts == 0:
-            y = self._dealt(x, ghosts, mean, moment)
+            y = self._normalize_ghosts(x, ghosts, mean, moment)
         else:
             y = torch.empty_like(x)
             for ghost, (m, v) in enumerate(zip(mean.chunk(ghosts), moment.chunk(ghosts), strict=True)):
@@ -77,7 +77,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
             self._remember(mean.view(ghosts, -1).mean(0), moment.view(ghosts, -1).mean(0))
         return y
 
-    def _dealt(self, x: Tensor, ghosts: int, mean: Tensor, moment: Tensor) -> Tensor:
+    def _normalize_ghosts(self, x: Tensor, ghosts: int, mean: Tensor, moment: Tensor) -> Tensor:
         shape = (x.shape[0] // ghosts, ghosts * x.shape[1], *x.shape[2:])
         weight = None if self.weight is None else self.weight.repeat(ghosts)
         bias = None if self.bias is None else self.bias.repeat(ghosts)

@@ -120,7 +120,16 @@ def _fast_backward(
     mean, scale = statistics
     # The kernel's two sums: sum(grad * (x - mean)) / scale and sum(grad), in one pass.
     _, along, total = torch.ops.aten.native_batch_norm_backward(
-        grad, x, torch.ones_like(mean), None, None, mean, 1 / scale, True, 0.0, [False, True, True]
+        grad,
+        x,
+        torch.ones_like(mean),
+        running_mean=None,
+        running_var=None,
+        save_mean=mean,
+        save_invstd=1 / scale,
+        train=True,
+        eps=0.0,
+        output_mask=[False, True, True],
     )
     count = x.numel() // x.shape[1]
     gain = 1 / scale if weight is None else weight / scale

@@ -78,7 +78,7 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         seed, step = int(self.seed.item()), int(self.num_batches_tracked.item())
         dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
         first, second = unit_noise(self.num_features, seed, step)
-        drawn = _Drawn(
+        draw = _NoiseDraw(
             seed=seed,
             step=step,
             centre=(
@@ -89,12 +89,12 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         )
         fused = x.device.type == "cpu" and x.is_contiguous() and x.dtype == dtype == self.running_mean.dtype
         if fused and plain_autograd():
-            y = _Fused.apply(x, self.weight, self.bias, mean, moment, self.eps, drawn)
+            y = _Fused.apply(x, self.weight, self.bias, (mean, moment), self.eps, draw)
         else:
             y = torch.nn.functional.batch_norm(
                 x, mean, moment, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
             )
-            factor, offset = (value.to(x.device) for value in drawn.noise(x.shape, dtype))
+            factor, offset = (value.to(x.device) for value in draw.noise(x.shape, dtype))
             y = (factor * y + offset).to(x.dtype)
         self._remember(mean, moment)
         return y
@@ -105,7 +105,7 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         return f"{super().extra_repr()}, {noise}, seed={int(self.seed)}"
 
 
-class _Drawn(NamedTuple):
+class _NoiseDraw(NamedTuple):
     """What determines the noise of one step: the stream, and centre and spread of offsets and factors."""
 
     seed: int
@@ -133,15 +133,14 @@ class _Fused(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        mean: Tensor,
-        moment: Tensor,
+        statistics: tuple[Tensor, Tensor],
         eps: float,
-        drawn: _Drawn,
+        draw: _NoiseDraw,
     ) -> Tensor:
-        y, center, inverse = torch.native_batch_norm(x, weight, bias, mean, moment, True, 1.0, eps)
-        ctx.factors = ActivationNoise(x.shape, drawn.seed, drawn.step).perturb_(y, drawn.centre, drawn.spread)
+        y, center, inverse = torch.native_batch_norm(x, weight, bias, *statistics, training=True, momentum=1.0, eps=eps)
+        ctx.factors = ActivationNoise(x.shape, draw.seed, draw.step).perturb_(y, draw.centre, draw.spread)
         ctx.save_for_backward(x, weight, bias, center, inverse)
-        ctx.drawn, ctx.eps = drawn, eps
+        ctx.draw, ctx.eps = draw, eps
         return y
 
     @staticmethod
@@ -149,12 +148,12 @@ class _Fused(torch.autograd.Function):
         x, weight, bias, center, inverse = ctx.saved_tensors
         factors, ctx.factors = ctx.factors, None
         if factors is None:
-            factors = ctx.drawn.noise(grad.shape, grad.dtype)[0]
+            factors = ctx.draw.noise(grad.shape, grad.dtype)[0]
         if torch.is_grad_enabled():  # second derivatives wanted: the closed form in differentiable operators
             dx, dweight, dbias = batch_norm_backward(factors * grad, x, weight, ctx.eps)
         else:
             dx, dweight, dbias = _fast_backward(factors.mul_(grad), x, weight, center, inverse)
-        return dx, None if weight is None else dweight, None if bias is None else dbias, None, None, None, None
+        return dx, None if weight is None else dweight, None if bias is None else dbias, None, None, None
 
 
 def _fast_backward(
@@ -162,7 +161,16 @@ def _fast_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of batch normalization, the first in the memory of h."""
     _, along, total = torch.ops.aten.native_batch_norm_backward(
-        h, x, torch.ones_like(center), None, None, center, inverse, True, 0.0, [False, True, True]
+        h,
+        x,
+        torch.ones_like(center),
+        running_mean=None,
+        running_var=None,
+        save_mean=center,
+        save_invstd=inverse,
+        train=True,
+        eps=0.0,
+        output_mask=[False, True, True],
     )
     gain = inverse if weight is None else weight * inverse
     count = x.numel() // x.shape[1]

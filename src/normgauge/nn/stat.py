@@ -118,7 +118,9 @@ class StatNorm(BatchStatisticsNorm):
 
     def _moment(self, blocks: Tensor) -> Tensor:
         if self.scale == "quantile":
-            return (_order(blocks, 1 - self.quantile, upper=True) - _order(blocks, self.quantile)) / 2
+            return (
+                _order_statistic(blocks, 1 - self.quantile, upper=True) - _order_statistic(blocks, self.quantile)
+            ) / 2
         if self.scale == "std":
             return blocks.var(1, correction=0)
         if math.isinf(self.power):
@@ -146,7 +148,7 @@ class StatNorm(BatchStatisticsNorm):
         return f"{super().extra_repr()}, axes={self.axes}, center={self.center}, scale={self.scale}"
 
 
-def _order(blocks: Tensor, share: float, *, upper: bool = False) -> Tensor:
+def _order_statistic(blocks: Tensor, share: float, *, upper: bool = False) -> Tensor:
     """Return an order statistic; the upper one at 1 - q mirrors the lower one at q, so that signs may flip."""
     count = blocks.shape[1]
     rank = math.floor((1 - share if upper else share) * (count - 1) + 1e-9)
@@ -154,7 +156,7 @@ def _order(blocks: Tensor, share: float, *, upper: bool = False) -> Tensor:
 
 
 def _middle(blocks: Tensor, share: float) -> Tensor:
-    return (_order(blocks, share) + _order(blocks, share, upper=True)) / 2
+    return (_order_statistic(blocks, share) + _order_statistic(blocks, share, upper=True)) / 2
 
 
 def _power(scale: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from normgauge.errors import NormgaugeError, explain, unknown_name
-from normgauge.lab.runs.run import guarded
+from normgauge.lab.runs.run import guard_run
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.shelf import studies
 from normgauge.records import Run, Spec
@@ -50,4 +50,4 @@ def find(name: str) -> Experiment:
 def execute(spec: Spec) -> Run:
     """Run one spec of a study and never raise: what goes wrong becomes the run's status and sentence."""
     run = Run(dict(spec))
-    return guarded(run, lambda: find(spec["study"]).run(spec, run.record))
+    return guard_run(run, lambda: find(spec["study"]).run(spec, run.record))

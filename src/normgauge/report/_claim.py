@@ -33,35 +33,35 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> str:
             ("finding", text(verdict.sentence)),
             ("rests on", text(verdict.rests_on)),
             *(
-                ("beside it", f"{spoken(other.word)}: {text(other.sentence)} ({text(other.rests_on)})")
+                ("beside it", f"{spoken_word(other.word)}: {text(other.sentence)} ({text(other.rests_on)})")
                 for other in verdict.beside
             ),
-            ("note", _linked(typeset(claim, "note"), claim, neighbours)),
+            ("note", _link_claims(typeset(claim, "note"), claim, neighbours)),
         ]
     )
     name = text(claim.id)
     return (
         f'<article class="claim card" id="{name}" data-paper="{text(claim.paper)}" '
         f'data-verdict="{verdict.verdict or ""}" data-status="{verdict.status}" '
-        f'data-outcome="{verdict.outcome or ""}" data-text="{text(_findable(claim))}">'
+        f'data-outcome="{verdict.outcome or ""}" data-text="{text(_search_text(claim))}">'
         f'<header><h3><a href="#{name}" title="link to this claim">{name}</a></h3>{_badges(claim)}'
         f'<span class="place">{text(claim.place)}</span></header>{said}'
         "<details open><summary>Evidence, hypotheses, how to reproduce</summary>"
-        f"{_behind(claim, neighbours)}</details></article>"
+        f"{_details(claim, neighbours)}</details></article>"
     )
 
 
-def spoken(word: str) -> str:
+def spoken_word(word: str) -> str:
     """Return a word of the ledger as people say it."""
     return text(word.replace("_", " "))
 
 
-def _behind(claim: Claim, neighbours: Container[str]) -> str:
+def _details(claim: Claim, neighbours: Container[str]) -> str:
     from normgauge.papers.court import typeset
 
     plain = [claim.printed, *([f"corrected: {claim.corrected}"] if claim.corrected else [])]
     rows = [
-        ("hypotheses", _linked(typeset(claim, "hypotheses"), claim, neighbours)),
+        ("hypotheses", _link_claims(typeset(claim, "hypotheses"), claim, neighbours)),
         ("criterion", text(claim.criterion)),
         *(("quoted", f"<q>{text(quote)}</q>") for quote in claim.quotes),
         ("reproduce", f"<code>{text(claim.command)}</code>"),
@@ -71,12 +71,12 @@ def _behind(claim: Claim, neighbours: Container[str]) -> str:
     return _evidence(claim.evidence) + _list(rows)
 
 
-def _linked(markup: str, claim: Claim, neighbours: Container[str]) -> str:
+def _link_claims(markup: str, claim: Claim, neighbours: Container[str]) -> str:
     """Turn the ids of other claims into links; a full stop after an id is not part of it."""
 
     def link(match: re.Match[str]) -> str:
-        known = match[0] in neighbours and match[0] != claim.id
-        return f'<a href="#{match[0]}">{match[0]}</a>' if known else match[0]
+        linkable = match[0] in neighbours and match[0] != claim.id
+        return f'<a href="#{match[0]}">{match[0]}</a>' if linkable else match[0]
 
     return re.sub(r"\bS\d-[\w.-]*\w", link, markup)
 
@@ -120,15 +120,15 @@ def _counts_as(item: Evidence) -> str:
 def _badges(claim: Claim) -> str:
     verdict = claim.result
     words = [verdict.verdict or "no verdict", verdict.outcome, verdict.status if verdict.status != "judged" else None]
-    return "".join(f'<span class="badge word-{text(word)}">{spoken(word)}</span>' for word in words if word)
+    return "".join(f'<span class="badge word-{text(word)}">{spoken_word(word)}</span>' for word in words if word)
 
 
-def _findable(claim: Claim) -> str:
+def _search_text(claim: Claim) -> str:
     """Return every word a reader may look a claim up by, in small letters; formulas as the ledger writes them."""
     verdict = claim.result
     said = [claim.id, claim.place, claim.printed, claim.corrected, claim.hypotheses, claim.note, *claim.quotes]
     said += [verdict.sentence, claim.criterion, claim.command, *claim.cite, *(item.name for item in verdict.evidence)]
-    said += [spoken(word) for word in (verdict.verdict, verdict.outcome, verdict.status, claim.kind) if word]
+    said += [spoken_word(word) for word in (verdict.verdict, verdict.outcome, verdict.status, claim.kind) if word]
     return " ".join(" ".join(said).lower().split())
 
 

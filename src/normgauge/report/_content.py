@@ -48,7 +48,9 @@ class PageContent:
         for run in self.runs:
             for knob, value in run.spec.items():
                 values.setdefault(knob, set()).add(repr(value))
-        return tuple(k for k, seen in values.items() if len(seen) > 1 and k != "seed" and k not in self.scientific)
+        return tuple(
+            k for k, distinct in values.items() if len(distinct) > 1 and k != "seed" and k not in self.scientific
+        )
 
     def arm(self, knobs: Spec) -> str:
         """Return the arm a spec belongs to: its scientific values, joined."""
@@ -76,7 +78,7 @@ class PageContent:
         return sorted(specs, key=lambda name: [_sortable(specs[name].get(knob)) for knob in self.nuisance])
 
     @cached_property
-    def chosen(self) -> dict[str, Mapping[str, Any]]:
+    def chosen_settings(self) -> dict[str, Mapping[str, Any]]:
         """Arm -> its chosen setting."""
         arms = self.document.arms if self.document else ()
         return {self.arm(arm.knobs): arm.setting for arm in arms if arm.setting}
@@ -90,7 +92,7 @@ class PageContent:
         return {n: replace(m, title=m.title[:1].upper() + m.title[1:]) for n, m in described.items()}
 
     @cached_property
-    def averaged(self) -> set[str]:
+    def averaged_metrics(self) -> set[str]:
         """The metrics that are read per layer only; pictures show the mean over layers."""
         sorts = {(reading.name, reading.layer is None) for run in self.runs for reading in run.readings}
         return {name for name, whole in sorts if not whole and (name, True) not in sorts}
@@ -101,7 +103,7 @@ class PageContent:
         groups: dict[str, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
         for place, run in enumerate(self.runs):
             for reading in run.readings:
-                if math.isfinite(reading.value) and (reading.layer is None or reading.name in self.averaged):
+                if math.isfinite(reading.value) and (reading.layer is None or reading.name in self.averaged_metrics):
                     groups[reading.name][place, reading.step].append(reading.value)
         return {
             name: {key: metric.factor * fmean(values) for key, values in groups[name].items()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from normgauge import charts
 from normgauge.papers.shelf import PAPERS
 from normgauge.references import bibliography, title
-from normgauge.report._claim import card, spoken
+from normgauge.report._claim import card, spoken_word
 from normgauge.report._markup import text
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def ledger_page(claims: Iterable[Claim]) -> str:
         "total": str(len(shown)),
         "summary": _summary(shown, papers),
         "counts": _counts(shown, papers),
-        "meanings": "".join(f"<div><dt>{spoken(w)}</dt><dd>{text(said)}</dd></div>" for w, said in MEANINGS.items()),
+        "meanings": "".join(
+            f"<div><dt>{spoken_word(w)}</dt><dd>{text(said)}</dd></div>" for w, said in MEANINGS.items()
+        ),
         "filters": "".join(_filter(name, shown) for name in FILTERS),
         "papers": "".join(_paper(paper, shown) for paper in papers),
     }
@@ -126,7 +128,7 @@ def _filter(name: str, claims: Sequence[Claim]) -> str:
 
     tally = Counter(getattr(claim, name) for claim in claims)
     values = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}.get(name, tuple(tally))
-    options = "".join(f'<option value="{text(v)}">{spoken(v)} ({tally[v]})</option>' for v in values)
+    options = "".join(f'<option value="{text(v)}">{spoken_word(v)} ({tally[v]})</option>' for v in values)
     return f'<label>{name}<select name="{name}"><option value="">any</option>{options}</select></label>'
 
 

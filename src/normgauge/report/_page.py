@@ -74,7 +74,7 @@ def compose(content: PageContent) -> str:
     data = {
         "charts": pictures,
         "themes": {mode: charts.config(mode) for mode in charts.PALETTES},
-        "chosen": {arm: content.setting(setting) for arm, setting in content.chosen.items()},
+        "chosen": {arm: content.setting(setting) for arm, setting in content.chosen_settings.items()},
     }
     parts = {
         "title": text(study.title if study else "normgauge report"),
@@ -113,7 +113,7 @@ def _charts(content: PageContent, pictures: Mapping[str, Mapping[str, Any]]) -> 
     )
     parts = [f'<div class="toolbar" role="group" aria-label="Series"><span class="label">Show</span>{chips}']
     if curves and len(content.settings) > 1:
-        first = ['<option value="">each at its chosen setting</option>'] if content.chosen else []
+        first = ['<option value="">each at its chosen setting</option>'] if content.chosen_settings else []
         options = first + [f'<option value="{text(s)}">all at {text(s)}</option>' for s in content.settings]
         parts.append(f'<label class="label">Curves <select id="setting">{"".join(options)}</select></label>')
     parts.append("</div>")

@@ -64,7 +64,7 @@ def _curve(content: PageContent, name: str) -> dict[str, Any] | None:
     rows = curve_rows(content, name)
     if len({row["step"] for row in rows}) < 2:
         return None
-    chosen = {(arm, content.setting(setting)) for arm, setting in content.chosen.items()}
+    chosen = {(arm, content.setting(setting)) for arm, setting in content.chosen_settings.items()}
     default = [row for row in rows if not chosen or (row["arm"], row["setting"]) in chosen]
     chart = charts.curves(
         rows,
@@ -123,13 +123,13 @@ def _entry(content: PageContent, kind: str, metric: Metric, chart: Any) -> dict[
     spec = chart.to_dict(validate=False)  # the chart is ours, and the schema walks every row: half the time
     spec.pop("config", None)  # the page brings the theme, light or dark
     spec.pop("$schema", None)
-    averaged = "Mean over layers." if kind != "intervals" and metric.name in content.averaged else ""
+    averaged = "Mean over layers." if kind != "intervals" and metric.name in content.averaged_metrics else ""
     words = " ".join(filter(None, (metric.help, averaged)))
     return {"kind": kind, "title": metric.title, "unit": metric.unit, "help": words, "spec": spec}
 
 
 def _others_chosen(content: PageContent, run: Run, knob: str) -> bool:
-    choice = content.chosen.get(content.arm(run.spec), {})
+    choice = content.chosen_settings.get(content.arm(run.spec), {})
     return all(run.spec.get(other) == value for other, value in choice.items() if other != knob)
 
 

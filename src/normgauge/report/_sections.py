@@ -65,8 +65,8 @@ def comparison(content: PageContent) -> str:
             f'<th scope="row">{"" if index else swatch(place)}{text(arm.knobs.get(knob))}</th>'
             for index, knob in enumerate(content.scientific)
         ]
-        cells += [_plain(arm.setting.get(knob)) for knob in content.nuisance]
-        cells.append(_plain(arm.n))
+        cells += [_plain_cell(arm.setting.get(knob)) for knob in content.nuisance]
+        cells.append(_plain_cell(arm.n))
         for metric, span, winner in zip(metrics, spans, winners, strict=True):
             value = arm.values.get(metric.name)
             shown = None if value is None else value.times(metric.factor)
@@ -89,7 +89,7 @@ def runs(content: PageContent) -> str:
         mark = swatch(content.arms.index(content.arm(run.spec)))
         cells = [f'<th scope="row"><code title="{identity}">{identity[:8]}</code></th>']
         for place, knob in enumerate(knobs):
-            cells.append(_plain(run.spec.get(knob), prefix="" if place else mark))
+            cells.append(_plain_cell(run.spec.get(knob), prefix="" if place else mark))
         cells.append(f'<td data-value="{text(run.status)}">{badge(run.status)}</td>')
         cells.append(f'<td class="num" data-value="{_key(run.seconds)}">{seconds(run.seconds)}</td>')
         cells.append(f'<td class="note">{text(run.sentence)}</td>')
@@ -130,7 +130,7 @@ def provenance(content: PageContent) -> str:
         for title, values in (("Versions", origin.versions), ("Machine", origin.machine), ("Run", rest))
         if values
     ]
-    parts.append(f"<section class='card wide'><h3>Command</h3>{_copyable(content.document.command)}</section>")
+    parts.append(f"<section class='card wide'><h3>Command</h3>{_copyable_block(content.document.command)}</section>")
     return "".join(parts)
 
 
@@ -139,7 +139,7 @@ def citation(content: PageContent) -> str:
     keys = content.document.question.cite if content.document else ()
     here = [key for key in keys if key in bibliography()]
     lost = [key for key in keys if key not in bibliography()]
-    parts = [_copyable(cite(*here))] if here else []
+    parts = [_copyable_block(cite(*here))] if here else []
     if lost:
         parts.append(f"<p class='hint'>Not in the bibliography: {text(lost)}</p>")
     return "".join(parts)
@@ -183,7 +183,7 @@ def _best(arms: Sequence[Arm], metric: Metric) -> str | None:
     return number((max if metric.better == "higher" else min)(values), metric.unit)
 
 
-def _plain(value: Any, prefix: str = "") -> str:
+def _plain_cell(value: Any, prefix: str = "") -> str:
     kind = ' class="num"' if _is_number(value) else ""
     return f'<td{kind} data-value="{_key(value)}">{prefix}{text(value)}</td>'
 
@@ -202,7 +202,7 @@ def _table(name: str, head: Sequence[str], body: Sequence[str]) -> str:
     )
 
 
-def _copyable(body: Any) -> str:
+def _copyable_block(body: Any) -> str:
     return (
         '<div class="copyable"><button type="button" class="copy">Copy</button>'
         f'<pre tabindex="0"><code>{text(body)}</code></pre></div>'

@@ -130,7 +130,7 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
         Block("Numbers", ("Mean and 95 % interval over seeds.",), *summary(about, document)),
         Block("Proxy against paper", (about.proxy,)),
         _failures(document),
-        Block("How it was run", (made_with(document), f"Again: `{about.command}`")),
+        Block("How it was run", (origin_sentence(document), f"Again: `{about.command}`")),
     ]
     return [block for block in parts if block.paragraphs or block.rows or block.pictures]
 
@@ -141,17 +141,17 @@ def verdict_sentence(criterion: CriterionDocument) -> str:
     for item in criterion.margins:
         decided = math.isfinite(item.half_width) and abs(item.mean) > item.half_width
         sorts["Undecided" if not decided else "For it" if item.mean > 0 else "Against it"].append(
-            f"{item.name} ({format_number(item.mean)}{_half(item.half_width)})"
+            f"{item.name} ({format_number(item.mean)}{_half_width(item.half_width)})"
         )
     parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names] or [criterion.sentence]
     return " ".join([f"{criterion.id}: {OUTCOMES[criterion.outcome]}", *parts])
 
 
-def _half(width: float) -> str:
+def _half_width(width: float) -> str:
     return f" -+ {format_number(width, 2)}" if math.isfinite(width) else ""
 
 
-def made_with(document: StudyDocument) -> str:
+def origin_sentence(document: StudyDocument) -> str:
     """Say size, runs, machine, versions and revision."""
     origin, machine = document.provenance, document.provenance.machine
     return (

@@ -172,7 +172,7 @@ class Symmetries(Result):
             for family in self.families
         ]
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _shown_rows(self) -> list[dict[str, Any]]:
         """Return the rows, with families that differ only by a layer's number on one line."""
         merged: dict[tuple[Any, ...], dict[str, Any]] = {}
         for row in self._rows():

@@ -39,7 +39,7 @@ class Case:
         x = torch.randn(shape, generator=generator(self.seed), dtype=torch.float64)
         if self.dtype == torch.bfloat16:
             x = (x * 16).round().clamp(-48, 48) / 16
-        return laid_out(x.to(self.dtype), self.layout)
+        return lay_out(x.to(self.dtype), self.layout)
 
     def factors(self, shape: tuple[int, ...], salt: int = 1) -> Tensor:
         """Return positive factors, powers of two in bfloat16."""
@@ -54,7 +54,7 @@ class Case:
         return draw if self.dtype == torch.bfloat16 else draw * 0.9
 
 
-def laid_out(x: Tensor, layout: str) -> Tensor:
+def lay_out(x: Tensor, layout: str) -> Tensor:
     """Return x with the memory layout of that name, equal in value."""
     if layout == "channels_last" and x.dim() >= 4:
         return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
@@ -78,7 +78,7 @@ def strategy(strategies: Any, spatial: tuple[int, ...], dtypes: tuple[torch.dtyp
     )
 
 
-def prepared(build: Build, case: Case, mode: str, eps: float) -> torch.nn.Module:
+def prepare_module(build: Build, case: Case, mode: str, eps: float) -> torch.nn.Module:
     """Return a module of the case with lively parameters, the given eps in every part, in the given mode."""
     module = build(case.channels, case.spatial).double()
     draw = generator(case.seed + 7)

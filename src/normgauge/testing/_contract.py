@@ -11,7 +11,7 @@ from torch import Tensor
 from normgauge.errors import NormgaugeError
 from normgauge.nn.registry import Declaration
 from normgauge.rng import generator
-from normgauge.testing._cases import Build, Case, call, prepared
+from normgauge.testing._cases import Build, Case, call, prepare_module
 from normgauge.testing._verdict import TOLERANCE, Ledger
 
 Twin = Callable[[torch.nn.Module, Tensor], Tensor]
@@ -21,16 +21,16 @@ def check_output(build: Build, case: Case, channels: int | None, ledger: Ledger)
     """Shape, dtype, memory format and precision: the value is that of float64 on contiguous memory."""
     x = case.inputs(channels)
     for mode in ("train", "eval"):
-        module = prepared(build, case, mode, max(case.eps, 1e-5))
+        module = prepare_module(build, case, mode, max(case.eps, 1e-5))
         y = call(module, x)
         ledger.require(f"keeps the dtype [{mode}]", y.dtype == x.dtype, f"{y.dtype} for {x.dtype}")
         reference = call(module.double(), x.double().contiguous())
-        ledger.same(f"precision and memory format [{mode}]", y.double(), reference, TOLERANCE[case.dtype])
+        ledger.require_same(f"precision and memory format [{mode}]", y.double(), reference, TOLERANCE[case.dtype])
 
 
 def check_state(build: Build, case: Case, channels: int | None, ledger: Ledger) -> None:
     """Save and load, copy, no write in evaluation, no use of the global random state."""
-    module = prepared(build, case, "train", 1e-5)
+    module = prepare_module(build, case, "train", 1e-5)
     x = case.inputs(channels)
     module(x), module(x)
     fresh = build(case.channels, case.spatial).to(case.dtype)
@@ -41,25 +41,25 @@ def check_state(build: Build, case: Case, channels: int | None, ledger: Ledger) 
     random_state = torch.random.get_rng_state()
     for mode in ("eval", "train"):
         outputs = [call(one.train(mode == "train"), x) for one in (module, fresh)]
-        ledger.same(f"state_dict carries the whole state [{mode}]", outputs[1], outputs[0], 0.0)
+        ledger.require_same(f"state_dict carries the whole state [{mode}]", outputs[1], outputs[0], 0.0)
     ledger.require(
         "leaves the global random state alone", torch.equal(random_state, torch.random.get_rng_state()), "it moved"
     )
     before = {name: value.clone() for name, value in module.eval().state_dict().items()}
     module(x)
-    same = all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    ledger.require("evaluation writes nothing", same, "a changed state_dict")
+    unchanged = all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    ledger.require("evaluation writes nothing", unchanged, "a changed state_dict")
     twin = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.add_(1)
-    same = all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    ledger.require("a deep copy shares nothing", same, "a copy that writes through")
+    unchanged = all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    ledger.require("a deep copy shares nothing", unchanged, "a copy that writes through")
 
 
 def check_transforms(build: Build, case: Case, channels: int | None, ledger: Ledger) -> None:
     """torch.func agrees with autograd: gradient, and Hessian product by forward over reverse."""
-    module = prepared(build, case, "train", 1e-3)
+    module = prepare_module(build, case, "train", 1e-3)
     x = case.inputs(channels).double()
     module = module.double()
     probe = torch.randn(call(module, x).shape, generator=generator(case.seed + 11), dtype=torch.float64)
@@ -79,35 +79,35 @@ def check_transforms(build: Build, case: Case, channels: int | None, ledger: Led
     value = (y * probe).sum() + (y.square() * probe.cos()).sum()
     gradient = torch.autograd.grad(value, inputs, create_graph=True)[0]
     direction = torch.randn(x.shape, generator=generator(case.seed + 12), dtype=torch.float64)
-    ledger.same("torch.func.grad agrees with autograd", reverse(x), gradient, 1e-8)
+    ledger.require_same("torch.func.grad agrees with autograd", reverse(x), gradient, 1e-8)
     if gradient.requires_grad:
         product = torch.autograd.grad(gradient, inputs, direction)[0]
     else:
         product = torch.zeros_like(inputs)
     forward = torch.func.jvp(reverse, (x,), (direction,))[1]
-    ledger.same("forward over reverse agrees with autograd twice", forward, product, 1e-7)
+    ledger.require_same("forward over reverse agrees with autograd twice", forward, product, 1e-7)
 
 
 def check_autocast(build: Build, case: Case, channels: int | None, ledger: Ledger) -> None:
     """Under bfloat16 autocast the output stays near float32's, and so does the gradient's presence."""
-    module = prepared(build, case, "train", 1e-3).float()
+    module = prepare_module(build, case, "train", 1e-3).float()
     x = case.inputs(channels).float().requires_grad_()
     plain = call(module, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = call(module, x)
-    ledger.same("autocast stays near float32", mixed.float(), plain, TOLERANCE[torch.bfloat16])
+    ledger.require_same("autocast stays near float32", mixed.float(), plain, TOLERANCE[torch.bfloat16])
     (gradient,) = torch.autograd.grad(mixed.float().square().sum(), x)
     ledger.require("autocast has finite gradients", bool(gradient.isfinite().all()), "inf or nan")
 
 
 def check_derivatives(build: Build, case: Case, channels: int | None, twin: Twin | None, ledger: Ledger) -> None:
     """First and second derivatives against the hand-written twin, or against differences without one."""
-    module = prepared(build, case, "train", 1e-2).double()
+    module = prepare_module(build, case, "train", 1e-2).double()
     x = case.inputs(channels).double().contiguous()
     wanted = _derivatives(twin, module, x) if twin else _differences(module, x)
-    for order, (got, right) in enumerate(zip(_derivatives(_run, module, x), wanted, strict=True)):
+    for order, (derivative, right) in enumerate(zip(_derivatives(_run, module, x), wanted, strict=True)):
         name = "against the twin" if twin else "against differences"
-        ledger.same(f"derivative of order {order} {name}", got, right, 1e-8 if twin else 1e-4)
+        ledger.require_same(f"derivative of order {order} {name}", derivative, right, 1e-8 if twin else 1e-4)
 
 
 def _run(module: torch.nn.Module, x: Tensor) -> Tensor:
@@ -157,21 +157,21 @@ def check_refusals(declaration: Declaration, ledger: Ledger) -> None:
     for spatial in (0, 2):
         layer = declaration.layer(4, spatial)
         empty = torch.zeros((0, 4, *(3,) * spatial))
-        _refused(layer, empty, "empty inputs raise an error that says so", ledger)
+        _check_refused(layer, empty, "empty inputs raise an error that says so", ledger)
         if spatial in declaration.spatial:
             single = torch.randn((1, 4, *(1,) * spatial))
             if declaration.smallest > 1:
-                _refused(layer, single, "one value per channel raises an error that says so", ledger)
+                _check_refused(layer, single, "one value per channel raises an error that says so", ledger)
             else:
                 finite = bool(layer(single).isfinite().all())
                 ledger.require("one value per channel has a finite output", finite, "inf or nan")
 
 
-def _refused(layer: torch.nn.Module, x: Tensor, check: str, ledger: Ledger) -> None:
+def _check_refused(layer: torch.nn.Module, x: Tensor, check: str, ledger: Ledger) -> None:
     try:
         layer(x)
     except NormgaugeError:
-        ledger.seen(check)
+        ledger.record_pass(check)
     except Exception as error:  # noqa: BLE001 (whatever came is named)
         ledger.fail(check, f"{type(error).__name__}: {error}")
     else:

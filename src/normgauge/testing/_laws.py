@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normgauge.nn.registry import Declaration, Invariance
 from normgauge.rng import generator
-from normgauge.testing._cases import VANISHING, Case, call, linear_map, prepared
+from normgauge.testing._cases import VANISHING, Case, call, linear_map, prepare_module
 from normgauge.testing._verdict import TOLERANCE, Ledger
 
 
@@ -21,13 +21,13 @@ def check_law(declaration: Declaration, law: Invariance, ledger: Ledger, case: C
     eps = case.eps if law.exact else VANISHING
     for mode in law.modes:
         deviation, tolerance = deviation_of(declaration, law, case, mode, eps)
-        ledger.same(f"{law} [{mode}]", *deviation, tolerance)
+        ledger.require_same(f"{law} [{mode}]", *deviation, tolerance)
         if law.kind == "scale" and law.sign == "positive" and law.flips:
             flipped, tolerance = deviation_of(declaration, law, case, mode, eps, sign=-1)
-            ledger.same(f"a negative factor flips the sign: {law} [{mode}]", *flipped, tolerance)
+            ledger.require_same(f"a negative factor flips the sign: {law} [{mode}]", *flipped, tolerance)
         if law.kind == "scale" and law.sign == "any":
             turned, tolerance = deviation_of(declaration, law, case, mode, eps, sign=-1, expected=1)
-            ledger.same(f"a negative factor changes nothing: {law} [{mode}]", *turned, tolerance)
+            ledger.require_same(f"a negative factor changes nothing: {law} [{mode}]", *turned, tolerance)
 
 
 def deviation_of(
@@ -41,20 +41,20 @@ def deviation_of(
     expected: int | None = None,
 ) -> tuple[tuple[Tensor, Tensor], float]:
     """Return output after the change and output before it (times the expected sign), with the tolerance for them."""
-    outcome = _on_weights if declaration.placement == "weights" else _on_activations
+    outcome = _outputs_of_wrapped if declaration.placement == "weights" else _outputs_of_layer
     after, before = outcome(declaration, law, case, mode, eps, sign)
     return (after, (sign if expected is None else expected) * before), TOLERANCE[case.dtype]
 
 
-def _on_activations(
+def _outputs_of_layer(
     declaration: Declaration, law: Invariance, case: Case, mode: str, eps: float, sign: int
 ) -> tuple[Tensor, Tensor]:
-    layer = prepared(declaration.layer, case, mode, eps)
+    layer = prepare_module(declaration.layer, case, mode, eps)
     if sign < 0:
-        _without_bias(layer)
+        _zero_bias(layer)
     if law.of == "input":
         x = case.inputs()
-        return call(layer, _changed(x, law, case, layer, sign)), call(layer, x)
+        return call(layer, _change_input(x, law, case, layer, sign)), call(layer, x)
     # In bfloat16 the linear map itself would round; the law is about the layer behind it.
     first = linear_map(5, case.channels, case.spatial).double()
     shape = (case.batch, 5, *(case.side,) * case.spatial)
@@ -65,15 +65,17 @@ def _on_activations(
     return call(layer, changed(x).to(case.dtype)), call(layer, first(x).to(case.dtype))
 
 
-def _on_weights(
+def _outputs_of_wrapped(
     declaration: Declaration, law: Invariance, case: Case, mode: str, eps: float, sign: int
 ) -> tuple[Tensor, Tensor]:
-    module = prepared(lambda channels, spatial: declaration.wrap(linear_map(3, channels, spatial)), case, mode, eps)
+    module = prepare_module(
+        lambda channels, spatial: declaration.wrap(linear_map(3, channels, spatial)), case, mode, eps
+    )
     if sign < 0:
-        _without_bias(module)
+        _zero_bias(module)
     x = case.inputs(3)
     if case.dtype == torch.bfloat16:
-        _onto_grid(raw_weight(module), case)
+        _draw_on_grid(raw_weight(module), case)
     changed = copy.deepcopy(module)
     raw = raw_weight(changed)
     with torch.no_grad():
@@ -94,14 +96,14 @@ def raw_weight(module: torch.nn.Module) -> torch.nn.Parameter:
     return max(owned, key=lambda value: value.numel())
 
 
-def _onto_grid(raw: torch.nn.Parameter, case: Case) -> None:
+def _draw_on_grid(raw: torch.nn.Parameter, case: Case) -> None:
     """Draw the raw weight in sixteenths: in bfloat16 adding a whole number to it is then exact."""
     draw = torch.randint(-32, 33, raw.shape, generator=generator(case.seed + 7))
     with torch.no_grad():
         raw.copy_((draw / 16).to(raw.dtype))
 
 
-def _without_bias(module: torch.nn.Module) -> None:
+def _zero_bias(module: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             if name.split(".")[-1] == "bias":
@@ -117,16 +119,16 @@ def _block_shape(per: str, batch: int, channels: int, groups: int) -> tuple[int,
     return (batch if per.startswith("sample") else 1), rows
 
 
-def _per_block(values: Tensor, x: Tensor) -> Tensor:
+def _spread_over_blocks(values: Tensor, x: Tensor) -> Tensor:
     repeat = x.shape[1] // values.shape[1]
     return values.repeat_interleave(repeat, 1).view(values.shape[0], x.shape[1], *(1,) * (x.dim() - 2)).to(x.dtype)
 
 
-def _changed(x: Tensor, law: Invariance, case: Case, layer: torch.nn.Module, sign: int) -> Tensor:
+def _change_input(x: Tensor, law: Invariance, case: Case, layer: torch.nn.Module, sign: int) -> Tensor:
     shape = _block_shape(law.per, x.shape[0], x.shape[1], _groups(layer))
     if law.kind == "scale":
-        return x * (sign * _per_block(case.factors(shape), x))
-    return x + _per_block(case.shifts(shape), x)
+        return x * (sign * _spread_over_blocks(case.factors(shape), x))
+    return x + _spread_over_blocks(case.shifts(shape), x)
 
 
 def _change_rows(first: torch.nn.Module, law: Invariance, case: Case, layer: torch.nn.Module, sign: int) -> None:

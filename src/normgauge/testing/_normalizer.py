@@ -85,7 +85,7 @@ def check_normalizer(
         ('rms', True)
     """
     require("hypothesis", "dev", "check_normalizer")
-    declaration = _declared(subject, tuple(invariances), smallest, spatial)
+    declaration = _find_declaration(subject, tuple(invariances), smallest, spatial)
     ledger = Ledger(declaration.name)
     with preserved_rng():  # initial weights come from the global stream: pinned here, and put back
         seed_everything(0)
@@ -99,19 +99,19 @@ def _run_all(declaration: Declaration, twin: _contract.Twin | None, examples: in
     inner = 3 if declaration.placement == "weights" else None
     axes = declaration.spatial
     for law in declaration.invariances:
-        _for_cases(functools.partial(check_law, declaration, law, ledger), axes, examples)
-    _for_cases(lambda case: _contract.check_output(build, case, inner, ledger), axes, examples)
-    _for_cases(lambda case: _contract.check_state(build, case, inner, ledger), axes, max(2, examples // 3))
+        _run_cases(functools.partial(check_law, declaration, law, ledger), axes, examples)
+    _run_cases(lambda case: _contract.check_output(build, case, inner, ledger), axes, examples)
+    _run_cases(lambda case: _contract.check_state(build, case, inner, ledger), axes, max(2, examples // 3))
     few = max(2, examples // 3)
-    _for_cases(lambda case: _contract.check_transforms(build, case, inner, ledger), axes, few, small=True)
-    _for_cases(lambda case: _contract.check_autocast(build, case, inner, ledger), axes, few)
+    _run_cases(lambda case: _contract.check_transforms(build, case, inner, ledger), axes, few, small=True)
+    _run_cases(lambda case: _contract.check_autocast(build, case, inner, ledger), axes, few)
     if twin or not declaration.detached:  # differences see what the gradient leaves out
-        _for_cases(lambda case: _contract.check_derivatives(build, case, inner, twin, ledger), axes, few, small=True)
+        _run_cases(lambda case: _contract.check_derivatives(build, case, inner, twin, ledger), axes, few, small=True)
     if declaration.placement == "activation":
         _contract.check_refusals(declaration, ledger)
 
 
-def _declared(
+def _find_declaration(
     subject: str | Declaration | Factory, laws: tuple[Invariance, ...], smallest: int, spatial: tuple[int, ...]
 ) -> Declaration:
     if isinstance(subject, str):
@@ -134,7 +134,7 @@ def _declared(
     )
 
 
-def _for_cases(check: Callable[[Case], None], spatial: tuple[int, ...], examples: int, *, small: bool = False) -> None:
+def _run_cases(check: Callable[[Case], None], spatial: tuple[int, ...], examples: int, *, small: bool = False) -> None:
     import hypothesis
     from hypothesis import strategies
 

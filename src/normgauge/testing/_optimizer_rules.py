@@ -84,8 +84,8 @@ def closures(make: Make, ledger: Ledger) -> None:
     expected = float(closure())
     check = "closures are evaluated and their loss returned"
     with torch.no_grad():
-        got = run.optimizer.step(closure)
-    ledger.require(check, abs(float(got) - expected) < 1e-9, f"loss {got}")
+        loss_of_step = run.optimizer.step(closure)
+    ledger.require(check, abs(float(loss_of_step) - expected) < 1e-9, f"loss {loss_of_step}")
 
 
 def schedulers(make: Make, ledger: Ledger) -> None:
@@ -96,19 +96,19 @@ def schedulers(make: Make, ledger: Ledger) -> None:
     schedule.step()
     before = run.flat.clone()
     run.steps(2)
-    ledger.same("a learning rate of zero set by a scheduler stops the parameters", run.flat, before, 1e-14)
+    ledger.require_same("a learning rate of zero set by a scheduler stops the parameters", run.flat, before, 1e-14)
 
 
 def maximizing(make: Make, ledger: Ledger) -> None:
     """`maximize=True` is descent on the negative."""
     up, down = Run(make, maximize=True).steps(4), Run(make).steps(4, sign=-1.0)
-    ledger.same("maximize goes up", up.flat, down.flat, 1e-13)
+    ledger.require_same("maximize goes up", up.flat, down.flat, 1e-13)
 
 
 def tensor_rates(make: Make, ledger: Ledger) -> None:
     """A tensor learning rate means the number it holds."""
     number, tensor = Run(make, lr=0.05).steps(4), Run(make, lr=torch.tensor(0.05, dtype=torch.float64)).steps(4)
-    ledger.same("a tensor lr means its number", tensor.flat, number.flat, 1e-7)
+    ledger.require_same("a tensor lr means its number", tensor.flat, number.flat, 1e-7)
 
 
 def untouched_gradients(make: Make, ledger: Ledger) -> None:
@@ -134,9 +134,9 @@ def kernels(make: Make, ledger: Ledger) -> None:
         try:
             other = Run(make, **options).steps(4)
         except (TypeError, ValueError, RuntimeError):
-            ledger.seen("fused and foreach are honoured or refused")
+            ledger.record_pass("fused and foreach are honoured or refused")
             continue
-        ledger.same("fused and foreach are honoured or refused", other.flat, plain.flat, 1e-12)
+        ledger.require_same("fused and foreach are honoured or refused", other.flat, plain.flat, 1e-12)
 
 
 def sparse_gradients(make: Make, ledger: Ledger) -> None:
@@ -152,7 +152,7 @@ def sparse_gradients(make: Make, ledger: Ledger) -> None:
         ledger.require(check, len(str(error)) > 10, "an error without words")
         return
     make([dense]).step()
-    ledger.same(check, param.detach(), dense.detach(), 1e-12)
+    ledger.require_same(check, param.detach(), dense.detach(), 1e-12)
 
 
 def missing_gradients(make: Make, ledger: Ledger) -> None:
@@ -174,7 +174,7 @@ def memory_formats(make: Make, ledger: Ledger) -> None:
     check = "memory formats are kept and change no number"
     kept = other.params[0].is_contiguous(memory_format=torch.channels_last)
     ledger.require(check, kept, "another memory format")
-    ledger.same(check, other.flat, plain.flat, 1e-12)
+    ledger.require_same(check, other.flat, plain.flat, 1e-12)
 
 
 def grad_scaler(make: Make, ledger: Ledger) -> None:
@@ -192,7 +192,7 @@ def grad_scaler(make: Make, ledger: Ledger) -> None:
         scaler.update()
         if not overflow:
             plain.optimizer.step()
-    ledger.same("GradScaler unscales, and skips overflowed steps", run.flat, plain.flat, 1e-12)
+    ledger.require_same("GradScaler unscales, and skips overflowed steps", run.flat, plain.flat, 1e-12)
 
 
 ALL: tuple[Callable[[Make, Ledger], None], ...] = (

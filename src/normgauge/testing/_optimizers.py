@@ -33,9 +33,9 @@ Make = Callable[..., Optimizer]
 class OptimizerLedger(Ledger):
     """The checks made on one optimizer."""
 
-    def fail(self, check: str, got: str) -> None:
+    def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(explain(f"optimizer {self.name!r}", check, got, "Correct the optimizer"))
+        raise NonconformingError(explain(f"optimizer {self.name!r}", check, problem, "Correct the optimizer"))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _norms(make: Make, ledger: Ledger, steps: int) -> None:
             worst = max(worst, float((weight.detach().double().norm(dim=1) / before - 1).abs().max()))
             if not worst < 1e-6:
                 ledger.fail(check, f"a drift of {worst:.3g} after {number + 1} steps")
-    ledger.seen(check, worst)
+    ledger.record_pass(check, worst)
 
 
 def _nan_rows(make: Make, ledger: Ledger) -> None:
@@ -151,7 +151,7 @@ def _nan_rows(make: Make, ledger: Ledger) -> None:
     make([clean]).step(), make([spoiled]).step()
     check = "a NaN gradient spoils its own row, and no other"
     ledger.require(check, bool(spoiled[1].isnan().any()), "a NaN that vanished")
-    ledger.same(check, spoiled.detach()[[0, 2, 3]], clean.detach()[[0, 2, 3]], 1e-14)
+    ledger.require_same(check, spoiled.detach()[[0, 2, 3]], clean.detach()[[0, 2, 3]], 1e-14)
 
 
 def _euclidean_limit(make: Make, ledger: Ledger) -> None:
@@ -182,7 +182,7 @@ def _tangency(make: Make, key: str, ledger: Ledger) -> None:
     state = optimizer.state[weight][key].detach()
     rows = weight.detach()
     cosine = (state * rows).sum(1).abs() / (state.norm(dim=1) * rows.norm(dim=1))
-    ledger.same(f"state {key!r} is tangent to the rows", cosine, torch.zeros_like(cosine), 1e-11)
+    ledger.require_same(f"state {key!r} is tangent to the rows", cosine, torch.zeros_like(cosine), 1e-11)
 
 
 def _same_as_twin(make: Make, twin: Callable[[Tensor], Twin], ledger: Ledger) -> None:
@@ -195,7 +195,7 @@ def _same_as_twin(make: Make, twin: Callable[[Tensor], Twin], ledger: Ledger) ->
             grad = draw() + 0.5 * weight.detach()  # with a radial part
             weight.grad = grad.clone()
             optimizer.step()
-            ledger.same("equals its twin in float64", weight.detach(), naive.step(grad), 1e-11)
+            ledger.require_same("equals its twin in float64", weight.detach(), naive.step(grad), 1e-11)
 
 
 def _flat_groups(make: Make, euclidean: Callable[[list[nn.Parameter]], Optimizer], ledger: Ledger) -> None:
@@ -207,8 +207,8 @@ def _flat_groups(make: Make, euclidean: Callable[[list[nn.Parameter]], Optimizer
         grad = draw()
         ours.grad, theirs.grad = grad.clone(), grad.clone()
         optimizer.step(), reference.step()
-    same = torch.equal(ours, theirs)
-    ledger.require("Euclidean groups equal torch's optimizer bit for bit", same, "another number")
+    equal = torch.equal(ours, theirs)
+    ledger.require("Euclidean groups equal torch's optimizer bit for bit", equal, "another number")
 
 
 def _descent(make: Make, ledger: Ledger) -> None:

@@ -20,9 +20,9 @@ _FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=
 class ResultLedger(Ledger):
     """The checks made on one result."""
 
-    def fail(self, check: str, got: str) -> None:
+    def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(explain(f"result {self.name!r}", check, got, "See normgauge.results.Result"))
+        raise NonconformingError(explain(f"result {self.name!r}", check, problem, "See normgauge.results.Result"))
 
 
 def check_result(result: Result) -> None:
@@ -56,8 +56,8 @@ def _check_readings(result: Result, ledger: Ledger) -> None:
     readings = result.readings()
     ledger.require("there is a reading", bool(readings), "none")
     for reading in readings:
-        known = reading.kind in KINDS and reading.status in STATUSES
-        ledger.require("a reading has a kind and a status", known, f"{reading.kind}, {reading.status}")
+        registered = reading.kind in KINDS and reading.status in STATUSES
+        ledger.require("a reading has a kind and a status", registered, f"{reading.kind}, {reading.status}")
         hole = math.isnan(reading.value)
         ledger.require("a reading that is not a number is not ok", not hole or reading.status != "ok", str(reading))
         said = reading.status == "ok" or bool(reading.sentence)

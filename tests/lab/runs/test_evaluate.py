@@ -12,7 +12,7 @@ from torch import nn
 from normgauge.errors import UnknownNameError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.nn import LpBatchNorm
 
 
@@ -79,7 +79,7 @@ def test_a_single_sample_has_no_batch_statistics(task, network):
 
 
 def test_statistics_are_taken_anew_on_a_copy(task, network):
-    twin = recalibrated(network, task.train[0][:80].split(40))
+    twin = recalibrated_copy(network, task.train[0][:80].split(40))
     first = next(part for part in network.modules() if isinstance(part, models.Normalized))
     seen = first.layer(task.train[0][:80]).detach()
     norm = next(part for part in twin.modules() if isinstance(part, models.Normalized)).norm
@@ -88,13 +88,13 @@ def test_statistics_are_taken_anew_on_a_copy(task, network):
     assert not any(part.training for part in twin.modules())
     moved = replace(task, test=(task.test[0] * 5, task.test[1]))
     own, given = (evaluate(network, moved, statistics="recalibrated", inputs=i) for i in (None, [moved.test[0]]))
-    assert own == given == evaluate(recalibrated(network, [moved.test[0]]), moved)
+    assert own == given == evaluate(recalibrated_copy(network, [moved.test[0]]), moved)
 
 
 def test_recalibration_takes_all_layers_that_store_statistics_and_no_dropout(task):
     network = nn.Sequential(nn.Dropout(0.9), LpBatchNorm(6, 1), nn.BatchNorm1d(6), nn.Linear(6, 2))
     network[2].running_mean.fill_(math.nan)  # what was there does not matter
-    twin = recalibrated(network, [task.train[0]])
+    twin = recalibrated_copy(network, [task.train[0]])
     assert torch.allclose(twin[1].running_mean, task.train[0].mean(0))
     assert torch.isfinite(twin[2].running_mean).all() and math.isfinite(evaluate(twin, task).loss)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from normgauge.errors import ModelError
 from normgauge.lab.runs import replicas
-from normgauge.lab.runs.replicas import shared_copy, synced
+from normgauge.lab.runs.replicas import shared_copy, sync_batch_norms
 from normgauge.lab.runs.run import execute
 from normgauge.records import plain
 
@@ -71,7 +71,7 @@ def test_wrong_settings_are_values(data_module):
     word = execute({**SPEC, "ddp": 2, "statistics": "both"})
     assert word.status == "error" and "statistics='both'" in word.sentence
     with pytest.raises(ModelError, match="nothing|none"):
-        synced(nn.Sequential(nn.Linear(2, 2)))
+        sync_batch_norms(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_a_killed_replica_ends_the_others():
@@ -88,7 +88,7 @@ def test_a_killed_replica_ends_the_others():
 
 def test_the_split_network_shares_its_tensors_with_the_plain_one():
     plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    twin = synced(shared_copy(plain))
+    twin = sync_batch_norms(shared_copy(plain))
     inputs = torch.randn(8, 3)
     torch.testing.assert_close(twin(inputs), shared_copy(plain)(inputs))
     assert twin[1] is not plain[1] and twin[0].weight is plain[0].weight and twin[1].weight is plain[1].weight

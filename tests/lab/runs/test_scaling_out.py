@@ -15,7 +15,7 @@ import pytest
 from normgauge.documents import ComparisonDocument, Question
 from normgauge.errors import ExecutorError, InputError, StoreError
 from normgauge.lab import compare_shard, merge
-from normgauge.lab.runs.executors import Workers, available_cores, connected, run_on
+from normgauge.lab.runs.executors import Workers, available_cores, cluster_executor, run_on
 from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.sweep import parse_shard, part_of, sweep
 from normgauge.records import Provenance, Run
@@ -327,7 +327,7 @@ def cluster(tmp_path_factory):
 def test_a_dask_cluster_runs_a_sweep_and_survives_a_killed_worker(cluster, tasks, tmp_path):
     address, workers = cluster
     specs = [{"n": n, "seconds": 0.3} for n in range(10)]
-    with connected(address) as executor, Store(tmp_path / "runs.sqlite") as store:
+    with cluster_executor(address) as executor, Store(tmp_path / "runs.sqlite") as store:
         executor._client.wait_for_workers(2, timeout=60)
         names = executor._client.scheduler_info()["workers"]
 
@@ -362,7 +362,10 @@ def test_the_command_runs_on_a_cluster(cluster, tmp_path):
 def test_no_scheduler_is_said_so(monkeypatch):
     pytest.importorskip("distributed")
     monkeypatch.setattr("normgauge.lab.runs.executors.CONNECT_SECONDS", 0.5)
-    with pytest.raises(ExecutorError, match="a Dask scheduler must listen there"), connected("tcp://127.0.0.1:9"):
+    with (
+        pytest.raises(ExecutorError, match="a Dask scheduler must listen there"),
+        cluster_executor("tcp://127.0.0.1:9"),
+    ):
         pass
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from normgauge.errors import InputError, NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import Batches, Training, augmented, train
+from normgauge.lab.runs.train import Batches, Training, augment_images, train
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_batches_depend_on_the_seed_alone_and_cover_an_epoch():
 def test_augmentation_shifts_and_flips():
     image = torch.zeros(200, 1, 16, 16)
     image[:, 0, 8, 5] = 1
-    moved = augmented(image, torch.Generator().manual_seed(0))
+    moved = augment_images(image, torch.Generator().manual_seed(0))
     places = moved.flatten(1).argmax(1)
     rows, columns = places // 16, places % 16
     assert torch.equal(moved.sum((1, 2, 3)), torch.ones(200))

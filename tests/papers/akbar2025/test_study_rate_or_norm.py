@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.papers.akbar2025.studies import rate_or_norm as study
 from normgauge.papers.court import StudyTable, criteria
 from normgauge.papers.studies import execute
@@ -151,13 +151,13 @@ def test_accuracies_are_of_recomputed_statistics(monkeypatch):
 
     def watched(network, batches):
         seen.append([len(batch) for batch in batches])
-        return recalibrated(network, [])
+        return recalibrated_copy(network, [])
 
-    monkeypatch.setattr(study, "recalibrated", watched)
+    monkeypatch.setattr(study, "recalibrated_copy", watched)
     study._train_and_score.cache_clear()
     knobs = {name: value for name, value in SPEC.items() if name not in ("norm", "rate", "study")}
     found, accuracies = study._train_and_score("batch", tuple(sorted({**knobs, "steps": 1}.items())))
     study._train_and_score.cache_clear()
     task = study._task("digits", 128)
     assert seen == [[40, 40, 40]]
-    assert accuracies["test"] == evaluate(recalibrated(found.network, []), task).accuracy
+    assert accuracies["test"] == evaluate(recalibrated_copy(found.network, []), task).accuracy

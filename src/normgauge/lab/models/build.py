@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.lab.imports import imported
+from normgauge.lab.imports import import_function
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.published import PUBLISHED
 from normgauge.lab.models.small import SMALL, Factory
@@ -39,7 +39,7 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
     """
     registry.get(norm)
     if ":" in model:
-        return _from_factory(model, norm, seed)
+        return _build_from_factory(model, norm, seed)
     if model not in FACTORIES:
         raise unknown_name("model", model, FACTORIES, "Or pass package.module:factory")
     network = FACTORIES[model](norm, shape, classes)
@@ -68,8 +68,8 @@ def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
                 layer.bias.zero_()
 
 
-def _from_factory(path: str, norm: str, seed: int) -> nn.Module:
-    factory = imported("model", path, "a function factory(norm)")
+def _build_from_factory(path: str, norm: str, seed: int) -> nn.Module:
+    factory = import_function("model", path, "a function factory(norm)")
     torch.manual_seed(seed)
     network = factory(norm)
     if not isinstance(network, nn.Module):

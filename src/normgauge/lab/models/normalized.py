@@ -43,7 +43,7 @@ def direction_weight(part: Normalized) -> nn.Parameter:
     return part.layer.get_parameter("weight")
 
 
-def scaled_together(part: Normalized) -> list[nn.Parameter]:
+def joint_parameters(part: Normalized) -> list[nn.Parameter]:
     """Return the parameters that may be scaled by one factor without changing the function (up to eps).
 
     Weight and bias before a normalizer of activations (batch statistics ignore the bias besides); v alone otherwise.
@@ -63,7 +63,7 @@ def rescale(network: nn.Module, factor: float) -> None:
     """Multiply every normalized layer's weights by `factor`, stored statistics with them: the same function."""
     with torch.no_grad():
         for part in normalized_layers(network):
-            for parameter in scaled_together(part):
+            for parameter in joint_parameters(part):
                 parameter.mul_(factor)
             stored = dict(part.norm.named_buffers())
             if "running_mean" in stored:

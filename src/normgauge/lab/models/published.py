@@ -158,26 +158,26 @@ _STAGES = (
 
 def _efficientnet(norm: str, shape: tuple[int, ...], classes: int, *, width: float, depth: float) -> nn.Module:
     small = shape[1] <= 64  # CIFAR: the stem and the first reduction keep the size
-    channels = _rounded(32 * width)
+    channels = _round_channels(32 * width)
     layers: list[Any] = [
         Normalized(nn.Conv2d(shape[0], channels, 3, 1 if small else 2, 1, bias=False), norm, 2),
         nn.SiLU(),
     ]
     for stage, (expand, kernel, stride, fan_out, blocks) in enumerate(_STAGES):
-        wide = _rounded(fan_out * width)
+        wide = _round_channels(fan_out * width)
         for index in range(math.ceil(blocks * depth)):
             step = stride if not index and not (small and stage == 1) else 1
             layers.append(MBConv(channels, wide, expand, kernel, step, norm))
             channels = wide
-    head = _rounded(1280 * width)
+    head = _round_channels(1280 * width)
     layers += [Normalized(nn.Conv2d(channels, head, 1, bias=False), norm, 2), nn.SiLU(), nn.AdaptiveAvgPool2d(1)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(head, classes))
 
 
-def _rounded(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     """Return the nearest multiple of 8, at most a tenth below, as the published code rounds."""
-    found = max(8, int(channels + 4) // 8 * 8)
-    return found + 8 if found < 0.9 * channels else found
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
 PUBLISHED: dict[str, Factory] = {

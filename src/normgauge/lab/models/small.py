@@ -31,15 +31,15 @@ def vgg(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """
     small = (16, 16, 0, 32, 32, 0)
     plan = small if _image(shape, "vgg")[1] < 32 else (*small, 64, 64, 0, 64, 64, 0)
-    return _stacked(plan, norm, shape, classes, "vgg")
+    return _stack_convolutions(plan, norm, shape, classes, "vgg")
 
 
 def vgg8(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a VGG of eight 3x3 convolutions, 8 to 32 channels wide: the proxy of the studies' small size."""
-    return _stacked((8, 0, 16, 16, 0, 32, 32, 0, 32, 32, 32, 0), norm, shape, classes, "vgg8")
+    return _stack_convolutions((8, 0, 16, 16, 0, 32, 32, 0, 32, 32, 32, 0), norm, shape, classes, "vgg8")
 
 
-def _stacked(plan: tuple[int, ...], norm: str, shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
+def _stack_convolutions(plan: tuple[int, ...], norm: str, shape: tuple[int, ...], classes: int, name: str) -> nn.Module:
     """Stack normalized 3x3 convolutions of these widths; 0 halves the image, while there is something to halve."""
     channels, size = _image(shape, name)
     layers: list[nn.Module] = []

@@ -67,9 +67,11 @@ def fit_ensemble(
         InputError: when the numbers of networks, rates and seeds differ.
     """
     if not len(networks) == len(rates) == len(seeds):
-        got = f"{len(networks)}, {len(rates)} and {len(seeds)}"
-        raise InputError(explain("fit_ensemble", "one rate and one seed for each network", got, "Give as many of each"))
-    together = _together(networks, min(batch, len(dataset.train[1])), dataset)
+        counts = f"{len(networks)}, {len(rates)} and {len(seeds)}"
+        raise InputError(
+            explain("fit_ensemble", "one rate and one seed for each network", counts, "Give as many of each")
+        )
+    together = _members_at_once(networks, min(batch, len(dataset.train[1])), dataset)
     members = [
         _Member(number, network, float(rate), Batches(len(dataset.train[1]), batch, int(seed)))
         for number, (network, rate, seed) in enumerate(zip(networks, rates, seeds, strict=True))
@@ -136,10 +138,10 @@ class _Chunk:
                 parameter.addcmul_(gradient, rates, value=-1)
         for member, loss in zip(self.alive, losses.detach().tolist(), strict=True):
             member.training.add(loss)
-        self._part()
+        self._drop_diverged()
         return fmean(member.training.losses[-1] for member in self.alive) if self.alive else 0.0
 
-    def _part(self) -> None:
+    def _drop_diverged(self) -> None:
         """Write back the members that diverged, and go on without them."""
         staying = [place for place, member in enumerate(self.alive) if not member.training.diverged]
         if len(staying) < len(self.alive):
@@ -248,7 +250,7 @@ def _losses(dataset: datasets.Dataset, outputs: Tensor, targets: Tensor) -> Tens
     return (outputs - targets.transpose(1, 2)).square().sum(dim=1).mean(dim=1)
 
 
-def _together(networks: Sequence[nn.Module], batch: int, dataset: datasets.Dataset) -> int:
+def _members_at_once(networks: Sequence[nn.Module], batch: int, dataset: datasets.Dataset) -> int:
     """Return how many members' activations of one layer fit the cache."""
     linear = [part for network in networks[:1] for part in network.modules() if isinstance(part, nn.Linear)]
     widest = max([part.out_features for part in linear], default=1)

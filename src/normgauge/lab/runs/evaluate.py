@@ -53,8 +53,8 @@ def evaluate(
         data: where the split is.
         split: train, validation or test.
         statistics: "stored", as the network would be used (evaluation mode); "recalibrated", with stored statistics
-            taken anew on a copy (see `recalibrated`); "batch", as training sees it, noise included: training mode on a
-            copy, every batch by its own statistics.
+            taken anew on a copy (see `recalibrated_copy`); "batch", as training sees it, noise included: training mode
+            on a copy, every batch by its own statistics.
         limit: how many samples of the split, from the first.
         batch: samples at a time.
         rest: whether a short last batch counts under batch statistics; its statistics are others, and a single sample
@@ -77,8 +77,8 @@ def evaluate(
     smallest = 1 if statistics != "batch" else 2 if rest else min(batch, len(targets))
     batches = [(x, y) for x, y in zip(samples.split(batch), targets.split(batch), strict=True) if len(y) >= smallest]
     if statistics == "recalibrated":
-        network = recalibrated(network, (x for x, _ in batches) if inputs is None else inputs)
-    with torch.no_grad(), _prepared(network, statistics) as ready:
+        network = recalibrated_copy(network, (x for x, _ in batches) if inputs is None else inputs)
+    with torch.no_grad(), _prepare_network(network, statistics) as ready:
         pieces = [(ready(x), y) for x, y in batches]
     if statistics != "batch":  # samples do not depend on each other: one mean over all
         pieces = [(torch.cat([output for output, _ in pieces]), targets)]
@@ -89,7 +89,7 @@ def evaluate(
     return Evaluation(loss, sum(int((output.argmax(1) == y).sum()) for output, y in pieces) / sum(sizes))
 
 
-def recalibrated(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:
+def recalibrated_copy(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:
     """Return a copy whose stored statistics are the means over these batches of inputs at its weights.
 
     The moving average that training keeps lags behind the weights, and the lag multiplies over depth. Only layers that
@@ -114,7 +114,7 @@ def recalibrated(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:
 
 
 @contextmanager
-def _prepared(network: nn.Module, statistics: Statistics) -> Iterator[nn.Module]:
+def _prepare_network(network: nn.Module, statistics: Statistics) -> Iterator[nn.Module]:
     """Yield the network in evaluation mode, with its modes put back afterwards, or a copy in training mode."""
     if statistics == "batch":
         yield copy.deepcopy(network).train()

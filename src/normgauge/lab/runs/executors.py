@@ -38,7 +38,7 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execut
     Raises:
         ExecutorError: when the executor itself is gone; what it finished before has been yielded.
     """
-    futures = {executor.submit(_one_at_a_time, task, spec): spec for spec in specs}
+    futures = {executor.submit(_run_alone, task, spec): spec for spec in specs}
     try:
         for future in as_completed(futures):
             try:
@@ -62,7 +62,7 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execut
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Executor]:
+def cluster_executor(address: str) -> Iterator[Executor]:
     """Yield an executor of the Dask cluster whose scheduler listens at `address`, and leave the cluster afterwards.
 
     Workers need normgauge, the data, and a user's own package installed. Give each worker one thread
@@ -81,7 +81,7 @@ def connected(address: str) -> Iterator[Executor]:
 
 
 def connect(address: str) -> Executor:
-    """Return an executor of a Dask cluster; see `connected`, which also leaves the cluster."""
+    """Return an executor of a Dask cluster; see `cluster_executor`, which also leaves the cluster."""
     distributed = require("distributed", "cluster", "a Dask cluster")
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
@@ -157,7 +157,7 @@ def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any],
         crew = Workers(1) if suspects else workers
         futures: dict[Future[Run], int] = {}
         try:
-            with _main_not_imported_again():
+            with _hide_main():
                 for key, spec in left.items():
                     futures[crew.pool().submit(task, spec)] = key
             for future in as_completed(futures):
@@ -187,7 +187,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _one_at_a_time(task: Callable[[Any], Run], spec: Any) -> Run:
+def _run_alone(task: Callable[[Any], Run], spec: Any) -> Run:
     """Run a spec alone in its process: runs seed torch's global stream, which threads would share."""
     with _RUNNING:
         return task(spec)
@@ -216,7 +216,7 @@ def _end_workers(pool: ProcessPoolExecutor) -> None:
 
 
 @contextmanager
-def _main_not_imported_again() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Keep spawned workers from importing the caller's script, which may lack `if __name__ == "__main__"`.
 
     Workers need nothing from it: their task is a function of this package.

@@ -56,7 +56,7 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
     for path in sources:
         if not path.exists():
             raise StoreError(explain(f"merge {path}", "the store must exist", "no such file", "Check the path"))
-    added = known = 0
+    added = repeated = 0
     with Store(target) as joined:
         joined.claim()
         for path in sources:
@@ -64,8 +64,8 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
                 source.claim()  # a shard that is still running would be joined in part
                 _agree(joined, source)
                 fresh, old = _copy(source, joined)
-                added, known = added + fresh, known + old
-        return Merged(target, len(sources), added, known, len(joined.finished()))
+                added, repeated = added + fresh, repeated + old
+        return Merged(target, len(sources), added, repeated, len(joined.finished()))
 
 
 def _file(path: str | Path) -> Path:

@@ -132,9 +132,9 @@ class StudiesBar:
     def _update(self) -> None:
         part = min(self._done / self._runs, 1.0) * self._weights[self._name]
         text = f"{self._number} of {len(self._weights)}: {self._name}, run {self._done} of {self._runs}"
-        self._bar.update(self._job, completed=self._before + part, description=text, left=self._left())
+        self._bar.update(self._job, completed=self._before + part, description=text, left=self._time_left())
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """Return the time left at the speed of this session, "" before there is a speed."""
         seconds = self.seconds_left
         return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"

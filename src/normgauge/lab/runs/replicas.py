@@ -100,7 +100,7 @@ def replica_step(network: nn.Module, dataset: Dataset, optimizer: torch.optim.Op
     rank, world = dist.get_rank(), dist.get_world_size()
     twin = shared_copy(network)
     if spec.get("statistics") == "synced":
-        twin = synced(twin, dist.new_group())  # its own group: statistics and gradients must not mix
+        twin = sync_batch_norms(twin, dist.new_group())  # its own group: statistics and gradients must not mix
     split = nn.parallel.DistributedDataParallel(twin)
     inputs, targets = dataset.train
 
@@ -153,7 +153,7 @@ def shared_copy(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
 
 
-def synced(network: nn.Module, group: Any = None) -> nn.Module:
+def sync_batch_norms(network: nn.Module, group: Any = None) -> nn.Module:
     """Replace batch normalization by one over all processes, in place, with the same parameters and statistics.
 
     Raises:

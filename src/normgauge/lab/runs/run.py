@@ -38,11 +38,11 @@ def execute(spec: Spec) -> Run:
     """
     run = Run(dict(spec))
     if int(spec.get("ddp", 1)) > 1:
-        return guarded(run, lambda: launch(run, f"from {__name__} import be_replica; be_replica()"))
-    return guarded(run, lambda: carry_out(run))
+        return guard_run(run, lambda: launch(run, f"from {__name__} import be_replica; be_replica()"))
+    return guard_run(run, lambda: carry_out(run))
 
 
-def guarded(run: Run, action: Callable[[], None]) -> Run:
+def guard_run(run: Run, action: Callable[[], None]) -> Run:
     """Do the action with the spec's seed and turn what goes wrong into the run's status and sentence."""
     begin = time.perf_counter()
     dtype = torch.get_default_dtype()
@@ -117,5 +117,5 @@ def be_replica() -> None:
     """Take part in a split run as one of the processes that `launch` started."""
     with Replica() as replica:
         run = Run(replica.spec)
-        guarded(run, lambda: carry_out(run, replica_step, measured=replica.rank == 0))
+        guard_run(run, lambda: carry_out(run, replica_step, measured=replica.rank == 0))
         replica.hand_over(run)

@@ -92,7 +92,7 @@ class Stack:
                 explain("Stack", "all networks must have one structure", "several", "Stack each structure on its own")
             )
         self.operations: list[_Linear | _Batch | _Layer | nn.Module] = [
-            _stacked(parts) for parts in zip(*chains, strict=True)
+            _stack_parts(parts) for parts in zip(*chains, strict=True)
         ]
 
     def parameters(self) -> list[Tensor]:
@@ -108,7 +108,7 @@ class Stack:
     def __call__(self, inputs: Tensor, *, remember: bool = True) -> Tensor:
         """Return outputs `(members, features, batch)` in training mode; `remember` updates the stored statistics."""
         h, pending = inputs, None
-        seen: list[tuple[_Batch, Tensor, Tensor]] = []
+        statistics: list[tuple[_Batch, Tensor, Tensor]] = []
         for operation in self.operations:
             if isinstance(operation, _Linear) and pending is not None:
                 scale, shift = pending.weight, pending.bias
@@ -118,13 +118,13 @@ class Stack:
                 h, pending = _affine(h, pending.weight, pending.bias), None
             if isinstance(operation, _Batch):
                 h, mean, inverse = operation(h)
-                seen.append((operation, mean, inverse))
+                statistics.append((operation, mean, inverse))
                 pending = operation if operation.weight is not None else None
             else:
                 h = operation(h)
         if remember:
             with torch.no_grad():
-                _remember(seen, inputs.shape[-1])
+                _remember(statistics, inputs.shape[-1])
         return h if pending is None else _affine(h, pending.weight, pending.bias)
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ def _chain(network: nn.Module) -> Iterator[nn.Module]:
         yield from _chain(network.norm)
     elif isinstance(network, nn.Flatten):
         return
-    elif _supported(network):
+    elif _is_supported(network):
         yield network
     else:
         raise ModelError(
@@ -172,7 +172,7 @@ def _chain(network: nn.Module) -> Iterator[nn.Module]:
         )
 
 
-def _supported(part: nn.Module) -> bool:
+def _is_supported(part: nn.Module) -> bool:
     if nn.utils.parametrize.is_parametrized(part):
         return False
     if isinstance(part, _BatchNorm):
@@ -182,7 +182,7 @@ def _supported(part: nn.Module) -> bool:
     return isinstance(part, (nn.Linear, nn.LayerNorm, *ELEMENTWISE))
 
 
-def _stacked(parts: Sequence[nn.Module]) -> _Linear | _Batch | _Layer | nn.Module:
+def _stack_parts(parts: Sequence[nn.Module]) -> _Linear | _Batch | _Layer | nn.Module:
     first = parts[0]
     if isinstance(first, nn.Linear):
         return _Linear(_parameter(parts, "weight", 0), None if first.bias is None else _parameter(parts, "bias", 1))
@@ -222,9 +222,9 @@ def _tensors(operation: _Linear | _Batch | _Layer) -> Iterator[tuple[str, Tensor
     yield from ((name, tensor) for name, tensor in pairs if tensor is not None)
 
 
-def _remember(seen: Sequence[tuple[_Batch, Tensor, Tensor]], count: int) -> None:
+def _remember(statistics: Sequence[tuple[_Batch, Tensor, Tensor]], count: int) -> None:
     """Move the stored statistics towards this batch's, as torch does: means, and variances with `count - 1`."""
-    for layer, mean, inverse in seen:
+    for layer, mean, inverse in statistics:
         layer.mean.lerp_(mean.detach(), layer.momentum)
         variance = inverse.detach().pow(-2).sub_(layer.eps).mul_(count / (count - 1))
         layer.variance.lerp_(variance, layer.momentum)

@@ -132,9 +132,9 @@ def train(
     rates = [group["lr"] for group in groups]
     batches, source = Batches(len(targets), batch, seed), generator(2000 + seed)
 
-    def usual(rows: Tensor) -> float:
+    def usual_step(rows: Tensor) -> float:
         some = inputs[rows]
-        some = layout.inputs(augmented(some, source) if augment else some)
+        some = layout.inputs(augment_images(some, source) if augment else some)
         look = None if on_gradient is None else partial(on_gradient, len(training.losses))
         assert optimizer is not None and loss is not None
         pair = (some, targets[rows])
@@ -143,14 +143,14 @@ def train(
     with layout.training():
         for count in range(steps + 1):
             if watch is not None and count in at and measuring.allows(essential=count in (0, steps)):
-                with measuring.timed(), layout.measuring():
+                with measuring.timer(), layout.measuring():
                     watch(count, network)
             if count == steps:
                 break
             if schedule is not None:
                 for group, rate in zip(groups, rates, strict=True):
                     group["lr"] = rate * schedule(count)
-            training.add((step or usual)(next(batches)), ceiling)
+            training.add((step or usual_step)(next(batches)), ceiling)
             if training.diverged or (until is not None and until(count + 1, training.losses)):
                 break
     return training
@@ -179,7 +179,7 @@ def descend(
     return value.detach()
 
 
-def augmented(images: Tensor, source: torch.Generator) -> Tensor:
+def augment_images(images: Tensor, source: torch.Generator) -> Tensor:
     """Return the images shifted by up to an eighth of their size (zeros move in) and flipped half of the time."""
     reach = max(1, images.shape[-1] // 8)
     padded = nn.functional.pad(images, (reach,) * 4)
@@ -225,7 +225,7 @@ class MeasuringShare:
         return fits or essential
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def timer(self) -> Iterator[None]:
         """Count what happens inside as measuring."""
         begin = time.perf_counter()
         try:

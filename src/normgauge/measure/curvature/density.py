@@ -102,7 +102,7 @@ class Density(Result):
     def _title(self) -> str:
         return f"Spectral density of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _shown_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
             {"quantity": f"mean of lambda^{p + 1}", "value": value, "standard_error": error}
             for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True))

@@ -64,7 +64,7 @@ class LossSurface(Result):
             for i, a in enumerate(self.grid)
         ]
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _shown_rows(self) -> list[dict[str, Any]]:
         """Return the extremes in place of all points."""
         finite = [row for row in self._rows() if math.isfinite(row["loss"])] or self._rows()[:1]
         ends = (("lowest", min(finite, key=_height)), ("highest", max(finite, key=_height)))
@@ -72,11 +72,11 @@ class LossSurface(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the losses at the origin, at the lowest and at the highest point of the grid."""
-        ends = [Reading.measured(f"{row['point']} loss", row["loss"], why=NOWHERE) for row in self._shown()]
+        ends = [Reading.measured(f"{row['point']} loss", row["loss"], why=NOWHERE) for row in self._shown_rows()]
         return Reading("loss at the origin", self.loss), *ends
 
     def _meaning(self) -> str:
-        low, high = self._shown()
+        low, high = self._shown_rows()
         if math.isnan(low["loss"]):
             return f"None of the {len(self.grid) ** 2} points has a finite loss: choose a smaller span."
         room = LOWER * max(high["loss"] - self.loss, 0.0)

@@ -75,7 +75,7 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
     """
     axes = _batch_axes(x)
     xhat, scale = _standardize(x, axes, eps)
-    dx = _standardize_backward(_times(grad, _channel(gamma, x)), xhat, scale, axes)
+    dx = _standardize_backward(_multiply(grad, _channel(gamma, x)), xhat, scale, axes)
     return dx, (grad * xhat).sum(axes), grad.sum(axes)
 
 
@@ -140,7 +140,7 @@ def layer_norm_backward(
     """
     axes = _last_axes(x, trailing)
     xhat, scale = _standardize(x, axes, eps)
-    dx = _standardize_backward(_times(grad, gamma), xhat, scale, axes)
+    dx = _standardize_backward(_multiply(grad, gamma), xhat, scale, axes)
     samples = tuple(range(x.dim() - trailing))
     return dx, _sum(grad * xhat, samples), _sum(grad, samples)
 
@@ -173,7 +173,7 @@ def group_norm(
     References:
         wu2018.
     """
-    xhat, _ = _standardize(_grouped(x, groups), (2,), eps)
+    xhat, _ = _standardize(_split_groups(x, groups), (2,), eps)
     return _affine(xhat.reshape(x.shape), _channel(gamma, x), _channel(beta, x))
 
 
@@ -206,8 +206,8 @@ def group_norm_backward(
     References:
         wu2018.
     """
-    xhat, scale = _standardize(_grouped(x, groups), (2,), eps)
-    h = _grouped(_times(grad, _channel(gamma, x)), groups)
+    xhat, scale = _standardize(_split_groups(x, groups), (2,), eps)
+    h = _split_groups(_multiply(grad, _channel(gamma, x)), groups)
     dx = _standardize_backward(h, xhat, scale, (2,)).reshape(x.shape)
     axes = _batch_axes(x)
     return dx, (grad * xhat.reshape(x.shape)).sum(axes), grad.sum(axes)
@@ -235,7 +235,7 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-5, *, trail
         zhang2019.
     """
     scale = (x.square().mean(_last_axes(x, trailing), keepdim=True) + eps).sqrt()
-    return _times(x / scale, gamma)
+    return _multiply(x / scale, gamma)
 
 
 def rms_norm_backward(
@@ -266,7 +266,7 @@ def rms_norm_backward(
     axes = _last_axes(x, trailing)
     scale = (x.square().mean(axes, keepdim=True) + eps).sqrt()
     xhat = x / scale
-    h = _times(grad, gamma)
+    h = _multiply(grad, gamma)
     dx = (h - xhat * (h * xhat).mean(axes, keepdim=True)) / scale
     return dx, _sum(grad * xhat, tuple(range(x.dim() - trailing)))
 
@@ -282,11 +282,11 @@ def _standardize_backward(h: Tensor, xhat: Tensor, scale: Tensor, axes: tuple[in
 
 
 def _affine(xhat: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
-    scaled = _times(xhat, gamma)
+    scaled = _multiply(xhat, gamma)
     return scaled if beta is None else scaled + beta
 
 
-def _times(x: Tensor, gamma: Tensor | None) -> Tensor:
+def _multiply(x: Tensor, gamma: Tensor | None) -> Tensor:
     return x if gamma is None else x * gamma
 
 
@@ -312,7 +312,7 @@ def _channel(parameter: Tensor | None, x: Tensor) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *(1,) * (x.dim() - 2))
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
+def _split_groups(x: Tensor, groups: int) -> Tensor:
     if groups < 1 or x.shape[1] % groups:
         raise InputError(
             explain(

@@ -82,7 +82,7 @@ def centered_weight_norm(v: Tensor) -> Tensor:
     References:
         huang2017, sun2020.
     """
-    rows = _centered(v)
+    rows = _center_rows(v)
     return (rows / _length(rows)).reshape(v.shape)
 
 
@@ -94,10 +94,10 @@ def centered_weight_norm_backward(grad: Tensor, v: Tensor) -> Tensor:
     References:
         huang2017, sun2020.
     """
-    rows = _centered(v)
+    rows = _center_rows(v)
     length = _length(rows)
     unit = rows / length
-    incoming = _centered(grad)
+    incoming = _center_rows(grad)
     along = (incoming * unit).sum(1, keepdim=True)
     return ((incoming - along * unit) / length).reshape(v.shape)
 
@@ -125,7 +125,7 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
     References:
         qiao2019, sun2020, brock2021.
     """
-    rows = _centered(v)
+    rows = _center_rows(v)
     return (rows * (rows.square().mean(1, keepdim=True) + eps).rsqrt()).reshape(v.shape)
 
 
@@ -137,10 +137,10 @@ def weight_standardization_backward(grad: Tensor, v: Tensor, eps: float = 1e-10)
     References:
         qiao2019, sun2020.
     """
-    rows = _centered(v)
+    rows = _center_rows(v)
     scale = (rows.square().mean(1, keepdim=True) + eps).rsqrt()
     unit = rows * scale
-    incoming = _centered(grad)
+    incoming = _center_rows(grad)
     along = (incoming * unit).mean(1, keepdim=True)
     return ((incoming - along * unit) * scale).reshape(v.shape)
 
@@ -209,7 +209,7 @@ def _length(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=1, keepdim=True)
 
 
-def _centered(v: Tensor) -> Tensor:
+def _center_rows(v: Tensor) -> Tensor:
     rows = v.flatten(1)
     if rows.shape[1] < 2:
         raise InputError(

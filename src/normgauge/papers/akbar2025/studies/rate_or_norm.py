@@ -16,7 +16,7 @@ from normgauge.charts import curves, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
@@ -102,7 +102,7 @@ def _train_and_score(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[
     training = _train(spec, task)
     images = task.train[0]
     count = min(POOL, len(images))  # the moving average of training lags behind where it is stopped abruptly
-    twin = recalibrated(training.network, images[: len(images) // count * count].split(count))
+    twin = recalibrated_copy(training.network, images[: len(images) // count * count].split(count))
     return training, {split: evaluate(twin, task, split).accuracy for split in ("validation", "test")}
 
 

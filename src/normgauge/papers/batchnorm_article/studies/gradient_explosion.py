@@ -9,7 +9,7 @@ import torch
 
 from normgauge.charts import against
 from normgauge.lab import data as datasets
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, squared_gradients
@@ -57,7 +57,7 @@ def _train(spec: Spec, record: Record) -> None:
     done = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
     for step in range(0, len(done.losses), max(1, steps // 40)):
         record(step, "train_loss", done.losses[step])
-    settled = recalibrated(network, [dataset.train[0]])
+    settled = recalibrated_copy(network, [dataset.train[0]])
     # a network that broke answers all the same: whatever it says is its accuracy
     record(steps, "diverged", float(done.diverged))
     for split in ("train", "validation"):

@@ -11,7 +11,7 @@ from normgauge.charts import against
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import Batches, train
 from normgauge.lab.study import Study
 from normgauge.papers.court import Margins, StudyTable, differences, finding
@@ -81,7 +81,7 @@ def run(spec: Spec, record: Record) -> None:
             network(dataset.train[0][next(batches)])
     after.close()
     estimates |= {"recalibrated": after.averages(), "biased": after.averages(biased=True)}
-    estimates["whole"] = _stored_statistics(recalibrated(network, [dataset.train[0]]))
+    estimates["whole"] = _stored_statistics(recalibrated_copy(network, [dataset.train[0]]))
     for name in ESTIMATES:
         _write(network, estimates[name])
         means, variances = _errors(estimates[name], estimates["whole"])

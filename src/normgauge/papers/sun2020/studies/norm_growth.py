@@ -14,8 +14,8 @@ from normgauge.lab import models
 from normgauge.lab.models.normalized import (
     direction_weight,
     joint_norm,
+    joint_parameters,
     normalized_layers,
-    scaled_together,
 )
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
@@ -40,7 +40,7 @@ def run(spec: Spec, record: Record) -> None:
     decay = float(spec["decay"]) if spec["decayed"] else 0.0
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     part = normalized_layers(network)[WATCHED]
-    weight, together = direction_weight(part), scaled_together(part)
+    weight, together = direction_weight(part), joint_parameters(part)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, weight_decay=decay)
     norms: list[float] = []
     products: list[float] = []

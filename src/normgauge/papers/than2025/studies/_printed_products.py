@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.evaluate import evaluate, recalibrated
+from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.experiment import Record
@@ -114,7 +114,7 @@ def _magnify(dataset: Dataset, factor: float) -> Dataset:
 
 def settle_statistics(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
     """Return a copy in evaluation mode whose BatchNorms hold the statistics of the training data, its 'population'."""
-    return recalibrated(network, [dataset.train[0][:limit]])
+    return recalibrated_copy(network, [dataset.train[0][:limit]])
 
 
 def printed_products(network: nn.Module, inputs: Tensor) -> Products:
