@@ -91,7 +91,7 @@ def kept_bytes(operator, vector):
     from normgauge.objective._graph import graph_bytes
 
     operator @ vector
-    total = sum(graph_bytes(operator._held(built)) for built, _ in operator._kept.values())
+    total = sum(graph_bytes(operator._graph_tensors(built)) for built, _ in operator._kept.values())
     assert total > 0
     operator.close()
     operator.builds = 0

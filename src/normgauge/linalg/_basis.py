@@ -43,7 +43,9 @@ class Basis:
         try:
             self.rows = torch.empty(capacity, length, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's out-of-memory error on CPU and CUDA alike
-            raise OutOfMemoryError(out_of_memory(capacity, length, dtype, str(error).splitlines()[0])) from error
+            raise OutOfMemoryError(
+                out_of_memory_message(capacity, length, dtype, str(error).splitlines()[0])
+            ) from error
         self.count = 0
 
     @property
@@ -105,12 +107,12 @@ class Basis:
         self.count = start + kept
 
 
-def out_of_memory(rows: int, length: int, dtype: torch.dtype, got: str) -> str:
+def out_of_memory_message(rows: int, length: int, dtype: torch.dtype, cause: str) -> str:
     """Compose the message for a basis that does not fit."""
     size = rows * length * torch.empty(0, dtype=dtype).element_size() / 2**30
     return explain(
         "Lanczos",
         f"{rows} vectors of {length} entries need {size:.3g} GiB",
-        got,
+        cause,
         "Ask for fewer eigenvalues, select fewer parameters, or give a larger memory= on a larger machine",
     )

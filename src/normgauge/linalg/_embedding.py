@@ -43,13 +43,13 @@ class Axis:
 def embed(convolution: Convolution) -> list[list[Axis]]:
     """Return the tori a convolution is part of; every one gives a bound."""
     if convolution.mode != "circular":
-        return [_zero_or_copied(convolution)]
+        return [_embed_padded(convolution)]
     if all(n % s == 0 for n, s in zip(convolution.size, convolution.stride, strict=True)):
-        return [_circular(convolution)]
-    return [_circular(convolution), _zero_or_copied(convolution)]
+        return [_embed_circular(convolution)]
+    return [_embed_circular(convolution), _embed_padded(convolution)]
 
 
-def _zero_or_copied(convolution: Convolution) -> list[Axis]:
+def _embed_padded(convolution: Convolution) -> list[Axis]:
     """Embed every axis of a zero-padded convolution; other paddings become a factor and a longer input."""
     axes = []
     for axis, length in enumerate(convolution.size):
@@ -68,11 +68,11 @@ def _zero_or_copied(convolution: Convolution) -> list[Axis]:
         # one block per output: a direct sum of equal matrices, if one of them lies inside the input
         inside = any(0 <= out + low < length // convolution.stride[axis] for out in range(outputs))
         alone = low == high and copies == 1 and inside
-        axes.append(_sampled(Axis(blocks, residues, points, math.sqrt(copies), exact=alone, free=True)))
+        axes.append(_coarsen(Axis(blocks, residues, points, math.sqrt(copies), exact=alone, free=True)))
     return axes
 
 
-def _circular(convolution: Convolution) -> list[Axis]:
+def _embed_circular(convolution: Convolution) -> list[Axis]:
     """Embed every axis of a circular convolution in its own circle; exact when stride divides the size."""
     axes = []
     for axis, length in enumerate(convolution.size):
@@ -82,7 +82,7 @@ def _circular(convolution: Convolution) -> list[Axis]:
         blocks, residues = _read_positions(convolution, axis, convolution.padding[axis][0], step)
         rows = torch.bincount((torch.arange(outputs) * (stride // step)) % points, minlength=points)
         uniform = bool((rows == rows[0]).all())
-        axes.append(_sampled(Axis(blocks, residues, points, math.sqrt(int(rows.max())), exact=uniform, free=False)))
+        axes.append(_coarsen(Axis(blocks, residues, points, math.sqrt(int(rows.max())), exact=uniform, free=False)))
     return axes
 
 
@@ -91,7 +91,7 @@ def _read_positions(convolution: Convolution, axis: int, before: int, step: int)
     return tuple(offset // step for offset in offsets), tuple(offset % step for offset in offsets)
 
 
-def _sampled(axis: Axis) -> Axis:
+def _coarsen(axis: Axis) -> Axis:
     """Replace a circle much longer than the kernel by a coarser grid with its factor, a constant symbol by a point.
 
     By M. Riesz a real trigonometric polynomial of degree d falls off its maximum no faster than cos(d x), and u* K(f) v

@@ -97,12 +97,12 @@ class Operator(ABC):
             vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
             return self.matvec(vector).cpu().numpy()
 
-        def transposed(array: Any) -> Any:
+        def apply_transpose(array: Any) -> Any:
             vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
             return self.rmatvec(vector).cpu().numpy()
 
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return LinearOperator(self.shape, matvec=apply, rmatvec=transposed, dtype=kind)
+        return LinearOperator(self.shape, matvec=apply, rmatvec=apply_transpose, dtype=kind)
 
 
 class DenseOperator(Operator):

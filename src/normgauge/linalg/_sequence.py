@@ -83,7 +83,7 @@ class Sequences:
         """How many different pairs are wanted."""
         return min(self.top + self.bottom, self.operator.shape[0])
 
-    def wanted(self, values: Sequence[float]) -> list[int]:
+    def wanted_indices(self, values: Sequence[float]) -> list[int]:
         """Return the indices of the largest `top` and the smallest `bottom` values, each once."""
         order = sorted(range(len(values)), key=lambda i: -values[i])
         chosen = order[: self.top] + (order[-self.bottom :] if self.bottom else [])
@@ -140,7 +140,7 @@ class Sequences:
         near = max(last - 1, self.fixed)
         shares = self.basis.coefficients(vector, near)
         self.basis.subtract(vector, shares, near)
-        column = self._orthogonalized(vector, shares, near)
+        column = self._orthogonalize(vector, shares, near)
         self.left = vector
         if self._link is not None:  # <q, A p> and <p, A q> of the last two rows: equal for a self-adjoint operator
             self.asymmetry = max(self.asymmetry, abs(float(column[-2]) - self._link))
@@ -150,7 +150,7 @@ class Sequences:
         self.projected[:-1, :-1] = old
         self.projected[-1, :] = self.projected[:, -1] = column
 
-    def _orthogonalized(self, vector: Tensor, shares: Tensor, near: int) -> Tensor:
+    def _orthogonalize(self, vector: Tensor, shares: Tensor, near: int) -> Tensor:
         """Make the new vector orthogonal to all rows where that is needed; return its column of the projection."""
         if self._drift is not None and self.fixed == 0 and self.restarts == 0:
             self.gap = norm(vector)
@@ -169,15 +169,15 @@ class Sequences:
         full = self.basis.count >= self.operator.shape[0]
         return full or self.gap <= 10 * torch.finfo(self.operator.dtype).eps * self.scale
 
-    def _running(self, values: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
+    def _running_pairs(self, values: Tensor, weights: Tensor) -> tuple[list[float], list[float]]:
         """Return Ritz values and residual norms of the running sequence."""
         gap = 0.0 if self._closed() else self.gap
         return values.tolist(), (gap * weights[-1].abs()).tolist()
 
     def _converged(self, values: Tensor, weights: Tensor) -> bool:
-        running, remains = self._running(values, weights)
-        known, residuals = self.values + running, self.residuals + remains
-        relative = [residuals[i] / self.yardstick(known[i]) for i in self.wanted(known)]
+        running, remains = self._running_pairs(values, weights)
+        ritz_values, residuals = self.values + running, self.residuals + remains
+        relative = [residuals[i] / self.yardstick(ritz_values[i]) for i in self.wanted_indices(ritz_values)]
         if self.progress is not None:
             self.progress(self.matvecs, relative)
         return len(relative) == self.wanted_count and all(value <= self.tol for value in relative)
@@ -204,7 +204,7 @@ class Sequences:
             return
         self.basis.count = self.fixed + size  # after an interruption the last row may have no product yet
         values, weights = torch.linalg.eigh(self.projected)
-        running, remains = self._running(values, weights)
+        running, remains = self._running_pairs(values, weights)
         self.values += running
         self.residuals += remains
         self.weights = torch.block_diag(self.weights, weights)
@@ -254,9 +254,9 @@ class Sequences:
         """Keep only wanted vectors of the finished sequences when a new one would not fit beside them all."""
         if self.basis.capacity - self.basis.count >= self.wanted_count + 4:
             return
-        chosen = self.wanted(self.values)
+        chosen = self.wanted_indices(self.values)
         self.basis.compress(0, self.weights[:, chosen])
-        self.values, self.residuals = ([known[i] for i in chosen] for known in (self.values, self.residuals))
+        self.values, self.residuals = ([numbers[i] for i in chosen] for numbers in (self.values, self.residuals))
         self.weights = torch.eye(len(chosen), dtype=torch.float64)
         self.fixed = self.basis.count
 

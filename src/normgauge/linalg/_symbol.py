@@ -80,7 +80,7 @@ def symbol_bound(
     for axes in embed(convolution):
         if avoid is not None:
             angles = zip(axes, avoid, convolution.stride, strict=True)
-            axes = [_away_from(axis, angle * stride) for axis, angle, stride in angles]
+            axes = [_avoid_angle(axis, angle * stride) for axis, angle, stride in angles]
         bounds.append(_bound(convolution.weight, convolution.groups, axes, at_least))
     return min(bounds, key=lambda bound: bound.value)
 
@@ -104,7 +104,7 @@ def peak_frequency(convolution: Convolution, vector: Tensor) -> list[float]:
     return angles[::-1]
 
 
-def _away_from(axis: Axis, angle: float) -> Axis:
+def _avoid_angle(axis: Axis, angle: float) -> Axis:
     if not axis.free:
         return axis
     position = (angle * axis.points / (2 * math.pi)) % 1.0
@@ -118,35 +118,35 @@ def _bound(weight: Tensor, groups: int, axes: list[Axis], at_least: float) -> Sy
     angles = half_plane(axes)
     if scale == 0.0:
         return SymbolBound(0.0, True, len(angles), factor)
-    kernel = _Taps.of(weight.to(torch.float64) / scale, groups, axes)
+    kernel = _Taps.sort_by_residue(weight.to(torch.float64) / scale, groups, axes)
     top = (at_least / (scale * factor)) ** 2 * (1.0 - 1e-9)
     for part in angles.split(max(1, _CHUNK // (2 * kernel.groups * kernel.rows * kernel.columns))):
         top = max(top, _largest(kernel, part, top))
     return SymbolBound(math.sqrt(top) * scale * factor * (1.0 + SLACK), exact, len(angles), factor)
 
 
-def _largest(kernel: _Taps, angles: Tensor, known: float) -> float:
-    """Return the largest squared norm over `angles`, or `known` if all are smaller.
+def _largest(kernel: _Taps, angles: Tensor, lower: float) -> float:
+    """Return the largest squared norm over `angles`, or `lower` if all are smaller.
 
     mu - G is positive definite exactly where all eigenvalues of G are below mu. Cholesky asks that far more cheaply
     than eigenvalues; what it cannot decide in float32 is decided in float64.
     """
     side = min(kernel.rows, kernel.columns)
     if side <= 8 or len(angles) <= 4:
-        return max(known, _largest_exactly(kernel, angles))
+        return max(lower, _largest_exactly(kernel, angles))
     grams = kernel.gram(angles, torch.float32)
     window = _WINDOW + 2e-7 * max(kernel.rows, kernel.columns)
     left = torch.arange(len(angles))
-    if known > 0.0:
-        left = left[_reaches(grams, known * (1.0 - window))]
+    if lower > 0.0:
+        left = left[_reaches(grams, lower * (1.0 - window))]
     if len(left) > 4:  # a better candidate first, then ask again
         best = left[_power_estimates(grams[left]).topk(1 if side > 128 else 3).indices.cpu()]
-        known = max(known, _largest_exactly(kernel, angles[best]))
+        lower = max(lower, _largest_exactly(kernel, angles[best]))
         left = left[~torch.isin(left, best)]
-        left = left[_reaches(grams[left], known * (1.0 - window))]
+        left = left[_reaches(grams[left], lower * (1.0 - window))]
     for part in left.split(16) if len(left) else ():
-        known = max(known, _largest_exactly(kernel, angles[part]))
-    return known
+        lower = max(lower, _largest_exactly(kernel, angles[part]))
+    return lower
 
 
 def _reaches(grams: Tensor, level: float) -> Tensor:
@@ -189,7 +189,7 @@ class _Taps:
     columns: int
 
     @classmethod
-    def of(cls, weight: Tensor, groups: int, axes: list[Axis]) -> _Taps:
+    def sort_by_residue(cls, weight: Tensor, groups: int, axes: list[Axis]) -> _Taps:
         members: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         kernel = tuple(weight.shape[2:])
         flat = weight.reshape(weight.shape[0] * weight.shape[1], -1)

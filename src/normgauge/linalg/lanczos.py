@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, OutOfMemoryError, explain
-from normgauge.linalg._basis import inner, norm, out_of_memory
+from normgauge.linalg._basis import inner, norm, out_of_memory_message
 from normgauge.linalg._drift import drift_limit
 from normgauge.linalg._operator import Operator
 from normgauge.linalg._sequence import Progress, Sequences
@@ -110,60 +110,60 @@ def eigenpairs(
         while max(top, bottom) > 1 and not sequences.exhausted and sequences.search():
             pass
         sequences.finish()
-        return _verified(sequences, tol)
+        return _verify_pairs(sequences, tol)
     except KeyboardInterrupt:
         sequences.finish()
-        return _interrupted(sequences, tol)
+        return _converged_pairs(sequences, tol)
 
 
-def _verified(sequences: Sequences, tol: float) -> Eigenpairs:
+def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     """Apply the operator to the wanted vectors once more and measure what is left of A v - <v, A v> v."""
     operator = sequences.operator
-    found = []
-    for vector in sequences.vectors(sequences.wanted(sequences.values)):
+    pairs = []
+    for vector in sequences.vectors(sequences.wanted_indices(sequences.values)):
         image = operator.matvec(vector)
         sequences.matvecs += 1
         square = inner(vector, vector)
         value = inner(vector, image) / square
-        found.append((value, norm(image.add(vector, alpha=-value)) / square**0.5, vector / square**0.5))
+        pairs.append((value, norm(image.add(vector, alpha=-value)) / square**0.5, vector / square**0.5))
     if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:
         share = sequences.asymmetry / sequences.scale
         why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"
-        return _result(sequences, found, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
-    worst = max(residual / sequences.yardstick(value) for value, residual, _ in found)
-    if worst <= tol and len(found) == sequences.wanted_count:
-        return _result(sequences, found, "ok", "")
+        return _result(sequences, pairs, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
+    worst = max(residual / sequences.yardstick(value) for value, residual, _ in pairs)
+    if worst <= tol and len(pairs) == sequences.wanted_count:
+        return _result(sequences, pairs, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
     cure = (
         "give more products (max_products)"
         if sequences.exhausted
         else f"products in {operator.dtype} allow no more, use float64"
     )
-    return _result(sequences, found, "nonconverged", f"{why}; {cure}")
+    return _result(sequences, pairs, "nonconverged", f"{why}; {cure}")
 
 
-def _interrupted(sequences: Sequences, tol: float) -> Eigenpairs:
+def _converged_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     """Return the pairs that had converged, by Lanczos' own estimate, when the user stopped the run."""
     values, residuals = sequences.values, sequences.residuals
-    wanted = sequences.wanted(values)
+    wanted = sequences.wanted_indices(values)
     done = [i for i in wanted if residuals[i] <= tol * sequences.yardstick(values[i])]
     vectors = list(sequences.vectors(done))
-    found = [(values[i], residuals[i], vector) for i, vector in zip(done, vectors, strict=True)]
+    pairs = [(values[i], residuals[i], vector) for i, vector in zip(done, vectors, strict=True)]
     why = f"interrupted after {sequences.matvecs} products: {len(done)} of {sequences.wanted_count} pairs converged"
-    return _result(sequences, found, "nonconverged", f"{why}, their residuals are Lanczos estimates")
+    return _result(sequences, pairs, "nonconverged", f"{why}, their residuals are Lanczos estimates")
 
 
 def _result(
-    sequences: Sequences, found: list[tuple[float, float, Tensor]], status: Status, sentence: str
+    sequences: Sequences, pairs: list[tuple[float, float, Tensor]], status: Status, sentence: str
 ) -> Eigenpairs:
-    order = sorted(found, key=lambda pair: -pair[0])
+    order = sorted(pairs, key=lambda pair: -pair[0])
     upper, lower = order[: sequences.top], order[::-1][: sequences.bottom]
-    pairs = upper + lower
+    chosen = upper + lower
     return Eigenpairs(
         top=tuple(value for value, _, _ in upper),
         bottom=tuple(value for value, _, _ in lower),
-        vectors=torch.stack([vector for _, _, vector in pairs]) if pairs else sequences.basis.rows[:0].clone(),
-        residuals=tuple(residual / sequences.yardstick(value) for value, residual, _ in pairs),
+        vectors=torch.stack([vector for _, _, vector in chosen]) if chosen else sequences.basis.rows[:0].clone(),
+        residuals=tuple(residual / sequences.yardstick(value) for value, residual, _ in chosen),
         matvecs=sequences.matvecs,
         restarts=sequences.restarts,
         status=status,
@@ -186,8 +186,8 @@ def _first_vector(operator: Operator, start: Tensor | None, random: Tensor) -> T
             )
         )
     lengths = torch.tensor([norm(row) for row in rows], device=rows.device, dtype=rows.dtype)
-    known = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
-    return known + random * (0.1 * norm(known) / norm(random))
+    direction = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
+    return direction + random * (0.1 * norm(direction) / norm(random))
 
 
 def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
@@ -228,5 +228,5 @@ def _capacity(operator: Operator, wanted: int, memory: int | None) -> int:
     fits = (DEFAULT_MEMORY if memory is None else memory) // (size * torch.finfo(operator.dtype).bits // 8)
     least = min(2 * wanted + 10, size)
     if memory is not None and fits < least:
-        raise OutOfMemoryError(out_of_memory(least, size, operator.dtype, f"memory={memory} bytes"))
+        raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, f"memory={memory} bytes"))
     return min(size, max(least, min(fits, 1000)))

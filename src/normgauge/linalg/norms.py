@@ -22,10 +22,10 @@ def norm(values: Tensor) -> float:
     value = values.detach()
     if value.dtype in (torch.float16, torch.bfloat16):
         value = value.float()
-    found = float(torch.linalg.vector_norm(value))
-    if value.dtype != torch.float64 and not 1e-15 < found < 1e15:
-        found = float(torch.linalg.vector_norm(value.double()))
-    return found
+    length = float(torch.linalg.vector_norm(value))
+    if value.dtype != torch.float64 and not 1e-15 < length < 1e15:
+        length = float(torch.linalg.vector_norm(value.double()))
+    return length
 
 
 def joint_norm(values: Mapping[str, Tensor]) -> float:

@@ -26,7 +26,7 @@ def copy_model(model: nn.Module) -> nn.Module:
         False
     """
     # tensors a module keeps from its last forward have a graph, generators have no deep copy
-    memo = {id(value): _loose(value) for module in model.modules() for value in _kept(vars(module))}
+    memo = {id(value): _detach(value) for module in model.modules() for value in _kept_objects(vars(module))}
     try:
         twin = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AssertionError) as error:
@@ -40,15 +40,15 @@ def copy_model(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _kept(tree: Any) -> Iterator[Any]:
+def _kept_objects(tree: Any) -> Iterator[Any]:
     if isinstance(tree, torch.Generator) or (isinstance(tree, Tensor) and not tree.is_leaf):
         yield tree
     elif isinstance(tree, (tuple, list, Mapping)):
         for item in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _kept(item)
+            yield from _kept_objects(item)
 
 
-def _loose(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return value.clone_state() if isinstance(value, torch.Generator) else value.detach().clone()
 
 

@@ -37,12 +37,14 @@ def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs
     state = {**program.state_dict, **program.constants}
     lifted = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
     lifted |= program.graph_signature.inputs_to_lifted_tensor_constants
-    made: dict[fx.Node, Any] = {}
+    sources: dict[fx.Node, Any] = {}
     groups: dict[Any, list[fx.Node]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             own = lifted.get(node.name)
-            made[node] = Made(-1, sum(isinstance(m, Made) for m in made.values())) if own is None else state.get(own)
+            sources[node] = (
+                Made(-1, sum(isinstance(m, Made) for m in sources.values())) if own is None else state.get(own)
+            )
         elif node.op == "call_function" and any(True for _ in tensors(node.meta.get("val"))):
             stack = (node.meta.get("nn_module_stack") or {}).items()
             inside = (key for key, (name, _) in stack if name and leaf(wrapped.get_submodule(name)))
@@ -50,15 +52,15 @@ def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs
     names, steps = Names(), list[Step]()
     for key, nodes in groups.items():
         if isinstance(key, fx.Node) and key.target is operator.getitem:  # one of several tensors a step made
-            made[key] = Made(made[key.args[0]].step, int(key.args[1]))  # type: ignore[index,arg-type]
+            sources[key] = Made(sources[key.args[0]].step, int(key.args[1]))  # type: ignore[index,arg-type]
             continue
-        steps.append(_step(len(steps), key, nodes, made, wrapped, names))
+        steps.append(_step(len(steps), key, nodes, sources, wrapped, names))
         for node in nodes:
             place = node.args[1] if node.target is operator.getitem else 0
             own = Made(steps[-1].number, int(place) if isinstance(place, int) else 0)
-            made[node] = made[node.args[0]] if _does_nothing(node) else own  # type: ignore[index]
+            sources[node] = sources[node.args[0]] if _does_nothing(node) else own  # type: ignore[index]
     last = next(node for node in program.graph.nodes if node.op == "output")
-    ends = tuple(made[node] for node in last.all_input_nodes if isinstance(made.get(node), Made))
+    ends = tuple(sources[node] for node in last.all_input_nodes if isinstance(sources.get(node), Made))
     return Graph(tuple(steps), ends, "exported")
 
 
@@ -68,8 +70,8 @@ def _does_nothing(node: fx.Node) -> bool:
         return False
     if "dropout" in _kind(node) and node.args[2]:  # training
         return False
-    given, gave = node.args[0].meta["val"], node.meta["val"]
-    return given.shape == gave.shape and given.dtype == gave.dtype and given.device == gave.device
+    before, after = node.args[0].meta["val"], node.meta["val"]
+    return before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
 
 
 def _kind(node: fx.Node) -> str:
@@ -77,21 +79,21 @@ def _kind(node: fx.Node) -> str:
 
 
 def _step(
-    number: int, key: Any, nodes: list[fx.Node], made: dict[fx.Node, Any], wrapped: nn.Module, names: Names
+    number: int, key: Any, nodes: list[fx.Node], sources: dict[fx.Node, Any], wrapped: nn.Module, names: Names
 ) -> Step:
-    outside = [parent for node in nodes for parent in node.all_input_nodes if isinstance(made.get(parent), Made)]
+    outside = [parent for node in nodes for parent in node.all_input_nodes if isinstance(sources.get(parent), Made)]
     outside = list(dict.fromkeys(outside))
     last = nodes[-1]
     if key is last:  # a function
         kind = _kind(last)
         name, module, function = names.new(kind.strip("_")), None, last.target
-        args, kwargs = fx.node.map_arg((last.args, dict(last.kwargs)), lambda parent: made.get(parent))
+        args, kwargs = fx.node.map_arg((last.args, dict(last.kwargs)), lambda parent: sources.get(parent))
     else:
         path = next(path for own, (path, _) in last.meta["nn_module_stack"].items() if own == key)
         module = function = wrapped.get_submodule(path)
         kind, name = type(module).__name__.removeprefix("Parametrized"), path.removeprefix("model.")
         name = "(model)" if path == "model" else name
-        args, kwargs = tuple(made[parent] for parent in outside), {}
+        args, kwargs = tuple(sources[parent] for parent in outside), {}
     values = list(tensors(last.meta["val"]))
     return Step(
         number=number,

@@ -31,8 +31,8 @@ def _maps_linearly(module: nn.Module) -> bool:
     weight = _weight(module)
     if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return False
-    known = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
-    return known or weight.ndim == 2 or weight.numel() > max(weight.shape)
+    built_in = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+    return built_in or weight.ndim == 2 or weight.numel() > max(weight.shape)
 
 
 def activation_name(module: nn.Module) -> str:

@@ -131,8 +131,8 @@ class Network:
     @property
     def calls(self) -> tuple[Step, ...]:
         """Calls of leaf modules, and of functions that have weights or normalize, in order of execution."""
-        seen = self._recording[0].steps
-        return tuple(s for s in seen if s.module is not None or s.kind in (*_NORMALIZING, *_WEIGHING))
+        steps = self._recording[0].steps
+        return tuple(s for s in steps if s.module is not None or s.kind in (*_NORMALIZING, *_WEIGHING))
 
     @property
     def uses(self) -> dict[str, list[int]]:
@@ -160,32 +160,32 @@ class Network:
         """The normalizers with their neighbours, in order of execution."""
         graph = self.graph
         return tuple(
-            Edge(step.name, self._beside(step, backwards=True), self._beside(step, backwards=False))
+            Edge(step.name, self._neighbours(step, backwards=True), self._neighbours(step, backwards=False))
             for step in graph.steps
             if normalizes(step)
         )
 
-    def _beside(self, start: Step, *, backwards: bool) -> tuple[Neighbour, ...]:
+    def _neighbours(self, start: Step, *, backwards: bool) -> tuple[Neighbour, ...]:
         graph = self.graph
-        found: dict[str, Neighbour] = {}
+        neighbours: dict[str, Neighbour] = {}
         waiting: list[tuple[int, tuple[str, ...]]] = [(start.number, ())]
-        seen = {start.number}
+        visited = {start.number}
         while waiting:
             number, way = waiting.pop(0)
             near = graph.steps[number].reads if backwards else [step.number for step in graph.readers(number)]
             if not backwards and number in graph.outputs:
-                found.setdefault("(output)", Neighbour("(output)", way))
+                neighbours.setdefault("(output)", Neighbour("(output)", way))
             for other in near:
                 if other < 0:
-                    found.setdefault("(input)", Neighbour("(input)", way))
-                elif other not in seen:
-                    seen.add(other)
+                    neighbours.setdefault("(input)", Neighbour("(input)", way))
+                elif other not in visited:
+                    visited.add(other)
                     step = graph.steps[other]
                     if normalizes(step) or weighs(step):
-                        found.setdefault(step.name, Neighbour(step.name, way))
+                        neighbours.setdefault(step.name, Neighbour(step.name, way))
                     else:
                         waiting.append((other, (step.kind, *way) if backwards else (*way, step.kind)))
-        return tuple(found.values())
+        return tuple(neighbours.values())
 
     # -- parameters ---------------------------------------------------------------------------------------------
 
@@ -236,16 +236,16 @@ class Network:
             name: size * value * torch.randn(value.shape, generator=source).to(value) for name, value in own.items()
         }
 
-        def moved(sign: float) -> Tensor:
+        def shifted_outputs(sign: float) -> Tensor:
             values = {name: value + sign * steps[name] for name, value in own.items()}
-            return _flat(tensors(self.outputs(values)))
+            return _flatten(tensors(self.outputs(values)))
 
-        middle = moved(0.0)
-        return float((moved(1.0) - 2 * middle + moved(-1.0)).abs().max() / middle.abs().max())
+        middle = shifted_outputs(0.0)
+        return float((shifted_outputs(1.0) - 2 * middle + shifted_outputs(-1.0)).abs().max() / middle.abs().max())
 
 
-def _flat(made: Iterable[Tensor]) -> Tensor:
-    return torch.cat([t.detach().double().flatten() for t in made if t.is_floating_point()])
+def _flatten(outputs: Iterable[Tensor]) -> Tensor:
+    return torch.cat([t.detach().double().flatten() for t in outputs if t.is_floating_point()])
 
 
 def normalizes(step: Step) -> bool:

@@ -29,11 +29,11 @@ class KeepDouble(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` with float64 in place of narrower types."""
-        args, kwargs = replaced((args, kwargs or {}), torch.dtype, _widened)
+        args, kwargs = replaced((args, kwargs or {}), torch.dtype, _widen)
         return (Tensor.double if func in _NARROWING else func)(*args, **kwargs)
 
 
-def _widened(dtype: torch.dtype) -> torch.dtype:
+def _widen(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in _NARROW else dtype
 
 

@@ -46,21 +46,21 @@ def kind_of(call: ModuleCall, name: str) -> Kind:
     state = {key: double(entry.detach()) for key, entry in (*module.named_parameters(), *module.named_buffers())}
     step = torch.randn(value.shape, generator=source, dtype=torch.float64).to(value.device)
 
-    def stirred(tensor: Tensor) -> Tensor:  # an example of equal samples would hide what a normalizer does
+    def perturb(tensor: Tensor) -> Tensor:  # an example of equal samples would hide what a normalizer does
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
         noise = torch.randn(tensor.shape, generator=source, dtype=torch.float64).to(tensor.device)
         return tensor.detach() + (1.0 + tensor.detach().double().square().mean().sqrt()) * noise
 
-    inputs = replaced((call.args, call.kwargs), Tensor, stirred)
+    inputs = replaced((call.args, call.kwargs), Tensor, perturb)
 
     def output(scale: float = 1.0, change: float = 0.0, training: bool = module.training) -> Tensor:
         """Return the first output at inputs times `scale`, with the parameter moved by `change` steps."""
-        given = replaced(inputs, Tensor, lambda t: t * scale if t.is_floating_point() else t)
+        arguments = replaced(inputs, Tensor, lambda t: t * scale if t.is_floating_point() else t)
         values = {key: entry.clone() for key, entry in state.items()} | {name: state[name] + change * step}
         with torch.no_grad(), untouched(module, "train" if training else "eval", 0), KeepDouble():
-            made = first_tensor(functional_call(module, values, *given))
-        return torch.zeros((), dtype=torch.float64) if made is None else made
+            result = first_tensor(functional_call(module, values, *arguments))
+        return torch.zeros((), dtype=torch.float64) if result is None else result
 
     def normalizes(training: bool) -> bool:
         with suppress(ValueError):  # torch refuses to take statistics of one value
@@ -95,13 +95,15 @@ def roles_of(model: nn.Module, calls: dict[str, ModuleCall]) -> dict[str, Role]:
         ties.setdefault(id(value), []).append(name)
     roles = {}
     for first, *others in ties.values():
-        asked = next((place for name in (first, *others) for place in _around(name) if place[0] in calls), None)
+        asked = next(
+            (place for name in (first, *others) for place in _enclosing_modules(name) if place[0] in calls), None
+        )
         kind: Kind = "unused" if asked is None else kind_of(calls[asked[0]], asked[1])
         roles[first] = Role(first, kind, "" if asked is None else asked[0], tuple(others))
     return roles
 
 
-def _around(parameter: str) -> Iterator[tuple[str, str]]:
+def _enclosing_modules(parameter: str) -> Iterator[tuple[str, str]]:
     """Yield the modules around a parameter, from the inside, each with the parameter's name in it."""
     parts = parameter.split(".")
     last = parts.index("parametrizations") if "parametrizations" in parts else len(parts) - 1

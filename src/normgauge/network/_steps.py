@@ -20,7 +20,7 @@ _VALUES = {"__bool__", "item", "tolist", "__int__", "__float__", "__index__", "_
 _VALUES |= {"is_nonzero", "numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage"}
 Shape = tuple[int, ...]
 Leaf = Callable[[nn.Module], bool]
-Given = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the tensors among them
+Arguments = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the tensors among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Step:
     @property
     def reads(self) -> tuple[int, ...]:
         """Numbers of the steps whose tensors it takes, each once; -1 for the model's input."""
-        return tuple(dict.fromkeys(made.step for made in placeholders((self.args, self.kwargs))))
+        return tuple(dict.fromkeys(placeholder.step for placeholder in placeholders((self.args, self.kwargs))))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Graph:
     @property
     def outputs(self) -> tuple[int, ...]:
         """Numbers of the steps that made the model's outputs, each once."""
-        return tuple(dict.fromkeys(made.step for made in self.ends))
+        return tuple(dict.fromkeys(end.step for end in self.ends))
 
     def readers(self, number: int) -> list[Step]:
         """Return the steps that take what a step made (-1: the model's input)."""
@@ -162,7 +162,7 @@ class Recorder(TorchFunctionMode):
         self._moving = {-1}  # the steps that depend on the inputs
         self._inner: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()  # what does so inside leaves
         self._model, self._leaf, self._names = model, leaf, Names()
-        self._open: list[tuple[bool, Given]] = []
+        self._open: list[tuple[bool, Arguments]] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -182,72 +182,74 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         kind = function_name(func)
         inside = any(leaf for leaf, _ in self._open)
-        given = self._marked((args, kwargs))
+        arguments = self._mark((args, kwargs))
         depends = any(tensor in self._inner for tensor in tensors((args, kwargs)))
-        depends |= any(made.step in self._moving for made in placeholders(given[0]))
+        depends |= any(placeholder.step in self._moving for placeholder in placeholders(arguments[0]))
         result = func(*args, **kwargs)
-        made = args[0] if kind == "__setitem__" else result
-        if next(tensors(made), None) is not None:
+        outputs = args[0] if kind == "__setitem__" else result
+        if next(tensors(outputs), None) is not None:
             self.clock += 1
             for tensor in tensors((args, kwargs)):
                 if id(tensor) in self._parameters:
                     self.uses[self._parameters[id(tensor)]].append(self.clock)
             if not inside:
-                self._add(self._names.new(kind.strip("_")), kind, None, func, given, made)
+                self._add(self._names.new(kind.strip("_")), kind, None, func, arguments, outputs)
             elif depends:
-                self._inner.update(dict.fromkeys(tensors(made)))
+                self._inner.update(dict.fromkeys(tensors(outputs)))
         elif kind in _VALUES and depends:
             self.steered.append(kind)
         return result
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`, recorded as one step."""
-        given = self._marked((args, kwargs))
-        self._open.append((True, given))
+        arguments = self._mark((args, kwargs))
+        self._open.append((True, arguments))
         try:
             result = function(*args, **kwargs)
         finally:
             self._open.pop()
         name = function.__name__
-        self._add(self._names.new(name), name, None, function, given, result)
+        self._add(self._names.new(name), name, None, function, arguments, result)
         return result
 
     def _enter(self, call: ModuleCall) -> None:
-        self._open.append((self._leaf(call.module), self._marked((call.args, call.kwargs))))
+        self._open.append((self._leaf(call.module), self._mark((call.args, call.kwargs))))
 
     def _leave(self, call: ModuleCall) -> None:
-        leaf, given = self._open.pop()
+        leaf, arguments = self._open.pop()
         if leaf and not any(outer for outer, _ in self._open):
             kind = type(call.module).__name__.removeprefix("Parametrized")
-            self._add(call.name, kind, call.module, call.module, given, call.output)
+            self._add(call.name, kind, call.module, call.module, arguments, call.output)
 
-    def _marked(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Given:
-        known = [tensor for tensor in tensors(arguments) if tensor in self._made]
+    def _mark(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Arguments:
+        tracked = [tensor for tensor in tensors(arguments) if tensor in self._made]
         return (
             replaced(arguments, Tensor, lambda tensor: self._made.get(tensor, tensor)),
-            [tuple(tensor.shape) for tensor in known],
+            [tuple(tensor.shape) for tensor in tracked],
         )
 
-    def _add(self, name: str, kind: str, module: nn.Module | None, function: Any, given: Given, made: Any) -> None:
-        made_here = list(tensors(made))
+    def _add(
+        self, name: str, kind: str, module: nn.Module | None, function: Any, arguments: Arguments, outputs: Any
+    ) -> None:
+        products = list(tensors(outputs))
         step = Step(
             number=len(self.steps),
             name=name,
             kind=kind,
             module=module,
             function=function,
-            args=tuple(given[0][0]),
-            kwargs=given[0][1],
-            inputs=tuple(given[1]),
-            outputs=tuple(tuple(tensor.shape) for tensor in made_here),
-            dtype=str(made_here[0].dtype) if made_here else "",
+            args=tuple(arguments[0][0]),
+            kwargs=arguments[0][1],
+            inputs=tuple(arguments[1]),
+            outputs=tuple(tuple(tensor.shape) for tensor in products),
+            dtype=str(products[0].dtype) if products else "",
         )
         self.steps.append(step)
-        if any(tensor.grad_fn is not None for tensor in tensors(given[0])):
+        if any(tensor.grad_fn is not None for tensor in tensors(arguments[0])):
             self.unseen.append(name)
         if self._moving & set(step.reads):
             self._moving.add(step.number)
-        for place, tensor in enumerate(made_here):
+        for place, tensor in enumerate(products):
             # a tensor that is given back as it came is still its maker's; one overwritten in place is not
             if self._versions.get(tensor) != _version(tensor):
                 self._made[tensor], self._versions[tensor] = Made(step.number, place), _version(tensor)

@@ -62,12 +62,12 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield `(number, batch)`, comparing each batch with the first pass."""
-        seen: list[tuple[Any, ...]] = []
+        prints: list[tuple[Any, ...]] = []
         count, total = 0, 0.0
         for number, batch in enumerate(self.source):
             self._check(batch, number)
             if not self._stable:
-                self._compare(number, batch, seen)
+                self._compare(number, batch, prints)
             count, total = count + 1, total + self.size(batch)
             yield number, batch
         if count == 0:
@@ -78,9 +78,9 @@ class Batches:
         if self._stable:
             return
         if self._prints is None:
-            self._prints = seen
-        elif len(seen) != len(self._prints):
-            raise _changed(f"{len(seen)} batches instead of {len(self._prints)}")
+            self._prints = prints
+        elif len(prints) != len(self._prints):
+            raise _changed_data_error(f"{len(prints)} batches instead of {len(self._prints)}")
 
     def size(self, batch: Any) -> float:
         """Return the weight of a batch for counting what it costs; 1 where nothing in it can be counted."""
@@ -95,19 +95,19 @@ class Batches:
             self._total = sum(self.size(batch) for _, batch in self)
         return self._total
 
-    def _compare(self, number: int, batch: Any, seen: list[tuple[Any, ...]]) -> None:
+    def _compare(self, number: int, batch: Any, prints: list[tuple[Any, ...]]) -> None:
         mark = fingerprint(batch)
-        seen.append(mark)
+        prints.append(mark)
         if self._prints is not None and (number >= len(self._prints) or self._prints[number] != mark):
-            raise _changed(f"another batch {number} than in the first pass")
+            raise _changed_data_error(f"another batch {number} than in the first pass")
 
 
-def _changed(got: str) -> DataError:
+def _changed_data_error(difference: str) -> DataError:
     return DataError(
         explain(
             "Objective",
             "data must give the same batches at every pass",
-            got,
+            difference,
             "Turn off shuffling and random augmentation, or pass ng.take(loader, n)",
         )
     )

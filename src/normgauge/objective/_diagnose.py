@@ -63,12 +63,12 @@ def check_twice_differentiable(value: Tensor) -> None:
     Asked for gradients with respect to given inputs, torch skips such a function without a word and the second
     derivative comes out as zero; so the graph is searched for them.
     """
-    waiting, seen = [value.grad_fn], set()
+    waiting, visited = [value.grad_fn], set()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
         if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE:
             raise NotDifferentiableError(
@@ -87,7 +87,7 @@ _ONCE_DIFFERENTIABLE = once_differentiable(lambda ctx: None).__code__
 
 
 @contextmanager
-def explained(model: nn.Module, mode: str, number: int) -> Iterator[None]:
+def explain_failures(model: nn.Module, mode: str, number: int) -> Iterator[None]:
     """Re-raise what a model throws with the layer's name and the next step where the cause is known."""
     try:
         yield
@@ -131,10 +131,10 @@ def _note(error: Exception, model: nn.Module, mode: str, number: int) -> None:
 def _deepest_module(model: nn.Module, traceback: TracebackType | None) -> str:
     """Find the innermost submodule whose method is on the stack; an error's place in the user's own words."""
     names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-    found = type(model).__name__
+    layer = type(model).__name__
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
         if id(owner) in names:
-            found = f"{names[id(owner)]!r} ({type(owner).__name__})"
+            layer = f"{names[id(owner)]!r} ({type(owner).__name__})"
         traceback = traceback.tb_next
-    return found
+    return layer

@@ -14,13 +14,13 @@ from normgauge.objective._data import tensors
 def graph_nodes(built: Any) -> Iterator[Any]:
     """Yield every node of the graph behind the tensors of a nested structure, once."""
     pending = [tensor.grad_fn for tensor in tensors(built) if tensor.grad_fn is not None]
-    seen = set(pending)
+    visited = set(pending)
     while pending:
         node = pending.pop()
         yield node
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
+            if following is not None and following not in visited:
+                visited.add(following)
                 pending.append(following)
 
 
@@ -36,7 +36,7 @@ def graph_bytes(built: Any) -> int:
     storages: dict[int, int] = {}
     held = list(tensors(built))
     for node in graph_nodes(built):
-        held += _saved(node)
+        held += _saved_tensors(node)
     for tensor in held:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
@@ -61,7 +61,7 @@ def check_differentiable(subject: str, slopes: Any) -> None:
             )
 
 
-def _saved(node: Any) -> list[Tensor]:
+def _saved_tensors(node: Any) -> list[Tensor]:
     """Return what a node has saved: built-in nodes show it as `_saved_*`, custom functions as `saved_tensors`."""
     names = [name for name in dir(type(node)) if name.startswith("_saved_") or name in ("saved_tensors", "variable")]
     return [tensor for name in names for tensor in tensors(getattr(node, name))]

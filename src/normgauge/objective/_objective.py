@@ -16,7 +16,7 @@ from normgauge.objective._diagnose import (
     check_finite,
     check_scalar,
     check_twice_differentiable,
-    explained,
+    explain_failures,
 )
 from normgauge.objective._functional import call_purely
 from normgauge.objective._operators import HessianOperator
@@ -227,10 +227,10 @@ class Objective:
         return other
 
     def _check_names(self, values: Mapping[str, Tensor], *, complete: bool) -> None:
-        known = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name in values:
-            if name not in known:
-                raise unknown_name("parameter", name, known)
+            if name not in parameters:
+                raise unknown_name("parameter", name, parameters)
         missing = [name for name in self.names if name not in values] if complete else []
         if missing:
             raise InputError(
@@ -258,22 +258,22 @@ class Objective:
             silently wrong there through fused BatchNorm and LayerNorm; `hessian()` is right.
         """
 
-        def one(number: int, batch: Any) -> dict[str, Tensor]:
+        def batch_loss(number: int, batch: Any) -> dict[str, Tensor]:
             terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch), parameters)
             return {"": torch.stack(list(terms.values())).sum()}
 
-        return self._sum_over_batches(one)[""]
+        return self._sum_over_batches(batch_loss)[""]
 
     def terms(self) -> Terms:
         """Return the named losses that `loss` sums (one forward pass)."""
 
-        def one(number: int, batch: Any) -> Terms:
+        def batch_terms(number: int, batch: Any) -> Terms:
             with torch.no_grad():
                 terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch))
             _finite_sum(terms, number)
             return {name: value.detach() for name, value in terms.items()}
 
-        return self._sum_over_batches(one)
+        return self._sum_over_batches(batch_terms)
 
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of `loss` by name; zeros where the loss does not depend on a variable (one pass)."""
@@ -282,7 +282,7 @@ class Objective:
     def loss_and_gradient(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Return loss and gradient of one forward and backward pass."""
 
-        def one(number: int, batch: Any) -> dict[str, Tensor]:
+        def batch_loss_and_gradient(number: int, batch: Any) -> dict[str, Tensor]:
             variables = self._leaves()
 
             def body(model: nn.Module) -> dict[str, Tensor]:
@@ -294,7 +294,7 @@ class Objective:
 
             return self.evaluate(number, body, variables)
 
-        total = self._sum_over_batches(one)
+        total = self._sum_over_batches(batch_loss_and_gradient)
         value = total.pop("")
         return value, total
 
@@ -381,17 +381,17 @@ class Objective:
             >>> objective.evaluate(0, lambda model: model(torch.ones(1, 1)).shape, {"weight": torch.zeros(1, 1)})
             torch.Size([1, 1])
         """
-        with explained(self.model, self.mode, number), untouched(self.model, self.mode, number):
+        with explain_failures(self.model, self.mode, number), untouched(self.model, self.mode, number):
             return call_purely(self.model, {**self._fixed, **(variables or {})}, body, dtype)
 
     def each_batch(self, body: Callable[[nn.Module, int, Any], T]) -> Iterator[T]:
         """Yield `body(model, number, batch)` for every batch, each run by `evaluate`."""
         for number, batch in self.batches():
 
-            def one(model: nn.Module, number: int = number, batch: Any = batch) -> T:
+            def run(model: nn.Module, number: int = number, batch: Any = batch) -> T:
                 return body(model, number, batch)
 
-            yield self.evaluate(number, one)
+            yield self.evaluate(number, run)
 
     def _count(self, batch: Any, **calls: float) -> None:
         for name, times in calls.items():
@@ -409,7 +409,7 @@ class Objective:
     def terms_of(self, model: nn.Module, number: int, batch: Any) -> Terms:
         """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite."""
         self._count(batch, forwards=1)
-        return self._chosen(self._recipe.terms(model, batch), number)
+        return self._select_terms(self._recipe.terms(model, batch), number)
 
     def loss_of(self, model: nn.Module, number: int, batch: Any) -> Tensor:
         """Return the loss of one batch, which must be finite, for use inside `evaluate`."""
@@ -419,7 +419,7 @@ class Objective:
         """Return outputs and loss of one batch on one graph, for use inside `evaluate`."""
         self._count(batch, forwards=1)
         out, terms = self._recipe.outputs_and_terms(model, batch)
-        return out, _finite_sum(self._chosen(terms, number), number)
+        return out, _finite_sum(self._select_terms(terms, number), number)
 
     @property
     def loss_function(self) -> Callable[[Any, Any], Tensor] | None:
@@ -429,7 +429,7 @@ class Objective:
     def _leaves(self) -> dict[str, Tensor]:
         return {name: value.requires_grad_() for name, value in self.parameters.items()}
 
-    def _chosen(self, terms: Terms, number: int) -> Terms:
+    def _select_terms(self, terms: Terms, number: int) -> Terms:
         names = self._terms or tuple(terms)
         for name in names:
             if name not in terms:
@@ -437,14 +437,14 @@ class Objective:
             check_scalar(terms[name], name, number)
         return {name: terms[name] for name in names}
 
-    def _sum_over_batches(self, one: Callable[[int, Any], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the weighted mean over batches of the dicts `one` gives."""
+    def _sum_over_batches(self, batch_values: Callable[[int, Any], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the weighted mean over batches of the dicts `batch_values` gives."""
         total: dict[str, Tensor] = {}
         weights = 0.0
         for number, batch in self.batches():
             weight = self.weight(batch)
             weights += weight
-            for name, value in one(number, batch).items():
+            for name, value in batch_values(number, batch).items():
                 scaled = value * weight
                 total[name] = total[name] + scaled if name in total else scaled
         return {name: value / checked_weight(weights) for name, value in total.items()}

@@ -87,7 +87,7 @@ class ObjectiveOperator(Operator):
     def _build(self, number: int, batch: Any) -> Any:
         """Build what one batch's products need."""
 
-    def _held(self, built: Any) -> Any:
+    def _graph_tensors(self, built: Any) -> Any:
         """Return the tensors of what was built, whose graphs are kept alive."""
         return built
 
@@ -117,8 +117,8 @@ class ObjectiveOperator(Operator):
         weights = 0.0
         try:
             for number, built, weight in self._graphs():
-                with explained_product(type(self).__name__, number):
-                    product = self._flat(self._apply(built, pieces))
+                with explain_product_failures(type(self).__name__, number):
+                    product = self._flatten(self._apply(built, pieces))
                 _check_finite(type(self).__name__, product, number)
                 # The running weighted mean: with one batch nothing has to be scaled.
                 weights += weight
@@ -144,21 +144,26 @@ class ObjectiveOperator(Operator):
             if number in kept:
                 yield number, *kept[number]
                 continue
-            with explained_product(type(self).__name__, number):
+            with explain_product_failures(type(self).__name__, number):
                 built = self._build(number, batch)
             self.builds += 1
             weight = self.objective.weight(batch)
             if first:
-                used += graph_bytes(self._held(built))
+                used += graph_bytes(self._graph_tensors(built))
                 if used <= self.memory or count == 1:
                     kept[number] = (built, weight)
             yield number, built, weight
             del built
-        if count > 1 and used > self.memory and 0 in kept and graph_bytes(self._held(kept[0][0])) > self.memory:
+        if (
+            count > 1
+            and used > self.memory
+            and 0 in kept
+            and graph_bytes(self._graph_tensors(kept[0][0])) > self.memory
+        ):
             del kept[0]  # it was kept in case it would be the only one
         self._complete = len(kept) == count
 
-    def _flat(self, products: Products) -> Tensor:
+    def _flatten(self, products: Products) -> Tensor:
         """Join products into a new flat vector; `None` stands for zeros."""
         return torch.cat(
             [
@@ -211,8 +216,8 @@ class HessianOperator(ObjectiveOperator):
         leaves, slopes, live = built
         if not slopes:  # the loss is affine in the variables
             return [None] * len(leaves)
-        given = [vectors[index] for index in live]
-        return list(torch.autograd.grad(slopes, leaves, grad_outputs=given, retain_graph=True, allow_unused=True))
+        directions = [vectors[index] for index in live]
+        return list(torch.autograd.grad(slopes, leaves, grad_outputs=directions, retain_graph=True, allow_unused=True))
 
     def _check_constant(self, number: int, batch: Any, slopes: Mapping[str, Tensor]) -> None:
         """Raise where a slope has no graph but changes with the parameters: a derivative was lost in silence.
@@ -233,8 +238,8 @@ class HessianOperator(ObjectiveOperator):
                 {name: value + factor * moves[name] for name, value in self.objective.parameters.items()}
             )
             leaves, _, value = moved.graph(number, batch)
-            found = torch.autograd.grad(value, [leaves[name] for name in slopes], materialize_grads=True)
-            shifts.append([float((new - old).norm()) for new, old in zip(found, slopes.values(), strict=True)])
+            gradients = torch.autograd.grad(value, [leaves[name] for name in slopes], materialize_grads=True)
+            shifts.append([float((new - old).norm()) for new, old in zip(gradients, slopes.values(), strict=True)])
         for name, once, twice in zip(slopes, *shifts, strict=True):
             if once > 0.01 * size * float(slopes[name].norm()) and 1.6 < twice / once < 2.4:
                 raise NotDifferentiableError(
@@ -248,7 +253,7 @@ class HessianOperator(ObjectiveOperator):
 
 
 @contextmanager
-def explained_product(subject: str, number: int) -> Iterator[None]:
+def explain_product_failures(subject: str, number: int) -> Iterator[None]:
     """Turn what autograd throws into the rule, what came, and the next step."""
     try:
         yield

@@ -11,7 +11,7 @@ from normgauge.errors import DataError, NotDifferentiableError, explain
 from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
 from normgauge.objective._graph import check_differentiable
-from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explained_product
+from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explain_product_failures
 from normgauge.results import spend
 
 
@@ -89,7 +89,7 @@ class GaussNewtonOperator(ObjectiveOperator):
         check_differentiable(type(self).__name__, (line.pulled, slopes))
         return line, [slopes[index] for index in used], self._samples(batch, line.outputs)
 
-    def _held(self, built: Any) -> Any:
+    def _graph_tensors(self, built: Any) -> Any:
         line, slopes, _ = built
         return line.pulled, line.outputs, slopes
 
@@ -165,7 +165,7 @@ class JacobianOperator(Operator):
     def _matvec(self, vector: Tensor) -> Tensor:
         spend("products")
         pieces = list(self._inner.objective.unflatten(vector).values())
-        with explained_product("JacobianOperator", 0):
+        with explain_product_failures("JacobianOperator", 0):
             pushed = [push for line in self._lines for push in line.push(pieces)]
         return torch.cat([push.detach().reshape(-1).to(self.dtype) for push in pushed])
 
@@ -174,8 +174,10 @@ class JacobianOperator(Operator):
         parts = iter(vector.split(self.sizes))
         total = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         for line in self._lines:
-            given: list[Tensor | None] = [next(parts).view(output.shape).to(output.dtype) for output in line.outputs]
-            total += self._inner._flat(line.pull(given))
+            cotangents: list[Tensor | None] = [
+                next(parts).view(output.shape).to(output.dtype) for output in line.outputs
+            ]
+            total += self._inner._flatten(line.pull(cotangents))
         return total
 
     def close(self) -> None:
@@ -193,7 +195,7 @@ class _JacobianGraphs(ObjectiveOperator):
         check_differentiable("JacobianOperator", line.pulled)
         return line
 
-    def _held(self, built: _Linearized) -> Any:
+    def _graph_tensors(self, built: _Linearized) -> Any:
         return ()  # the Jacobian keeps all of them
 
     def _apply(self, built: Any, vectors: list[Tensor]) -> Products:

@@ -122,12 +122,12 @@ class StepRecipe:
 
     def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
         """Return outputs and losses of one graph: equal calls of the model inside are answered once."""
-        with _answered_once(model):
+        with _remember_answers(model):
             return self.outputs(model, batch), self.terms(model, batch)
 
 
 @contextmanager
-def _answered_once(model: nn.Module) -> Iterator[None]:
+def _remember_answers(model: nn.Module) -> Iterator[None]:
     """Remember the model's answers: a second call on the very same tensors returns the first answer.
 
     `outputs` and `step` are two user functions that usually call the model on the same batch. Joining their
@@ -136,7 +136,7 @@ def _answered_once(model: nn.Module) -> Iterator[None]:
     answers: dict[Any, Any] = {}
     depth = 0
 
-    def remembering(module: nn.Module) -> Callable[..., Any]:
+    def remember(module: nn.Module) -> Callable[..., Any]:
         original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -156,7 +156,7 @@ def _answered_once(model: nn.Module) -> Iterator[None]:
 
     modules = [module for module in model.modules() if "forward" not in module.__dict__]
     for module in modules:
-        module.__dict__["forward"] = remembering(module)
+        module.__dict__["forward"] = remember(module)
     try:
         yield
     finally:

@@ -28,17 +28,17 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
     every = dict(model.named_parameters())
     trainable = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
     if not trainable:
-        got = f"{len(every)} parameters, all frozen" if every else "none"
+        description = f"{len(every)} parameters, all frozen" if every else "none"
         raise ModelError(
             explain(
                 f"Objective({type(model).__name__})",
                 "the model must have a trainable parameter",
-                got,
+                description,
                 "Set requires_grad_(True) on what should vary",
             )
         )
-    _one_device(model, every)
-    chosen = tuple(trainable) if selection is None else tuple(_matching(model, every, trainable, selection))
+    _check_one_device(model, every)
+    chosen = tuple(trainable) if selection is None else tuple(_matching_names(model, every, trainable, selection))
     if not chosen:
         raise InputError(
             explain(
@@ -51,7 +51,7 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
     return chosen
 
 
-def _matching(
+def _matching_names(
     model: nn.Module, every: Mapping[str, Tensor], trainable: Mapping[str, Tensor], selection: Selection
 ) -> Iterable[str]:
     if callable(selection):
@@ -78,17 +78,17 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+def _check_one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     places: dict[str, str] = {}
     for name, parameter in parameters.items():
         places.setdefault(str(parameter.device), name)
     if len(places) > 1:
-        found = ", ".join(f"{name} on {device}" for device, name in places.items())
+        devices = ", ".join(f"{name} on {device}" for device, name in places.items())
         raise ModelError(
             explain(
                 f"Objective({type(model).__name__})",
                 "all parameters must be on one device",
-                found,
+                devices,
                 "Call model.to(device) first",
             )
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from normgauge.errors import InputError, NormgaugeWarning, explain
-from normgauge.optim._rows import Block, Item, Plan, Pool, beside, count_rows, facing, working_dtype
+from normgauge.optim._rows import Block, Item, Plan, Pool, count_rows, lay_side_by_side, orient, working_dtype
 
 GEOMETRIES = ("sphere", "euclidean")
 PLANS = 8  # kept at a time; more than a few means that other parameters have gradients at every step
@@ -25,7 +25,7 @@ class GeometricOptimizer(Optimizer):
 
     A group's `geometry` is "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
     `granularity` says what part of a tensor is one sphere: "row" (a slice of the first axis), "column" (of the second),
-    "tensor", or a number of equal blocks. A subclass gives `_flat` and `_curved`.
+    "tensor", or a number of equal blocks. A subclass gives `_step_flat` and `_step_curved`.
     """
 
     geometries: tuple[str, ...] = GEOMETRIES
@@ -72,10 +72,10 @@ class GeometricOptimizer(Optimizer):
                     self._refuse(param, param.grad)
                     (curved if self.is_curved(param, group) else flat).append(param)
             if flat:
-                self._flat(group, flat)
+                self._step_flat(group, flat)
             if curved:
                 with np.errstate(all="ignore"):  # NaN gradients are the user's, and torch says nothing about them
-                    self._curved(group, curved)
+                    self._step_curved(group, curved)
         return loss
 
     def is_curved(self, param: Tensor, group: dict[str, Any]) -> bool:
@@ -83,10 +83,10 @@ class GeometricOptimizer(Optimizer):
         geometry = group["geometry"]
         return param.ndim >= 2 if geometry is None else geometry != "euclidean"
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         raise NotImplementedError
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         raise NotImplementedError
 
     # -- states and blocks --------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class GeometricOptimizer(Optimizer):
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
         if not params:
             return iter(())
-        plan, granularity = self._kept(group, params, tensors, numbers), group["granularity"]
+        plan, granularity = self._find_plan(group, params, tensors, numbers), group["granularity"]
         if plan is None:
             self._create(group, params, tensors, numbers)
             if len(self._plans) >= PLANS:
@@ -105,21 +105,21 @@ class GeometricOptimizer(Optimizer):
             plan = self._plans[_key(group, params, tensors, numbers)] = self._plan(group, params, tensors, numbers)
         grads: list[Tensor] = [param.grad for param in params]  # type: ignore[misc]
         if granularity == "column":
-            grads = [facing(grad, granularity) for grad in grads]
+            grads = [orient(grad, granularity) for grad in grads]
         return plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
 
-    def _by_age(
+    def _split_by_age(
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
     ) -> list[tuple[list[Tensor], float]]:
         """Return parameters with the gradient's share in their momentum: all of it in a first step, as in torch."""
         keep = 1.0 - group["dampening"]
-        if keep == 1.0 or not tensors or self._kept(group, params, tensors, numbers) is not None:
+        if keep == 1.0 or not tensors or self._find_plan(group, params, tensors, numbers) is not None:
             return [(params, keep)]
         fresh = [tensors[0] not in self.state[param] for param in params]
         new = [param for param, first in zip(params, fresh, strict=True) if first]
         return [(new, 1.0), ([param for param, first in zip(params, fresh, strict=True) if not first], keep)]
 
-    def _kept(
+    def _find_plan(
         self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
     ) -> Plan | None:
         """Return the plan of an earlier step, if parameters and states are still the tensors it was made of."""
@@ -127,8 +127,8 @@ class GeometricOptimizer(Optimizer):
         if plan is None or plan.pointers != [param.data_ptr() for param in params]:
             return None
         states = [self.state[param] for param in params]
-        for key, known in plan.states.items():
-            if not all(map(operator.is_, [state.get(key) for state in states], known)):
+        for key, entries in plan.states.items():
+            if not all(map(operator.is_, [state.get(key) for state in states], entries)):
                 return None
         return plan
 
@@ -137,8 +137,8 @@ class GeometricOptimizer(Optimizer):
     ) -> Plan:
         granularity, items = group["granularity"], []
         for param in params:
-            state, w = self.state[param], facing(param.detach(), granularity)
-            own = {key: facing(state[key], granularity) for key in tensors}
+            state, w = self.state[param], orient(param.detach(), granularity)
+            own = {key: orient(state[key], granularity) for key in tensors}
             items.append(Item(w, count_rows(w, granularity), own, {key: state[key] for key in numbers}))
         plan = Plan(items, self._pool, pack=group["foreach"] is not False)
         plan.states = {key: [self.state[param][key] for param in params] for key in (*tensors, *numbers)}
@@ -154,8 +154,8 @@ class GeometricOptimizer(Optimizer):
                 values = [torch.zeros_like(param, memory_format=torch.preserve_format) for param in new]
             else:
                 start = self._start if key == "radius" else _zeros
-                values = [start(facing(param.detach(), group["granularity"]), group) for param in new]
-            for param, value in zip(new, beside(values), strict=True):
+                values = [start(orient(param.detach(), group["granularity"]), group) for param in new]
+            for param, value in zip(new, lay_side_by_side(values), strict=True):
                 self.state[param][key] = value
 
     def _start(self, param: Tensor, group: dict[str, Any]) -> Tensor:
@@ -244,7 +244,7 @@ class GeometricOptimizer(Optimizer):
             )
         for param in group["params"]:
             if self.is_curved(param, group):
-                count_rows(facing(param, group["granularity"]), group["granularity"])
+                count_rows(orient(param, group["granularity"]), group["granularity"])
 
     def _warn_about_decay(self, group: dict[str, Any]) -> None:
         if self._warned or "radius" not in self.row_numbers or not float(group.get("weight_decay", 0)):

@@ -187,22 +187,22 @@ def gdnp(
     records: list[GDNPRecord] = []
     status: Status = "ok"
     sentence, halvings = "", 0
-    gamma, bracket, found = _length(problem, w, S, bisections)
+    gamma, bracket, has_minimum = _length(problem, w, S, bisections)
     for number in range(iterations + 1):
-        if not found:
+        if not has_minimum:
             status = "nonconverged"
             sentence = "the loss has no finite minimum along this direction (separable data?)"
         norm = math.sqrt(float(w @ S @ w))
-        at = gamma / norm * w
-        means = problem.means(at)
-        c1 = means.first - means.second * float(u @ at)
+        weights = gamma / norm * w
+        means = problem.means(weights)
+        c1 = means.first - means.second * float(u @ weights)
         peak = max(peak, abs(c1))
         h = c1 * float(u @ w)
         slope = float(means.gradient @ w) / norm
         full = math.sqrt(max(float(means.gradient @ torch.linalg.solve(S, means.gradient)), 0.0))
         rho, bound = _rayleigh(w, u, S), shrink ** (2 * number) * (rho0 - best)
         error = smoothness / mu * 2.0**-bisections * bracket
-        last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not found
+        last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not has_minimum
         step = math.nan if last else -(norm**3) / (L * gamma * h)
         total = math.sqrt(peak**2 * bound + (0.0 if math.isnan(error) else error**2))
         records.append(
@@ -227,15 +227,15 @@ def gdnp(
         for _ in range(40):
             moved = w - step * slope_w
             moved = moved / moved.norm()
-            gamma, bracket, found = _length(problem, moved, S, bisections)
+            gamma, bracket, has_minimum = _length(problem, moved, S, bisections)
             after = problem.means(gamma / math.sqrt(float(moved @ S @ moved)) * moved).loss
             if problem.gaussian or after <= means.loss + 1e-15:
                 break
             step, halvings = step / 2, halvings + 1
         w = moved
-    at = gamma / math.sqrt(float(w @ S @ w)) * w
+    weights = gamma / math.sqrt(float(w @ S @ w)) * w
     return GDNPRun(
-        weights=at,
+        weights=weights,
         direction=w,
         length=gamma,
         records=tuple(records),

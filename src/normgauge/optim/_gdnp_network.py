@@ -162,7 +162,7 @@ def _improve(W: Tensor, unit: int, S: Tensor, L: float, loss_and_slopes: Any) ->
         step /= 2
     factor, base = 2.0, W[unit].clone()
     for _ in range(40):
-        tried = [(loss_and_slopes(_with(W, unit, base * f))[0], f) for f in (factor, 1 / factor)]
+        tried = [(loss_and_slopes(_replace_row(W, unit, base * f))[0], f) for f in (factor, 1 / factor)]
         best = min(tried)
         if best[0] < value:
             value, base = best[0], base * best[1]
@@ -173,7 +173,7 @@ def _improve(W: Tensor, unit: int, S: Tensor, L: float, loss_and_slopes: Any) ->
     W[unit] = base
 
 
-def _with(W: Tensor, unit: int, row: Tensor) -> Tensor:
+def _replace_row(W: Tensor, unit: int, row: Tensor) -> Tensor:
     changed = W.clone()
     changed[unit] = row
     return changed

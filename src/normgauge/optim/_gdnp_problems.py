@@ -62,7 +62,7 @@ def _second_moment(z: Tensor) -> Tensor:
     return z.T @ z / len(z)
 
 
-def _regular(S: Tensor, subject: str) -> Tensor:
+def _check_regular(S: Tensor, subject: str) -> Tensor:
     low = float(torch.linalg.eigvalsh(S)[0])
     if not low > 0:
         raise DataError(
@@ -170,7 +170,7 @@ def least_squares(x: Tensor, y: Tensor) -> LeastSquares:
         (-2.0, 1.0, 4.0)
     """
     x, y = _samples(x, y, "least_squares")
-    return LeastSquares(-(y @ x) / len(x), _regular(_second_moment(x), "least_squares"), float(y @ y) / len(y))
+    return LeastSquares(-(y @ x) / len(x), _check_regular(_second_moment(x), "least_squares"), float(y @ y) / len(y))
 
 
 def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspace:
@@ -186,7 +186,7 @@ def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspac
         raise DataError(explain("halfspace", "labels are -1 or 1", f"{y.unique()[:4].tolist()}", "Map the classes"))
     problem = SampleHalfspace(-y[:, None] * x, loss)
     _loss(loss)
-    _regular(problem.S, "halfspace")
+    _check_regular(problem.S, "halfspace")
     return problem
 
 
@@ -197,7 +197,7 @@ def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> Gauss
         DataError: when `S - u u^T` is not a covariance.
     """
     _loss(loss)
-    u, S = u.double(), _regular(S.double(), "gaussian_halfspace")
+    u, S = u.double(), _check_regular(S.double(), "gaussian_halfspace")
     if float(u @ torch.linalg.solve(S, u)) >= 1:
         raise DataError(
             explain(

@@ -74,11 +74,11 @@ class Block:
 
     def rows(self, name: str) -> Any:
         """Return `w`, a tensor of the state or its row numbers as an array (on a CPU; else the tensor)."""
-        known = self.arrays.get(name)
-        if known is None:
+        array = self.arrays.get(name)
+        if array is None:
             tensor = self.w if name == "w" else self.numbers[name] if name in self.numbers else self.state[name]
-            known = self.arrays[name] = numbers(tensor)
-        return known
+            array = self.arrays[name] = numbers(tensor)
+        return array
 
     def scratch(self, name: str = "scratch") -> Tensor:
         """Return memory of the block's shape for a temporary."""
@@ -90,7 +90,7 @@ class Block:
             torch._foreach_copy_(tensors, parts)
 
 
-def facing(tensor: Tensor, granularity: str | int) -> Tensor:
+def orient(tensor: Tensor, granularity: str | int) -> Tensor:
     """Return a view whose first axis is cut into spheres: the second axis of the tensor for "column"."""
     if granularity != "column":
         return tensor
@@ -141,7 +141,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def beside(tensors: list[Tensor]) -> list[Tensor]:
+def lay_side_by_side(tensors: list[Tensor]) -> list[Tensor]:
     """Return the tensors, small ones of equal kind moved next to each other, so that a block takes them as they lie."""
     buckets: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
@@ -154,7 +154,7 @@ def beside(tensors: list[Tensor]) -> list[Tensor]:
     return placed
 
 
-def joined(tensors: list[Tensor], columns: int) -> Tensor | None:
+def adjacent_rows(tensors: list[Tensor], columns: int) -> Tensor | None:
     """Return tensors of equal shape that lie next to each other as rows of their own memory, or `None`."""
     first = tensors[0]
     size, start, step = first.numel(), first.data_ptr(), first.numel() * first.element_size()
@@ -194,7 +194,7 @@ class Plan:
             most = max(1, CHUNK // max(1, members[0].param.numel()))
             for start in range(0, len(members), most):
                 few = members[start : start + most]
-                self._parts.append((chosen[start : start + most], few, [_packed(few, pool)]))
+                self._parts.append((chosen[start : start + most], few, [_pack(few, pool)]))
 
     def blocks(self, grads: list[Tensor]) -> Iterator[Block]:
         """Yield the blocks, with these gradients."""
@@ -243,14 +243,14 @@ def _slices(item: Item, views: list[Tensor], pool: Pool) -> list[Block]:
     return blocks
 
 
-def _packed(bucket: list[Item], pool: Pool) -> Block:
+def _pack(bucket: list[Item], pool: Pool) -> Block:
     first, width = bucket[0].param, bucket[0].width
     dtype = working_dtype(first.dtype)
     copies: list[tuple[list[Tensor], Tensor, list[Tensor]]] = []
 
     def lay(name: str, tensors: list[Tensor], columns: int) -> Tensor:
         exact = all(tensor.dtype == dtype for tensor in tensors)
-        rows = joined(tensors, columns) if exact else None
+        rows = adjacent_rows(tensors, columns) if exact else None
         if rows is None:
             size = sum(tensor.numel() for tensor in tensors)
             rows = pool.take(name, (size // columns, columns), first.new_empty((), dtype=dtype))

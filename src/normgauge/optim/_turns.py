@@ -70,7 +70,7 @@ def retraction(moments: Moments, lr: float) -> Map:
 
 def rotation(moments: Moments, lr: float) -> Map:
     """Return the map to the geodesic's end and to `b` carried along it, from `wt` and `bt`."""
-    cosine, sine = turned(moments.b2)
+    cosine, sine = cosine_and_sinc(moments.b2)
     on_sphere = 1 / functions(sine).sqrt(moments.w2)  # takes back the rounding of earlier steps
     lift = on_sphere * moments.b2 * sine
     on_sphere *= cosine
@@ -83,11 +83,11 @@ def rotation(moments: Moments, lr: float) -> Map:
     )
 
 
-def turned(square: Column) -> tuple[Column, Column]:
+def cosine_and_sinc(square: Column) -> tuple[Column, Column]:
     """Return `cos(a)` and `sin(a) / a` of angles of given squares."""
-    known = functions(square)
-    angle = known.sqrt(square + TINY)  # so that zero needs no case of its own
-    return known.cos(angle), known.sin(angle) / angle
+    module = functions(square)
+    angle = module.sqrt(square + TINY)  # so that zero needs no case of its own
+    return module.cos(angle), module.sin(angle) / angle
 
 
 def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -> None:

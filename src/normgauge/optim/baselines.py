@@ -77,10 +77,10 @@ class NormalizedSGD(GeometricOptimizer):
                     explain("NormalizedSGD", f"there is no {key} here", f"{key}={group[key]}", "Leave it out")
                 )
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_sgd(group, params, self.state)
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])
         for block in self._blocks(group, params, ("momentum_buffer",) if mu else (), ()):
             unit = block.grad / sphere.norm(block.grad).clamp_min_(group["eps"])

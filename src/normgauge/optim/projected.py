@@ -21,16 +21,16 @@ from normgauge.optim.sphere_sgd import flat_sgd
 class _Sweep:
     """A block before and after the plain step, with its row sums."""
 
-    def __init__(self, block: Block, number: int, *, known: bool) -> None:
+    def __init__(self, block: Block, number: int, *, on_sphere: bool) -> None:
         self.block, self.before = block, block.scratch(f"before {number}").copy_(block.w)
         self.rows = block.rows("w")
         self.ww = sums(self.rows, self.rows)
         self.wg = self.gg = self.wu = self.ww
-        if not known:
+        if not on_sphere:
             grad = numbers(block.grad)
             self.wg, self.gg = sums(self.rows, grad), sums(grad, grad)
 
-    def after(self) -> _Sweep:
+    def measure_step(self) -> _Sweep:
         self.wu = self.ww - sums(numbers(self.before), self.rows)  # <w, step>
         return self
 
@@ -41,12 +41,12 @@ def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any], lr: float) -> No
     The rule is evaluated on the device with `where`: no value is read back, so nothing waits.
     """
     block, ww = sweeps[0].block, sweeps[0].ww
-    known = functions(ww)
+    module = functions(ww)
     if group["geometry"] == "sphere":
-        joined = [known.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wu")]
+        joined = [module.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wu")]
         coefficient = joined[1] / (joined[0] + TINY) - lr * group["weight_decay"] * group["wd_ratio"]
     else:
-        joined = [known.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wg", "gg", "wu")]
+        joined = [module.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wg", "gg", "wu")]
         joined = [value.reshape(block.owners, -1) for value in joined]
         ww, wg, gg, wu = joined
         total = [value.sum(1)[:, None] for value in joined]
@@ -54,9 +54,9 @@ def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any], lr: float) -> No
         by_row = (_cosine2(wg, ww, gg) < group["delta"] ** 2 / width).all(1)[:, None]
         by_tensor = _cosine2(total[1], total[0], total[2]) < group["delta"] ** 2 / (width * ww.shape[1])
         whole = total[3] / (total[0] + TINY)
-        coefficient = known.where(by_row, wu / (ww + TINY), known.where(by_tensor, whole, known.zeros_like(whole)))
-        decay = known.full_like(whole, lr * group["weight_decay"])
-        coefficient = coefficient - known.where(by_row | by_tensor, group["wd_ratio"] * decay, decay)
+        coefficient = module.where(by_row, wu / (ww + TINY), module.where(by_tensor, whole, module.zeros_like(whole)))
+        decay = module.full_like(whole, lr * group["weight_decay"])
+        coefficient = coefficient - module.where(by_row | by_tensor, group["wd_ratio"] * decay, decay)
         coefficient = coefficient.reshape(-1, 1)
     start = 0
     for sweep in sweeps:
@@ -71,7 +71,7 @@ def _cosine2(wg: Column, ww: Column, gg: Column) -> Column:
     return wg * wg / (ww * gg + TINY)
 
 
-def _by_tensor(blocks: Iterator[Block]) -> Iterator[list[Block]]:
+def _group_by_tensor(blocks: Iterator[Block]) -> Iterator[list[Block]]:
     parts: list[Block] = []
     for block in blocks:
         parts.append(block)
@@ -146,17 +146,17 @@ class ProjectedSGD(GeometricOptimizer):
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_sgd(group, params, self.state)
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr, mu = rate_of(group), float(group["momentum"])
         tensors = ("momentum_buffer",) if mu else ()
-        for chosen, keep in self._by_age(group, params, tensors, ()):
-            for parts in _by_tensor(self._blocks(group, chosen, tensors, ())):
+        for chosen, keep in self._split_by_age(group, params, tensors, ()):
+            for parts in _group_by_tensor(self._blocks(group, chosen, tensors, ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
+                    sweep = _Sweep(block, number, on_sphere=group["geometry"] == "sphere")
                     buffer = block.state.get("momentum_buffer")
                     if group["nesterov"] and buffer is not None:
                         buffer.mul_(mu).add_(block.grad, alpha=keep)
@@ -164,7 +164,7 @@ class ProjectedSGD(GeometricOptimizer):
                     else:
                         fused = choose("sgd", group["fused"], block.w)
                         sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=fused)
-                    sweeps.append(sweep.after())
+                    sweeps.append(sweep.measure_step())
                 _remove_radial(sweeps, group, lr)
 
 
@@ -228,17 +228,17 @@ class ProjectedAdam(AdamGroups):
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         GeometricOptimizer.__init__(self, params, defaults)
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_adamw(group, params, self.state)
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr = rate_of(group)
-        for step, chosen in self._counted(params).items():
+        for step, chosen in self._count_steps(params).items():
             count = torch.tensor(step, device=chosen[0].device)
-            for parts in _by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
+            for parts in _group_by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
                 sweeps = []
                 for number, block in enumerate(parts):
-                    sweep = _Sweep(block, number, known=group["geometry"] == "sphere")
+                    sweep = _Sweep(block, number, on_sphere=group["geometry"] == "sphere")
                     adam_(
                         block.w,
                         block.grad,
@@ -250,5 +250,5 @@ class ProjectedAdam(AdamGroups):
                         eps=group["eps"],
                         fused=choose("adam", group["fused"], block.w),
                     )
-                    sweeps.append(sweep.after())
+                    sweeps.append(sweep.measure_step())
                 _remove_radial(sweeps, group, lr)

@@ -12,9 +12,9 @@ from torch.optim.optimizer import ParamsT
 from normgauge.errors import InputError, explain
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose
-from normgauge.optim._rows import Block, beside, joined
+from normgauge.optim._rows import Block, adjacent_rows, lay_side_by_side
 from normgauge.optim._sums import column, functions, numbers, sums
-from normgauge.optim._turns import Map, turned
+from normgauge.optim._turns import Map, cosine_and_sinc
 
 
 def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -66,17 +66,17 @@ class AdamGroups(GeometricOptimizer):
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_adamw(group, params, self.state)
 
-    def _counted(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
+    def _count_steps(self, params: list[Tensor]) -> dict[float, list[Tensor]]:
         """Advance every step count and return the parameters by it: those skipped before are at another one."""
         states = [self.state[param] for param in params]
         new = [state for state in states if "step" not in state]
-        for state, zero in zip(new, beside([torch.zeros((), dtype=torch.float32) for _ in new]), strict=True):
+        for state, zero in zip(new, lay_side_by_side([torch.zeros((), dtype=torch.float32) for _ in new]), strict=True):
             state["step"] = zero
         steps = [state["step"] for state in states]
-        together = joined(steps, 1)
+        together = adjacent_rows(steps, 1)
         if together is None:
             torch._foreach_add_(steps, 1)
             together = torch.stack(steps)
@@ -123,9 +123,9 @@ class SphereAdam(AdamGroups):
     References: loshchilov2019, heo2021
     """
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr = rate_of(group)
-        for step, chosen in self._counted(params).items():
+        for step, chosen in self._count_steps(params).items():
             count = torch.tensor(step, device=chosen[0].device)
             for block in self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ("radius",)):
                 adam_(
@@ -176,8 +176,8 @@ class GeodesicAdam(AdamGroups):
                 explain("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
             )
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        for step, chosen in self._counted(params).items():
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for step, chosen in self._count_steps(params).items():
             for block in self._blocks(group, chosen, ("exp_avg",), ("radius", "exp_avg_sq")):
                 _geodesic_adam(block, rate_of(group), group["betas"], group["eps"], step)
                 block.write()
@@ -199,7 +199,7 @@ def _geodesic_adam(block: Block, lr: float, betas: tuple[float, float], eps: flo
     length = (lr / (1 - first**step)) / (functions(w2).sqrt(square / (1 - second**step)) + eps)  # per unit of moment
     r2 = radius * radius
     pull = mean2 / r2
-    cosine, sine = turned(pull * length * length)
+    cosine, sine = cosine_and_sinc(pull * length * length)
     sine *= length
     on_sphere = functions(w2).sqrt(r2 / w2)
     pull *= on_sphere

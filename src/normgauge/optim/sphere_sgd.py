@@ -105,16 +105,16 @@ class SphereSGD(GeometricOptimizer):
         defaults = {name: value for name, value in locals().items() if name not in ("self", "params", "__class__")}
         super().__init__(params, defaults)
 
-    def _flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_sgd(group, params, self.state)
 
-    def _curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         tensors = ("momentum_buffer",) if group["momentum"] else ()
         lr, mu, nesterov = rate_of(group), float(group["momentum"]), bool(group["nesterov"])
-        for chosen, keep in self._by_age(group, params, tensors, ("radius",)):
+        for chosen, keep in self._split_by_age(group, params, tensors, ("radius",)):
             for block in self._blocks(group, chosen, tensors, ("radius",)):
                 if nesterov or (lr == 0 and mu):
-                    self._explicit(block, lr, mu, keep, nesterov=nesterov)
+                    self._step_explicitly(block, lr, mu, keep, nesterov=nesterov)
                 else:
                     fused = choose("sgd", group["fused"], block.w)
                     sgd_(block.w, block.grad, block.state.get("momentum_buffer"), lr=lr, mu=mu, keep=keep, fused=fused)
@@ -133,7 +133,7 @@ class SphereSGD(GeometricOptimizer):
         turn = type(self).turn(Moments(block.rows("w"), rows, block.radius, lr), lr)
         turn.apply_(block.w, moving, None if buffer is None else block.scratch)
 
-    def _explicit(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
+    def _step_explicitly(self, block: Block, lr: float, mu: float, keep: float, *, nesterov: bool) -> None:
         """Do the step in the words of the definition, where the short form does not apply."""
         w, radius, buffer = block.w, block.numbers["radius"], block.state["momentum_buffer"]
         slope = sphere.tangent(w, block.grad)

@@ -96,7 +96,7 @@ def _path(step: Step, graph: Graph) -> ChannelPath:
     if getattr(step.module, "weight", None) is None:
         return ChannelPath(step.name, blocked="it has no scale")
     source = graph.steps[step.reads[0]] if step.reads[0] >= 0 else step
-    if not _layer(source.module):
+    if not _is_layer(source.module):
         return ChannelPath(step.name, blocked="no linear or convolutional layer stands right before it")
     if len(graph.readers(source.number)) > 1 or graph.times(source.name) > 1 or graph.times(step.name) > 1:
         return ChannelPath(step.name, blocked="the layer before it is read or called elsewhere too")
@@ -105,7 +105,7 @@ def _path(step: Step, graph: Graph) -> ChannelPath:
     reason = _follow(step, graph, consumers, steps)
     if reason:
         return ChannelPath(step.name, source.name, blocked=reason)
-    return ChannelPath(step.name, source.name, tuple(consumers), _composed(steps))
+    return ChannelPath(step.name, source.name, tuple(consumers), _compose(steps))
 
 
 def _follow(step: Step, graph: Graph, consumers: list[str], steps: list[Callable[[Tensor], Tensor]]) -> str:
@@ -113,16 +113,16 @@ def _follow(step: Step, graph: Graph, consumers: list[str], steps: list[Callable
     readers = graph.readers(step.number)
     if step.number in graph.outputs:
         return "its channels are outputs of the model"
-    if len(readers) > 1 and not all(_layer(reader.module) for reader in readers):
+    if len(readers) > 1 and not all(_is_layer(reader.module) for reader in readers):
         return "its output is used in several places"
     for reader in readers:
         kind = reader.kind.rstrip("_")
-        if _layer(reader.module):
+        if _is_layer(reader.module):
             if graph.times(reader.name) > 1:
                 return "the layer after it is called several times"
             consumers.append(reader.name)
         elif isinstance(reader.module, _POINTWISE) or (reader.module is None and kind in _POINTWISE_CALLS):
-            steps.append(partial(_applied, reader))
+            steps.append(partial(_apply_step, reader))
             return _follow(reader, graph, consumers, steps)
         elif isinstance(reader.module, (*_CHANNELWISE, nn.Flatten)) or (reader.module is None and kind == "flatten"):
             return _follow(reader, graph, consumers, steps)
@@ -131,17 +131,17 @@ def _follow(step: Step, graph: Graph, consumers: list[str], steps: list[Callable
     return "" if consumers else "nothing reads it"
 
 
-def _applied(step: Step, values: Tensor) -> Tensor:
+def _apply_step(step: Step, values: Tensor) -> Tensor:
     """Return what a pointwise step makes of other values."""
     return cast(Tensor, step.function(values.clone(), *step.args[1:], **step.kwargs))
 
 
-def _layer(module: nn.Module | None) -> bool:
+def _is_layer(module: nn.Module | None) -> bool:
     grouped = isinstance(module, _ConvNd) and (module.groups != 1 or module.transposed)
     return isinstance(module, (nn.Linear, _ConvNd)) and not grouped and not nn.utils.parametrize.is_parametrized(module)
 
 
-def _composed(steps: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+def _compose(steps: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
     def apply(values: Tensor) -> Tensor:
         for step in steps:
             values = step(values)

@@ -151,12 +151,12 @@ def _pairs(name: str, gamma: Tensor, beta: Tensor) -> list[tuple[float, str, int
     """Return all pairs of a layer by distance in (gamma, beta); the one with the smaller |gamma| goes."""
     points = torch.stack([gamma, beta], 1)
     distances = torch.cdist(points, points)
-    found = []
+    pairs = []
     for i in range(len(gamma)):
         for j in range(i + 1, len(gamma)):
             goes, stays = (i, j) if abs(gamma[i]) <= abs(gamma[j]) else (j, i)
-            found.append((float(distances[i, j]), name, goes, stays))
-    return found
+            pairs.append((float(distances[i, j]), name, goes, stays))
+    return pairs
 
 
 @torch.no_grad()

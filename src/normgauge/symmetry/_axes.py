@@ -38,7 +38,7 @@ class Slot:
         """The number of slices."""
         return math.prod(self.view[k] for k in self.keep)
 
-    def viewed(self, tensor: Tensor) -> Tensor:
+    def view_of(self, tensor: Tensor) -> Tensor:
         """Return the part of the tensor that is meant, in the view's shape."""
         if self.narrow is None:
             return tensor.reshape(self.view)
@@ -47,7 +47,7 @@ class Slot:
     def gather(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over each slice: one number per index."""
         drop = [axis for axis in range(len(self.view)) if axis not in self.keep]
-        part = self.viewed(tensor)
+        part = self.view_of(tensor)
         return (part.sum(drop) if drop else part).reshape(-1)
 
     def spread(self, values: Tensor, shape: Shape, outside: float = 0.0) -> Tensor:
@@ -95,7 +95,7 @@ def parameter_slots(name: str, shape: Shape, hints: Hints) -> Iterator[Slot]:
     yield from _pieces(name, shape, hints, kernel)
     for axis, size in enumerate(shape):
         for factors in () if axis in kernel else refinements(size, hints):
-            yield from _packed(name, (*shape[:axis], *factors, *shape[axis + 1 :]), axis, factors)
+            yield from _packed_slots(name, (*shape[:axis], *factors, *shape[axis + 1 :]), axis, factors)
     for axis, size in enumerate(shape):
         for start, length in () if axis in kernel else [(0, size), *sorted(hints.pieces.get(size, ()))]:
             for factors in refinements(length, hints):
@@ -112,7 +112,7 @@ def _pieces(name: str, shape: Shape, hints: Hints, kernel: range) -> Iterator[Sl
                 yield Slot(name, (*shape[:axis], length, *shape[axis + 1 :]), (axis,), (axis, start, length))
 
 
-def _packed(name: str, view: Shape, axis: int, factors: Shape) -> Iterator[Slot]:
+def _packed_slots(name: str, view: Shape, axis: int, factors: Shape) -> Iterator[Slot]:
     """Yield the parts of an axis that packs two or three things (queries, keys, values; gates), wherever they lie."""
     for place, count in enumerate(factors):
         if count not in (2, 3):
@@ -157,13 +157,13 @@ def shift_slots(name: str, shape: Shape, hints: Hints) -> Iterator[Slot]:
     for axis, size in enumerate(shape):
         if axis not in hints.kernel_axes(shape):
             views.extend((*shape[:axis], *f, *shape[axis + 1 :]) for f in refinements(size, hints))
-    seen: set[tuple[Shape, tuple[int, ...]]] = set()
+    pairs: set[tuple[Shape, tuple[int, ...]]] = set()
     for view in views:
         axes = [axis for axis, size in enumerate(view) if size > 1]
         for axis in axes:
             for keep in (tuple(a for a in axes if a != axis), (axis,)):
-                if keep and len(keep) < len(axes) and (view, keep) not in seen:
-                    seen.add((view, keep))
+                if keep and len(keep) < len(axes) and (view, keep) not in pairs:
+                    pairs.add((view, keep))
                     yield Slot(name, view, keep)
 
 

@@ -22,18 +22,18 @@ def change_of_basis(
     families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, hints: Hints, precision: float
 ) -> list[MatrixFamily]:
     """Return the matrix symmetries behind the given rescalings and free scales."""
-    found: list[MatrixFamily] = []
+    matrix_families: list[MatrixFamily] = []
     for family in families:
         if family.kind == "rescale" and family.size > 1 and all(isinstance(t, Scale) for t in family.terms):
-            found.extend(_linear(family, point, gradients, hints, precision))
-            found.extend(_planes(family, point, gradients, precision))
+            matrix_families.extend(_linear_blocks(family, point, gradients, hints, precision))
+            matrix_families.extend(_planes(family, point, gradients, precision))
     for family in families:
         if family.size == 1 and family.scaling and all(term.slot.whole for term in family.terms):
-            found.extend(_streams(family, families, point, gradients, precision))
-    return found
+            matrix_families.extend(_streams(family, families, point, gradients, precision))
+    return matrix_families
 
 
-def _linear(
+def _linear_blocks(
     family: Family, point: Mapping[str, Tensor], gradients: Gradients, hints: Hints, precision: float
 ) -> Iterator[MatrixFamily]:
     """Try GL on the largest blocks of a rescaling's index: linear neighbours, attention heads."""
@@ -46,7 +46,7 @@ def _linear(
         kept = [term.slot.view[a] for a in term.slot.keep]
         sizes.update(math.prod(kept[k:]) for k in range(1, len(kept)))
     for block in sorted(sizes, reverse=True):
-        terms = [_blocked(term, family.size // block, block) for term in family.terms]
+        terms = [_view_as_blocks(term, family.size // block, block) for term in family.terms]
         if block == 1 or any(term is None for term in terms):
             continue
         chosen = tuple(term for term in terms if term is not None)
@@ -56,7 +56,7 @@ def _linear(
             return
 
 
-def _blocked(term: Term, blocks: int, block: int) -> MatrixTerm | None:
+def _view_as_blocks(term: Term, blocks: int, block: int) -> MatrixTerm | None:
     """View a term's index as [blocks, block]."""
     slot = term.slot
     sizes = [slot.view[a] for a in slot.keep]
@@ -121,7 +121,7 @@ def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool)
 
 def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]) -> list[MatrixTerm]:
     """Return every reader behind a gain of this size, with the bias that follows its beta."""
-    found: list[MatrixTerm] = []
+    readers: list[MatrixTerm] = []
     for family in families:
         vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
         wide = [t for t in family.terms if t.coefficient < 0]
@@ -136,11 +136,11 @@ def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int,
             if term.slot.narrow is not None or len(term.slot.keep) != 1:
                 return []
             reader = MatrixTerm(term.slot, -1.0, (), term.slot.keep, by=vectors[0].parameter)
-            found.append(reader)
+            readers.append(reader)
             bias = _bias(term, point, size)
             if len(vectors) > 1 and bias:
-                found.append(replace(reader, bias=bias, beta=vectors[1].parameter))
-    return found
+                readers.append(replace(reader, bias=bias, beta=vectors[1].parameter))
+    return readers
 
 
 def _bias(term: Term, point: Mapping[str, Tensor], size: int) -> str:

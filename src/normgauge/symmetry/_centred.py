@@ -18,26 +18,26 @@ def centred_candidates(families: Sequence[Family], point: Mapping[str, Tensor]) 
     A layer W reading gamma * z + beta with sum(z) = 0 (LayerNorm) does not see W + t 1/gamma^T, up to
     t <beta, 1/gamma> in its bias; a writer behind a layer scale before a LayerNorm does not show u/gamma.
     """
-    seen: set[tuple[str, str, int]] = set()
+    triples: set[tuple[str, str, int]] = set()
     for family in families:
         scales = [term for term in family.terms if isinstance(term, Scale) and term.slot.narrow is None]
-        vectors = [term for term in scales if _vector(point, term)]
+        vectors = [term for term in scales if _is_vector(point, term)]
         for gamma in vectors:
             size = point[gamma.parameter].numel()
             for term in scales:
                 shape = tuple(point[term.parameter].shape)
                 for axis in [a for a, s in enumerate(shape) if s == size and term.parameter != gamma.parameter]:
-                    if (gamma.parameter, term.parameter, axis) not in seen:
-                        seen.add((gamma.parameter, term.parameter, axis))
-                        yield from _of(term.parameter, axis, gamma, vectors, point)
+                    if (gamma.parameter, term.parameter, axis) not in triples:
+                        triples.add((gamma.parameter, term.parameter, axis))
+                        yield from _centred_terms(term.parameter, axis, gamma, vectors, point)
 
 
-def _vector(point: Mapping[str, Tensor], term: Term) -> bool:
+def _is_vector(point: Mapping[str, Tensor], term: Term) -> bool:
     shape = point[term.parameter].shape
     return sum(s > 1 for s in shape) == 1
 
 
-def _of(
+def _centred_terms(
     name: str, axis: int, gamma: Term, vectors: Sequence[Term], point: Mapping[str, Tensor]
 ) -> Iterator[tuple[Term, ...]]:
     shape = tuple(point[name].shape)

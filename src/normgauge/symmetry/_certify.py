@@ -72,7 +72,7 @@ class Certifier:
         }
         return _distance(self._outputs(point, self.mode), self.reference(where, self.mode))
 
-    def moved(self, change: Change, where: str, mode: Mode) -> float:
+    def movement(self, change: Change, where: str, mode: Mode) -> float:
         """Return how far the outputs move, relative to their largest entry; infinite if they stop being finite."""
         try:
             after = self._outputs(change(self.points[where]), mode)
@@ -102,19 +102,19 @@ class Certifier:
                 result = family.act(result, sign * far * values * _step(family, result))
         return result
 
-    def exact(self, families: Sequence[Family], places: Iterable[tuple[str, Mode]]) -> float:
+    def largest_movement(self, families: Sequence[Family], places: Iterable[tuple[str, Mode]]) -> float:
         """Return the largest movement over two opposite changes and the given points and modes."""
         worst = 0.0
         for where, mode in places:
             for change in self.changes(families)[: 1 if where == "user" else 2]:
-                worst = max(worst, self.moved(change, where, mode))
+                worst = max(worst, self.movement(change, where, mode))
                 if not worst <= self.tolerance:
                     return worst
         return worst
 
     # -- exact without eps --------------------------------------------------------------------------------------
 
-    def without_eps(self, families: Sequence[Family], where: str, mode: Mode) -> tuple[float, float, bool]:
+    def compare_without_eps(self, families: Sequence[Family], where: str, mode: Mode) -> tuple[float, float, bool]:
         """Compare the outputs far out, where eps no longer counts.
 
         Returns:
@@ -163,7 +163,7 @@ class Certifier:
     def _certify_exact(self, families: list[Family], places: list[tuple[str, Mode]]) -> list[Family]:
         if not families:
             return []
-        moved = self.exact(families, places)
+        moved = self.largest_movement(families, places)
         if moved <= self.tolerance:
             note = {"moved": moved, "tolerance": self.tolerance, "noise": self.noise}
             return [replace(family, status="exact", certificate=note) for family in families]
@@ -182,8 +182,8 @@ class Certifier:
         """Return the families with their certificate if all of them hold far out, else nothing."""
         if not all(family.scaling and not isinstance(family, MatrixFamily) for family in families):
             return []
-        first = self.without_eps(families, "jittered", self.mode)
-        second = self.without_eps(families, "user", self.mode) if first[2] else first
+        first = self.compare_without_eps(families, "jittered", self.mode)
+        second = self.compare_without_eps(families, "user", self.mode) if first[2] else first
         if not (first[2] and second[2]):
             return []
         note = {
@@ -212,7 +212,7 @@ class Certifier:
             return self._certify_eps(families[:half]) + self._certify_eps(families[half:])
         return self._bisect_indices(families[0], lambda part: self._certify_eps([part]))
 
-    def with_stored_statistics(self, families: Sequence[Family], gradient: Point) -> list[Family]:
+    def mark_batch_statistics_only(self, families: Sequence[Family], gradient: Point) -> list[Family]:
         """Mark what holds in train mode but not in eval mode as `batch_statistics_only`.
 
         Args:
@@ -231,26 +231,30 @@ class Certifier:
             worst = float(ratio[size > 1e-12 * size.max()].max()) if float(size.max()) > 0 else 0.0
             marked = replace(family, certificate={**family.certificate, "residual_eval": worst})
             (hopeless if worst > HOPELESS and float(size.max()) > 0 else open_).append(marked)
-        failed = [f for group in _groups(open_) for f in self._failing_in_eval(group)]
+        failed = [f for group in _groups(open_) for f in self._find_failures_in_eval(group)]
         lost = [id(f) for f in (*hopeless, *failed)]
         return [
             replace(f, status="batch_statistics_only") if id(f) in lost and f.status != "undecided" else f
             for f in (*hopeless, *open_)
         ]
 
-    def _failing_in_eval(self, families: list[Family]) -> list[Family]:
+    def _find_failures_in_eval(self, families: list[Family]) -> list[Family]:
         exact = [f for f in families if f.status == "exact"]
         loose = [f for f in families if f.status == "exact_without_eps"]
         failed: list[Family] = []
-        if exact and self.exact(exact, [("jittered", "eval")]) > self.tolerance:
+        if exact and self.largest_movement(exact, [("jittered", "eval")]) > self.tolerance:
             half = len(exact) // 2
             failed += (
-                exact if len(exact) == 1 else self._failing_in_eval(exact[:half]) + self._failing_in_eval(exact[half:])
+                exact
+                if len(exact) == 1
+                else self._find_failures_in_eval(exact[:half]) + self._find_failures_in_eval(exact[half:])
             )
-        if loose and not self.without_eps(loose, "jittered", "eval")[2]:
+        if loose and not self.compare_without_eps(loose, "jittered", "eval")[2]:
             half = len(loose) // 2
             failed += (
-                loose if len(loose) == 1 else self._failing_in_eval(loose[:half]) + self._failing_in_eval(loose[half:])
+                loose
+                if len(loose) == 1
+                else self._find_failures_in_eval(loose[:half]) + self._find_failures_in_eval(loose[half:])
             )
         return failed
 

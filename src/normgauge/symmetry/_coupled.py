@@ -12,7 +12,7 @@ from torch import Tensor
 from normgauge.network import owner_of
 from normgauge.symmetry._axes import Slot
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._probe import Signatures, independent
+from normgauge.symmetry._probe import Signatures, independent_positions
 from normgauge.symmetry._terms import Term
 
 Bundle = tuple[Term, ...]
@@ -31,14 +31,14 @@ def probes_wanted(terms: Sequence[Term]) -> dict[Term, int]:
     return {term: -(-int(EQUATIONS * min(counts[term.size], MOST_COLUMNS) + SPARE) // term.size) + 1 for term in terms}
 
 
-def decided(signatures: Signatures, terms: Sequence[Term]) -> tuple[list[Term], list[Term]]:
+def split_by_probes(signatures: Signatures, terms: Sequence[Term]) -> tuple[list[Term], list[Term]]:
     """Split columns into those whose index size has rows enough for one null space, and the others."""
     wanted = probes_wanted(terms)
     ready = [term for term in terms if len(signatures.values[term]) >= wanted[term]]
     return ready, [term for term in terms if len(signatures.values[term]) < wanted[term]]
 
 
-def coupled(signatures: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
+def coupled_families(signatures: Signatures, terms: Sequence[Term], precision: float) -> list[Family]:
     """Return families of two or more terms, finest index first.
 
     For every index size d, each column gives a vector of length d * probes; a combination of columns that
@@ -47,24 +47,24 @@ def coupled(signatures: Signatures, terms: Sequence[Term], precision: float) -> 
     sizes: dict[int, list[Term]] = {}
     for term in terms:
         sizes.setdefault(term.size, []).append(term)
-    found: list[Family] = []
+    families: list[Family] = []
     for size in sorted(sizes, reverse=True):
         here = [
             _family(signatures, bundles, coefficients, size)
             for bundles in _arrangements(sizes[size], size * len(signatures.values[sizes[size][0]]))
             for coefficients in null_vectors(signatures, bundles, precision)
         ]
-        found.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
-    return found
+        families.extend(sorted(here, key=lambda family: len(family.terms)))  # the simplest explanation first
+    return families
 
 
-def without_known(terms: list[Term], known: Sequence[Family]) -> list[Term]:
+def drop_known_writers(terms: list[Term], families: Sequence[Family]) -> list[Term]:
     """Drop one writer per family already found: whole-tensor scales then come out modulo the finer ones.
 
     A stream's free scale is thus written with the tensors that write into the stream, not with those before them.
     """
     dropped: set[str] = set()
-    for family in known:
+    for family in families:
         slots = [term.slot for term in family.terms]
         if family.kind != "rescale" or any(slot.narrow is not None for slot in slots):
             continue
@@ -111,14 +111,14 @@ def _windows(terms: list[Term], most: int) -> list[list[Term]]:
 
 def _matrix(signatures: Signatures, bundles: Sequence[Bundle]) -> Tensor:
     """Return [index * probes, columns]."""
-    return torch.stack([sum(signatures.of(t) for t in bundle).reshape(-1) for bundle in bundles], dim=1)  # type: ignore[union-attr]
+    return torch.stack([sum(signatures.values_of(t) for t in bundle).reshape(-1) for bundle in bundles], dim=1)  # type: ignore[union-attr]
 
 
 def null_vectors(signatures: Signatures, bundles: list[Bundle], precision: float) -> list[dict[int, float]]:
     """Return integer null combinations of the bundles' columns as {column: coefficient}."""
     if len(bundles) < 2:
         return []
-    chosen = independent([bundle[0] for bundle in bundles], signatures.point)
+    chosen = independent_positions([bundle[0] for bundle in bundles], signatures.point)
     matrix = _matrix(signatures, [bundles[k] for k in chosen])
     cube = matrix.reshape(bundles[0][0].size, -1, matrix.shape[1])
     loud = cube.square().sum((0, 2)).sqrt()
@@ -136,7 +136,7 @@ def null_vectors(signatures: Signatures, bundles: list[Bundle], precision: float
     if count == 0:
         return []
     basis = right[-count:] / norms
-    rows = sparsest(reduced(basis))
+    rows = sparsify(row_reduce(basis))
     result = []
     for row in rows:
         rounded = (2 * row).round() / 2
@@ -162,7 +162,7 @@ def null_count(relative: Tensor, precision: float) -> int:
     return count
 
 
-def reduced(basis: Tensor) -> Tensor:
+def row_reduce(basis: Tensor) -> Tensor:
     """Return the row-reduced form: each row has a pivot 1 where the other rows have 0."""
     rows = (basis / basis.abs().amax(dim=1, keepdim=True)).clone()
     used: list[int] = []
@@ -180,7 +180,7 @@ def reduced(basis: Tensor) -> Tensor:
     return torch.where(rows.abs() < 0.02, torch.zeros_like(rows), rows)
 
 
-def sparsest(rows: Tensor) -> Tensor:
+def sparsify(rows: Tensor) -> Tensor:
     """Shorten rows by adding or subtracting others while that removes entries: a natural basis reads better."""
     rows = rows.clone()
 
@@ -204,9 +204,9 @@ def sparsest(rows: Tensor) -> Tensor:
 def _family(signatures: Signatures, bundles: list[Bundle], coefficients: dict[int, float], size: int) -> Family:
     terms = [term.with_coefficient(c) for k, c in coefficients.items() for term in bundles[k]]
     sign = _orientation(terms)
-    terms = merged([term.with_coefficient(sign * term.coefficient) for term in terms])
-    total = sum(c * signatures.of(t) for k, c in coefficients.items() for t in bundles[k])
-    scale = sum((c * signatures.size_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
+    terms = merge_parts([term.with_coefficient(sign * term.coefficient) for term in terms])
+    total = sum(c * signatures.values_of(t) for k, c in coefficients.items() for t in bundles[k])
+    scale = sum((c * signatures.sizes_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
     ratio = (total.abs() / scale.sqrt().clamp_min(1e-300)).amax(dim=1)  # type: ignore[union-attr]
     kind = "rescale" if all(term.finite_scale for term in terms) else "shift"
     if kind == "rescale" and all(term.coefficient > 0 for term in terms):
@@ -220,7 +220,7 @@ def _orientation(terms: list[Term]) -> float:
     return 1.0 if (vectors or terms)[0].coefficient > 0 else -1.0
 
 
-def merged(terms: list[Term]) -> list[Term]:
+def merge_parts(terms: list[Term]) -> list[Term]:
     """Write terms that cover every part of a packed axis with one coefficient as one term over the whole axis."""
     groups: dict[tuple[object, ...], list[Term]] = {}
     for term in terms:

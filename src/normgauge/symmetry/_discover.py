@@ -14,12 +14,12 @@ from normgauge.rng import generator
 from normgauge.symmetry._bases import change_of_basis
 from normgauge.symmetry._centred import centred_candidates
 from normgauge.symmetry._certify import Certifier
-from normgauge.symmetry._coupled import coupled, decided, probes_wanted, without_known
+from normgauge.symmetry._coupled import coupled_families, drop_known_writers, probes_wanted, split_by_probes
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._independence import dimension, implied
-from normgauge.symmetry._probe import Columns, Signatures, columns, jittered_point
+from normgauge.symmetry._independence import dimension, is_implied
+from normgauge.symmetry._probe import Columns, Signatures, jittered_point, list_columns
 from normgauge.symmetry._result import Symmetries
-from normgauge.symmetry._single import dead_entries, dead_units, null_everywhere, single_block, unused
+from normgauge.symmetry._single import dead_entries, dead_units, null_everywhere, single_block, unused_entries
 from normgauge.symmetry._terms import Term
 from normgauge.symmetry._trace import Hints, check_enough_samples, trace
 from normgauge.symmetry._values import Function, Of, Point
@@ -83,14 +83,14 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0) -> Sy
     check_enough_samples(hints, objective.mode)
     point = jittered_point(function, seed)
     certifier = Certifier(function, point, seed, narrow=hints.narrow)
-    found = columns(point, hints)
-    signatures, gradients = _probe(function, found, point, seed)
-    families = _candidates(function, signatures, found, gradients, hints, certifier.precision)
+    columns = list_columns(point, hints)
+    signatures, gradients = _probe(function, columns, point, seed)
+    families = _candidates(function, signatures, columns, gradients, hints, certifier.precision)
     del gradients  # as large as the parameters; what follows needs room for graphs
     certified = certifier.certify(families)
     if objective.mode == "train" and _uses_the_mode(certifier):
         slope = function.probe(point, 0, generator(seed + 30), certifier.part, mode="eval")
-        certified = certifier.with_stored_statistics(certified, slope)
+        certified = certifier.mark_batch_statistics_only(certified, slope)
     at_user = function.probe(function.user, 0, generator(seed + 40), certifier.part)
     certified += dead_units(certified, signatures, at_user)
     return _result(function, certified, signatures)
@@ -102,14 +102,14 @@ def _uses_the_mode(certifier: Certifier) -> bool:
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
-def _probe(function: Function, found: Columns, point: Point, seed: int) -> tuple[Signatures, list[Point]]:
+def _probe(function: Function, columns: Columns, point: Point, seed: int) -> tuple[Signatures, list[Point]]:
     """Collect the signatures of a few gradients that see all data, and two gradients for what comes later.
 
     Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
     """
-    coupling = {*found.scales, *found.shifts}
-    averages = frozenset(term for term in found.averages if term not in coupling)
-    signatures, source, terms = Signatures(point, averages), generator(seed + 10), found.every()
+    coupling = {*columns.scales, *columns.shifts}
+    averages = frozenset(term for term in columns.averages if term not in coupling)
+    signatures, source, terms = Signatures(point, averages), generator(seed + 10), columns.all_terms()
     parts = function.parts(source)
     for number in range(PROBES):
         signatures.add(terms, function.probe(point, number, source, parts[number % len(parts)]))
@@ -128,7 +128,7 @@ def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Ter
 def _candidates(
     function: Function,
     signatures: Signatures,
-    found: Columns,
+    columns: Columns,
     gradients: Sequence[Mapping[str, Tensor]],
     hints: Hints,
     precision: float,
@@ -136,32 +136,32 @@ def _candidates(
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
     accepted = dead_entries(signatures, precision)
-    seen: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
+    keys: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
 
     def accept(families: list[Family]) -> None:
         for family in families:
             key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
-            if key not in seen and not implied(family, accepted, point):
+            if key not in keys and not is_implied(family, accepted, point):
                 accepted.append(family)
-            seen.add(key)
+            keys.add(key)
 
-    accept(single_block(signatures, found, precision))
+    accept(single_block(signatures, columns, precision))
     groups = []
-    for group in (found.scales, found.shifts):
+    for group in (columns.scales, columns.shifts):
         live = [term for term in group if not null_everywhere(signatures, term, precision)]
-        ready, waiting = decided(signatures, live)
-        accept(coupled(signatures, ready, precision))
-        groups.append(without_known(waiting, accepted))
+        ready, waiting = split_by_probes(signatures, live)
+        accept(coupled_families(signatures, ready, precision))
+        groups.append(drop_known_writers(waiting, accepted))
     _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed=len(accepted))
     for waiting in groups:
-        accept(coupled(signatures, [term for term in waiting if term.size > 1], precision))
-        whole = without_known([term for term in waiting if term.size == 1], accepted)
-        accept(coupled(signatures, whole, precision))
-    accept(_centred(accepted, point, gradients, precision))
+        accept(coupled_families(signatures, [term for term in waiting if term.size > 1], precision))
+        whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
+        accept(coupled_families(signatures, whole, precision))
+    accept(_centred_families(accepted, point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 
 
-def _centred(
+def _centred_families(
     families: list[Family], point: Point, gradients: Sequence[Mapping[str, Tensor]], limit: float
 ) -> list[Family]:
     result = []
@@ -181,7 +181,7 @@ def _result(function: Function, families: list[Family], signatures: Signatures) 
         families=tuple(families),
         dimension=dimension(counted, signatures.point),
         matrix_dimension=sum(len(f) * f.block_dimension for f in counted if f.kind == "matrix"),
-        unobserved={name: int(mask.sum()) for name, mask in unused(signatures).items()},
+        unobserved={name: int(mask.sum()) for name, mask in unused_entries(signatures).items()},
         of=function.of,
         shapes={name: tuple(value.shape) for name, value in function.user.items()},
         parameters={name: value.double() for name, value in function.user.items()},

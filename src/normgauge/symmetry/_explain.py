@@ -42,7 +42,7 @@ def _sentence(family: Family) -> str:
     count = len(family)
     if family.kind == "dead":
         if not family.counted:
-            return f"{count} unit{_s(count)} of {_names(family)} never active on this data"
+            return f"{count} unit{_plural(count)} of {_names(family)} never active on this data"
         which = "has" if count == family.size else f"has {count} entries with"
         what = "no effect" if which == "has" else "no effect; the others count"
         return f"{family.parameters[0]} {which} {what}; it can be removed, and decaying it does nothing"
@@ -54,25 +54,24 @@ def _sentence(family: Family) -> str:
                 "weight decay there sets the learning rate, not the capacity"
             )
         return (
-            f"{count} free scale{_s(count)} in {_names(family)}; "
+            f"{count} free scale{_plural(count)} in {_names(family)}; "
             "weight decay here sets the learning rate, not the capacity"
         )
     if family.kind == "shift":
         if len(family.terms) == 1 or family.terms[0].role == "centred":
-            return f"{count} free shift{_s(count)} of {family.describe()}: a constant added there is centred away"
-        return (
-            f"{count} shift{_s(count)} of {family.parameters[0]} can be absorbed by {', '.join(family.parameters[1:])}"
-        )
+            return f"{count} free shift{_plural(count)} of {family.describe()}: a constant added there is centred away"
+        absorbers = ", ".join(family.parameters[1:])
+        return f"{count} shift{_plural(count)} of {family.parameters[0]} can be absorbed by {absorbers}"
     if family.kind == "rescale":
         up = [t.parameter for t in family.terms if t.coefficient > 0]
         down = [t.parameter for t in family.terms if t.coefficient < 0]
         return (
-            f"{count} scale{_s(count)} can move between {', '.join(dict.fromkeys(up))} and "
+            f"{count} scale{_plural(count)} can move between {', '.join(dict.fromkeys(up))} and "
             f"{', '.join(dict.fromkeys(down))}; only their product counts, so the norm of one alone means nothing"
         )
     group = {"GL": "any invertible change of basis", "O": "any rotation", "O1": "any rotation that fixes the mean"}
-    return f"{group[family.group]} of {count} block{_s(count)} of {family.block} between {_names(family)}"
+    return f"{group[family.group]} of {count} block{_plural(count)} of {family.block} between {_names(family)}"
 
 
-def _s(count: int) -> str:
+def _plural(count: int) -> str:
     return "" if count == 1 else "s"

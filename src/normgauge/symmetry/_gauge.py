@@ -14,7 +14,7 @@ Point = dict[str, Tensor]
 _ROUNDS = 200
 
 
-def divided(families: Sequence[Family]) -> list[Family]:
+def divisible_families(families: Sequence[Family]) -> list[Family]:
     """Return the families that can be divided out: certified, and not changes of basis."""
     return [f for f in families if f.kind != "matrix" and f.status != "undecided" and f.counted]
 

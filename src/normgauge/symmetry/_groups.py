@@ -134,12 +134,12 @@ def param_groups(
 
     References: sun2020.
     """
-    found = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
+    symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     defaults = dict(optimizer_defaults or {})
     decay = float(defaults.get("weight_decay", 0.0))
     tensors = dict(objective.model.named_parameters())
-    chosen = _overridden(objective.names, overrides or {})
-    roles = _roles(objective, found)
+    chosen = _match_overrides(objective.names, overrides or {})
+    roles = _roles(objective, symmetries)
     groups: dict[str, dict[str, Any]] = {}
     reasons: dict[str, tuple[str, str, float, str]] = {}
     for name in objective.names:
@@ -152,7 +152,7 @@ def param_groups(
             pattern, extra = chosen[name]
             label, options, why = f"override {pattern}", {**options, **extra}, f"override {pattern!r}"
         if geometry:
-            granularity = _SPHERES.get(_free_axes(found, name)) if label == "scale_invariant" else None
+            granularity = _SPHERES.get(_free_axes(symmetries, name)) if label == "scale_invariant" else None
             options.setdefault("geometry", "sphere" if granularity else "euclidean")
             if granularity:  # decay cannot act on a sphere, so it is not asked for
                 label, options["granularity"], options["weight_decay"] = f"{label} {granularity}s", granularity, 0.0
@@ -171,7 +171,7 @@ def _place(label: str) -> int:
     return next((k for k, role in enumerate(ROLES) if label.startswith(role)), len(ROLES))
 
 
-def _overridden(
+def _match_overrides(
     names: Sequence[str], overrides: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[str, Mapping[str, Any]]]:
     chosen: dict[str, tuple[str, Mapping[str, Any]]] = {}
@@ -189,12 +189,12 @@ def _overridden(
     return chosen
 
 
-def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]]:
+def _roles(objective: Objective, symmetries: Symmetries) -> dict[str, tuple[str, str]]:
     """Return role and reason per parameter."""
     roles = dict.fromkeys(objective.names, ("rest", _ADVICE["rest"]))
     sizes = {name: value.numel() for name, value in objective.parameters.items()}
-    free = {f.terms[0].parameter for f in found.families if f.kind == "scale" and _covers(f)}
-    for family in found.families:
+    free = {f.terms[0].parameter for f in symmetries.families if f.kind == "scale" and _covers(f)}
+    for family in symmetries.families:
         if family.status == "undecided" or not family.counted:
             continue
         if family.kind == "dead" and len(family) == sizes[family.parameters[0]]:
@@ -203,9 +203,9 @@ def _roles(objective: Objective, found: Symmetries) -> dict[str, tuple[str, str]
             for name in family.parameters:
                 joint = [other for other in family.parameters if other != name]
                 why = _ADVICE["scale_invariant"] + (f" (jointly with {', '.join(joint)})" if joint else "")
-                if sum(size > 1 for size in found.shapes[name]) > 1:
+                if sum(size > 1 for size in symmetries.shapes[name]) > 1:
                     roles[name] = ("scale_invariant", why)
-    affine = _norm_affine(objective, found, free)
+    affine = _norm_affine(objective, symmetries, free)
     for name in affine:
         if roles[name][0] == "rest":
             roles[name] = ("affine", _ADVICE["affine"])
@@ -218,7 +218,7 @@ def _covers(family: Family) -> bool:
     return whole and len({owner_of(name) for name in family.parameters}) == 1
 
 
-def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set[str]:
+def _norm_affine(objective: Objective, symmetries: Symmetries, free: set[str]) -> set[str]:
     """Return gains and shifts of normalizations: two vectors of one module, or a gain, that rescale together.
 
     A gain is a vector that scales against a reader while no matrix of its own module scales with it; a bias
@@ -227,7 +227,7 @@ def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set
     shapes = {name: tuple(value.shape) for name, value in objective.parameters.items()}
     vectors = {name for name, shape in shapes.items() if sum(size > 1 for size in shape) <= 1}
     result: set[str] = set()
-    for family in found.families:
+    for family in symmetries.families:
         if family.kind not in ("rescale", "shift"):
             continue
         up = [term.parameter for term in family.terms if term.coefficient > 0]
@@ -239,9 +239,9 @@ def _norm_affine(objective: Objective, found: Symmetries, free: set[str]) -> set
     return result
 
 
-def _free_axes(found: Symmetries, name: str) -> tuple[int, ...] | None:
+def _free_axes(symmetries: Symmetries, name: str) -> tuple[int, ...] | None:
     """Return the axes whose slices scale freely (none for the whole tensor), or `None` if it does not alone."""
-    for family in found.families:
+    for family in symmetries.families:
         if family.kind == "scale" and family.parameters == (name,) and _covers(family):
             return tuple(family.terms[0].slot.keep)
     return None

@@ -16,7 +16,9 @@ _DENSE = 1500  # generators up to which the rank is taken from the vectors thems
 _SAME = 1e-7
 
 
-def implied(family: Family, known: Sequence[Family], point: Point, *, centred: bool = False, hops: int = 2) -> bool:
+def is_implied(
+    family: Family, families: Sequence[Family], point: Point, *, centred: bool = False, hops: int = 2
+) -> bool:
     """Tell whether the generators of a family are combinations of known families'.
 
     A random combination of the family's vectors is compared with the combinations of the known families that
@@ -25,9 +27,9 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
     chi = torch.randn(len(family), generator=generator(1234), dtype=torch.float64)
     if centred:
         chi = chi - chi.mean()
-    alive = _alive(known, point)
-    target = _masked(family.field(point, chi), alive)
-    touched = {key for other in known for key in _keys(other)}
+    alive = _alive(families, point)
+    target = _mask_dead(family.field(point, chi), alive)
+    touched = {key for other in families for key in _keys(other)}
     if not {key for key in _keys(family) if key[0] in target} <= touched:
         return False
     if not target:
@@ -37,7 +39,7 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
     for _ in range(hops):
         fresh: list[dict[str, Tensor]] = []
         for vector in frontier:
-            for position, other in enumerate(known):
+            for position, other in enumerate(families):
                 for term in other.terms:
                     if term.parameter not in vector or (position, term.parameter) in used:
                         continue
@@ -45,7 +47,7 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
                     if amounts is None or not bool(amounts.abs().max() > 0):
                         continue
                     used.add((position, term.parameter))
-                    fresh.append(_masked(other.field(point, amounts), alive))
+                    fresh.append(_mask_dead(other.field(point, amounts), alive))
         candidates.extend(fresh)
         frontier = fresh
         if candidates and _residual(target, candidates) < _SAME:
@@ -53,10 +55,10 @@ def implied(family: Family, known: Sequence[Family], point: Point, *, centred: b
     return False
 
 
-def _alive(known: Sequence[Family], point: Point) -> dict[str, Tensor]:
+def _alive(families: Sequence[Family], point: Point) -> dict[str, Tensor]:
     """Return masks of the entries that are not dead, for parameters that have dead ones: dead entries move freely."""
     masks: dict[str, Tensor] = {}
-    for family in known:
+    for family in families:
         if family.kind == "dead" and family.counted:
             value = point[family.parameters[0]]
             mask = torch.ones(value.numel(), dtype=torch.bool)
@@ -65,7 +67,7 @@ def _alive(known: Sequence[Family], point: Point) -> dict[str, Tensor]:
     return masks
 
 
-def _masked(vector: dict[str, Tensor], alive: dict[str, Tensor]) -> dict[str, Tensor]:
+def _mask_dead(vector: dict[str, Tensor], alive: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop what moves dead entries only, and the tensors where nothing is left."""
     kept = {name: value * alive[name] if name in alive else value for name, value in vector.items()}
     return {name: value for name, value in kept.items() if name not in alive or bool(value.abs().max() > 0)}
@@ -151,7 +153,7 @@ def _keys(family: Family) -> set[tuple[str, str]]:
     return {(term.parameter, kinds.get(term.role, "shift")) for term in family.terms}
 
 
-def entangled(families: Sequence[Family]) -> list[Family]:
+def entangled_families(families: Sequence[Family]) -> list[Family]:
     """Return the families that may take part in a relation: each acts nowhere alone.
 
     A family that acts alone somewhere is independent of the others and can be put aside; then the next one may be.
@@ -171,14 +173,14 @@ def entangled(families: Sequence[Family]) -> list[Family]:
 def relations(families: Sequence[Family], point: Point) -> int:
     """Count linear relations between the generators of different families."""
     alive = _alive(families, point)
-    families = entangled([family for family in families if family.kind != "dead"])
+    families = entangled_families([family for family in families if family.kind != "dead"])
     if not families:
         return 0
     total = 0
     for position, family in enumerate(families):
-        if len(family) > 1 and implied(family, families[:position], point, centred=True):
+        if len(family) > 1 and is_implied(family, families[:position], point, centred=True):
             total += len(family) - 1
-    sums = [_masked(family.field(point, torch.ones(len(family), dtype=torch.float64)), alive) for family in families]
+    sums = [_mask_dead(family.field(point, torch.ones(len(family), dtype=torch.float64)), alive) for family in families]
     norms = [dot(s, s) ** 0.5 or 1.0 for s in sums]
     gram = torch.eye(len(sums), dtype=torch.float64)
     for i in range(len(sums)):

@@ -40,14 +40,14 @@ class MatrixTerm(Term):
 
     def blocks(self, values: Tensor) -> Tensor:
         """Return a tensor as [blocks, block index, rest]."""
-        view = self.slot.viewed(values)
+        view = self.slot.view_of(values)
         rest = [axis for axis in range(view.ndim) if axis not in self.outer and axis not in self.inner]
         count = math.prod(view.shape[a] for a in self.outer)
         size = math.prod(view.shape[a] for a in self.inner)
         return view.permute(*self.outer, *self.inner, *rest).reshape(count, size, -1)
 
-    def _unblocked(self, blocks: Tensor, values: Tensor) -> Tensor:
-        view = self.slot.viewed(values)
+    def _unblock(self, blocks: Tensor, values: Tensor) -> Tensor:
+        view = self.slot.view_of(values)
         rest = [axis for axis in range(view.ndim) if axis not in self.outer and axis not in self.inner]
         order = [*self.outer, *self.inner, *rest]
         back = blocks.reshape([view.shape[a] for a in order]).permute([order.index(a) for a in range(view.ndim)])
@@ -84,11 +84,11 @@ class MatrixTerm(Term):
             change = ((blocks - after) * point[self.beta].reshape(1, -1, 1)).sum((0, 1))
             return point[self.bias] + change.reshape(point[self.bias].shape)
         if self.coefficient > 0:
-            return self._unblocked(matrices @ blocks, value)
+            return self._unblock(matrices @ blocks, value)
         if self.by:
             gain = point[self.by].reshape(1, -1, 1)
-            return self._unblocked(torch.linalg.solve(matrices.mT, blocks * gain) / gain, value)
-        return self._unblocked(torch.linalg.solve(matrices.mT, blocks), value)
+            return self._unblock(torch.linalg.solve(matrices.mT, blocks * gain) / gain, value)
+        return self._unblock(torch.linalg.solve(matrices.mT, blocks), value)
 
 
 ROLES["matrix"] = MatrixTerm

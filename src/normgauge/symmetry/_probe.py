@@ -25,7 +25,7 @@ from normgauge.symmetry._values import Function, Point
 JITTER = 0.1
 
 
-def jittered(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Point:
+def jitter(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Point:
     """Move every parameter by `size` of its root mean square; small vectors and zero tensors by `size` itself.
 
     Without it zero-initialized gammas and biases make most signatures vanish for the wrong reason; biases that
@@ -43,7 +43,7 @@ def jittered(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Po
 def jittered_point(function: Function, seed: int) -> Point:
     """Return a jittered point with finite outputs, jittering less where the function does not bear more."""
     for size in (JITTER, JITTER / 10, JITTER / 100):
-        point = jittered(function.user, seed, size)
+        point = jitter(function.user, seed, size)
         try:
             function.outputs(point)
         except NonFiniteError:
@@ -66,32 +66,32 @@ class Columns:
     shifts: list[Term] = field(default_factory=list)
     averages: list[Term] = field(default_factory=list)
 
-    def every(self) -> list[Term]:
+    def all_terms(self) -> list[Term]:
         """Return all of them, each once."""
         return list(dict.fromkeys([*self.scales, *self.shifts, *self.averages]))
 
 
-def columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
+def list_columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
     """List what is to be probed for these parameters."""
-    found = Columns()
+    columns = Columns()
     for name, value in point.items():
         shape = tuple(value.shape)
         if value.numel() == 0:
             continue
         slots = list(dict.fromkeys(parameter_slots(name, shape, hints)))
-        found.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
+        columns.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
         if sum(s > 1 for s in shape) <= 1:
-            found.shifts.extend(Shift(slot) for slot in slots)
+            columns.shifts.extend(Shift(slot) for slot in slots)
         else:
-            found.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
-            found.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
-            found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
+            columns.shifts.extend(Shift(slot) for slot in slots if slot.narrow is None and len(slot.keep) == 1)
+            columns.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
+            columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
         if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
-            found.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
-            found.averages.append(Shift(whole_slot(name, shape)))
-    found.shifts.extend(pulls(point, hints))
-    found.scales.extend(gains(point, hints))
-    return found
+            columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
+            columns.averages.append(Shift(whole_slot(name, shape)))
+    columns.shifts.extend(pulls(point, hints))
+    columns.scales.extend(gains(point, hints))
+    return columns
 
 
 def gains(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Gain]:
@@ -177,9 +177,10 @@ class Signatures:
         for term in terms:
             by_name.setdefault(term.parameter, []).append(term)
         for name, slope in gradient.items():
-            seen = slope.detach().abs().float()
-            seen[slope != 0] = seen[slope != 0].clamp_min(1e-37)  # what float64 still sees must not become zero
-            self.largest[name] = torch.maximum(self.largest[name], seen) if name in self.largest else seen
+            magnitude = slope.detach().abs().float()
+            # what float64 still sees must not become zero
+            magnitude[slope != 0] = magnitude[slope != 0].clamp_min(1e-37)
+            self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
             self._reduce(name, by_name.get(name, []), gradient, fresh)
         self._keep(fresh)
 
@@ -217,11 +218,11 @@ class Signatures:
         before = self.ratios.get(term)
         self.ratios[term] = share.float() if before is None else torch.maximum(before, share.float())
 
-    def of(self, term: Term) -> Tensor:
+    def values_of(self, term: Term) -> Tensor:
         """Return [size, probes]."""
         return torch.stack(self.values[term], dim=1)
 
-    def size_of(self, term: Term) -> Tensor:
+    def sizes_of(self, term: Term) -> Tensor:
         """Return [size, probes] of the magnitudes."""
         return torch.stack(self.sizes[term], dim=1)
 
@@ -230,15 +231,15 @@ class Signatures:
         if term in self.ratios:
             kept = self.ratios[term].double()
             return torch.where(kept < 0, torch.full_like(kept, float("nan")), kept)
-        value, size = self.of(term).abs(), self.size_of(term)
+        value, size = self.values_of(term).abs(), self.sizes_of(term)
         peak = size.amax(dim=1, keepdim=True)
         live = size > 1e-3 * peak  # a probe that hardly sees a slice cannot judge it
         share = torch.where(live & (peak > 0), value / size.clamp_min(1e-300), torch.full_like(value, -1.0))
-        found = share.amax(dim=1)
-        return torch.where(found < 0, torch.full_like(found, float("nan")), found)
+        largest = share.amax(dim=1)
+        return torch.where(largest < 0, torch.full_like(largest, float("nan")), largest)
 
 
-def independent(terms: Sequence[Term], point: Point, seed: int = 99) -> list[int]:
+def independent_positions(terms: Sequence[Term], point: Point, seed: int = 99) -> list[int]:
     """Return the positions of terms, earlier ones preferred, whose fields are linearly independent.
 
     Sums of parts, and parts of parts, are trivially dependent. Random gradients that no model made show it; they
@@ -250,16 +251,16 @@ def independent(terms: Sequence[Term], point: Point, seed: int = 99) -> list[int
     chosen = [k for k, term in enumerate(terms) if term.parameter not in refined]
     for name in refined:
         places = [k for k, term in enumerate(terms) if term.parameter == name]
-        source, made = generator(seed), Signatures(point)
+        source, signatures = generator(seed), Signatures(point)
         for _ in range(len(places) // max(1, terms[places[0]].size) + 2):
             noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
-            made.add([terms[k] for k in places], {name: noise})
-        matrix = torch.stack([made.of(terms[k]).reshape(-1) for k in places], dim=1)
-        chosen.extend(places[k] for k in _spanning(matrix))
+            signatures.add([terms[k] for k in places], {name: noise})
+        matrix = torch.stack([signatures.values_of(terms[k]).reshape(-1) for k in places], dim=1)
+        chosen.extend(places[k] for k in _spanning_columns(matrix))
     return sorted(chosen)
 
 
-def _spanning(matrix: Tensor) -> list[int]:
+def _spanning_columns(matrix: Tensor) -> list[int]:
     """Return columns, earlier ones preferred, that span the matrix."""
     chosen: list[int] = []
     basis = matrix.new_zeros(matrix.shape[0], 0)

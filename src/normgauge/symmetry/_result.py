@@ -70,7 +70,7 @@ class Symmetries(Result):
             The orthogonal projection onto the complement of the generators, in the form `vector` came in.
         """
         point, values = self._point(parameters), self._dict(vector, "project")
-        result = _gauge.project(values, _gauge.divided(self.families), point)
+        result = _gauge.project(values, _gauge.divisible_families(self.families), point)
         return self._like(result, vector)
 
     def canonical(self, parameters: Vector | None = None) -> Any:
@@ -80,7 +80,7 @@ class Symmetries(Result):
         then the same up to the effect of eps, and in train mode only.
         """
         point = self._point(parameters)
-        result = _gauge.canonical(point, _gauge.divided(self.families), list(self.shapes))
+        result = _gauge.canonical(point, _gauge.divisible_families(self.families), list(self.shapes))
         return self._like(result, parameters if parameters is not None else point)
 
     def distance(self, a: Vector, b: Vector) -> float:

@@ -14,12 +14,7 @@ from normgauge.symmetry._terms import Shift, Term
 CANDIDATE = 0.05  # eps alone gives about 1e-3; certification removes what only looks null
 
 
-def observed(signatures: Signatures) -> dict[str, Tensor]:
-    """Return, per parameter, which entries had a gradient in some probe."""
-    return {name: largest > 0 for name, largest in signatures.largest.items()}
-
-
-def unused(signatures: Signatures) -> dict[str, Tensor]:
+def unused_entries(signatures: Signatures) -> dict[str, Tensor]:
     """Return the masks of entries without any gradient: unobserved in this data, not known to be dead.
 
     A vector (a bias) without any gradient whose layer has one is dead, not unobserved.
@@ -89,18 +84,18 @@ def null_everywhere(signatures: Signatures, term: Term, precision: float) -> boo
     """Tell whether a column vanishes on every index that was seen, so that it belongs to no coupling."""
     largest = signatures.largest[term.parameter]
     layer = max(_layer_peak(signatures, term.parameter), float(largest.max()))
-    if term.slot.name == term.parameter and float(term.slot.viewed(largest).max()) <= precision * layer:
+    if term.slot.name == term.parameter and float(term.slot.view_of(largest).max()) <= precision * layer:
         return True
     if not term.finite_scale:
-        return bool(signatures.of(term).abs().amax() <= precision * max(layer, 1e-300))
+        return bool(signatures.values_of(term).abs().amax() <= precision * max(layer, 1e-300))
     ratio = signatures.ratio(term)
-    seen = ratio[~ratio.isnan()]
-    return seen.numel() == 0 or bool((seen < CANDIDATE).all())
+    ratios = ratio[~ratio.isnan()]
+    return ratios.numel() == 0 or bool((ratios < CANDIDATE).all())
 
 
 def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
     """Return units without any gradient at both points: writers and readers of a rescaling that nothing passes."""
-    found = []
+    units = []
     for family in families:
         if family.kind != "rescale" or family.size < 2:
             continue
@@ -113,7 +108,7 @@ def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str
         if bool(silent.any()) and not bool(silent.all()):
             chosen = tuple(int(i) for i in silent.nonzero().flatten())
             note = "never active on this data"
-            found.append(
+            units.append(
                 Family(
                     "dead",
                     family.terms,
@@ -126,4 +121,4 @@ def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str
                     counted=False,
                 )
             )
-    return found
+    return units

@@ -132,7 +132,7 @@ class Pull(Term):
 
     def _matrix(self, point: Values) -> Tensor:
         """Return W as [bias entries, inputs], kernels summed; shared axes (groups) become block diagonal."""
-        view = self.slot.viewed(point[self.slot.name])
+        view = self.slot.view_of(point[self.slot.name])
         rest = [axis for axis in range(view.ndim) if axis not in self.slot.keep and axis not in self.out]
         return view.sum(rest, keepdim=True) if rest else view
 
@@ -179,11 +179,11 @@ class Centred(Term):
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
         """Return c sum_j g_jk / gamma_j."""
-        return self.coefficient * self.slot.gather(self.slot.viewed(gradient[self.slot.name]) * self._weights(point))
+        return self.coefficient * self.slot.gather(self.slot.view_of(gradient[self.slot.name]) * self._weights(point))
 
     def magnitude(self, point: Values, gradient: Values) -> Tensor:
         """Return the root of the sum of squares of the summands."""
-        weighted = self.slot.viewed(gradient[self.slot.name]) * self._weights(point)
+        weighted = self.slot.view_of(gradient[self.slot.name]) * self._weights(point)
         return abs(self.coefficient) * self.slot.gather(weighted.square()).sqrt()
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ class Gain(Term):
 
     def _shares(self, point: Values) -> Tensor:
         """Return v_ki^2 / |v_k|^2 summed over the axes that are neither k nor i, as [out..., keep...] broadcast."""
-        squares = self.slot.viewed(point[self.slot.name]).square()
+        squares = self.slot.view_of(point[self.slot.name]).square()
         rest = [axis for axis in range(squares.ndim) if axis not in self.slot.keep and axis not in self.out]
         whole = [axis for axis in range(squares.ndim) if axis not in self.out]
         part = squares.sum(rest, keepdim=True) if rest else squares
         return part / squares.sum(whole, keepdim=True).clamp_min(1e-300)
 
-    def _over_inputs(self, values: Tensor) -> Tensor:
+    def _sum_over_inputs(self, values: Tensor) -> Tensor:
         drop = [axis for axis in range(values.ndim) if axis not in self.out]
         return values.sum(drop)
 
@@ -272,18 +272,18 @@ class Gain(Term):
         drop = [axis for axis in range(shares.ndim) if axis not in self.slot.keep]
         return abs(self.coefficient) * (shares * product).square().sum(drop).sqrt().reshape(-1)
 
-    def _weighted(self, point: Values, amounts: Tensor) -> Tensor:
+    def _weighted_shares(self, point: Values, amounts: Tensor) -> Tensor:
         shares = self._shares(point)
         wide = amounts.to(shares).reshape([s if a in self.slot.keep else 1 for a, s in enumerate(shares.shape)])
-        return self._over_inputs(shares * wide).reshape(point[self.gain].shape)
+        return self._sum_over_inputs(shares * wide).reshape(point[self.gain].shape)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c g_k sum_i t_i share_ki."""
-        return self.coefficient * point[self.gain] * self._weighted(point, amounts)
+        return self.coefficient * point[self.gain] * self._weighted_shares(point, amounts)
 
     def act(self, point: Values, amounts: Tensor) -> Tensor:
         """Return g_k times the ratio of norms after and before."""
-        return point[self.gain] * self._weighted(point, torch.exp2(2 * self.coefficient * amounts)).sqrt()
+        return point[self.gain] * self._weighted_shares(point, torch.exp2(2 * self.coefficient * amounts)).sqrt()
 
     def describe(self) -> str:
         """Name the gain and the direction it follows."""

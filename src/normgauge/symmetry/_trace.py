@@ -61,7 +61,7 @@ class Hints:
 def note(hints: Hints, name: str, args: Sequence[Any], result: Any) -> None:
     """Add what one operation suggests."""
     if name in ("view", "_unsafe_view", "reshape", "_reshape_alias"):
-        for many, few in aligned(tuple(args[0].shape), tuple(result.shape)):
+        for many, few in align_axes(tuple(args[0].shape), tuple(result.shape)):
             if len(few) == 1:
                 hints.factor(few[0], many)
             elif len(many) == 1:
@@ -120,11 +120,11 @@ def _axis(args: Sequence[Any], position: int, ndim: int) -> int:
     return (args[position] if len(args) > position else 0) % max(1, ndim)
 
 
-def aligned(first: Shape, second: Shape) -> list[tuple[Shape, Shape]]:
+def align_axes(first: Shape, second: Shape) -> list[tuple[Shape, Shape]]:
     """Group the axes of two shapes of equal size into runs with equal products.
 
     Examples:
-        >>> aligned((2, 5, 12), (10, 3, 4))
+        >>> align_axes((2, 5, 12), (10, 3, 4))
         [((2, 5), (10,)), ((12,), (3, 4))]
     """
     a = [s for s in first if s != 1]

@@ -64,7 +64,7 @@ class Function:
     def outputs(self, point: Mapping[str, Tensor], *, mode: Mode | None = None, part: Tensor | None = None) -> Tensor:
         """Return the flat outputs without graph, of the first batch or of the samples `part` of it."""
         with torch.no_grad():
-            flat = self._flat(dict(point), 0, part, mode)
+            flat = self._flat_outputs(dict(point), 0, part, mode)
         if not bool(torch.isfinite(flat).all()):
             raise NonFiniteError(
                 explain(
@@ -88,7 +88,7 @@ class Function:
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
         with twice_differentiable():  # attention's plain kernel: the least noise
-            flat = self._flat(leaves, index, part, mode)
+            flat = self._flat_outputs(leaves, index, part, mode)
         if not flat.requires_grad:
             raise NotDifferentiableError(
                 explain(
@@ -111,7 +111,7 @@ class Function:
     def part(self, count: int, generator: torch.Generator) -> Tensor | None:
         """Draw `count` samples of the first batch, or nothing when the batch cannot be cut."""
         samples = self.samples[0]
-        if count >= samples or not _cuttable(self.batches[0], samples):
+        if count >= samples or not _can_be_cut(self.batches[0], samples):
             return None
         return torch.randperm(samples, generator=generator)[:count].sort().values
 
@@ -122,7 +122,7 @@ class Function:
         """
         samples = self.samples[0]
         count = 4 if samples >= 64 else 2
-        if len(self.batches) > 1 or samples < 16 or not _cuttable(self.batches[0], samples):
+        if len(self.batches) > 1 or samples < 16 or not _can_be_cut(self.batches[0], samples):
             return [None]
         return [rows.sort().values for rows in torch.randperm(samples, generator=generator).tensor_split(count)]
 
@@ -132,17 +132,17 @@ class Function:
             batch = _cut(batch, self.samples[index], part)
         return _cast(batch, self.dtype)
 
-    def _flat(self, point: Point, index: int, part: Tensor | None, mode: Mode | None) -> Tensor:
+    def _flat_outputs(self, point: Point, index: int, part: Tensor | None, mode: Mode | None) -> Tensor:
         if self.of == "outputs":
             batch = self._batch(index, part)
             tree = self._evaluate(point, index, mode, lambda model: self.objective.outputs_of(model, batch))
-            found = [t.reshape(-1) for t in _floats(tree)]
+            pieces = [t.reshape(-1) for t in _floats(tree)]
         else:
-            found = []
+            pieces = []
             for piece in self._pieces(index, part):
                 loss = partial(self.objective.loss_of, number=index, batch=piece)
-                found.append(self._evaluate(point, index, mode, loss).reshape(1))
-        if not found:
+                pieces.append(self._evaluate(point, index, mode, loss).reshape(1))
+        if not pieces:
             raise NotDifferentiableError(
                 explain(
                     f"symmetries({type(self.objective.model).__name__})",
@@ -151,13 +151,13 @@ class Function:
                     "Pass forward= that returns the logits, not their argmax",
                 )
             )
-        return torch.cat([piece.to(self.dtype) for piece in found])
+        return torch.cat([piece.to(self.dtype) for piece in pieces])
 
     def _pieces(self, index: int, part: Tensor | None) -> list[Any]:
         """Cut the batch into up to eight parts, so that one loss becomes several equations."""
         batch, samples = self._batch(index, part), self.samples[index] if part is None else len(part)
         count = min(8, samples // 4)
-        if count < 2 or not _cuttable(batch, samples):
+        if count < 2 or not _can_be_cut(batch, samples):
             return [batch]
         return [_cut(batch, samples, rows) for rows in torch.arange(samples).tensor_split(count)]
 
@@ -195,9 +195,9 @@ def _cast(tree: Any, dtype: torch.dtype) -> Any:
     return _map(tree, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def _cuttable(tree: Any, samples: int) -> bool:
-    found = list(tensors(tree))
-    return bool(found) and all(tensor.ndim > 0 and tensor.shape[0] == samples for tensor in found)
+def _can_be_cut(tree: Any, samples: int) -> bool:
+    leaves = list(tensors(tree))
+    return bool(leaves) and all(tensor.ndim > 0 and tensor.shape[0] == samples for tensor in leaves)
 
 
 def _cut(tree: Any, samples: int, rows: Tensor) -> Any:

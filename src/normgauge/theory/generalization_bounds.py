@@ -149,8 +149,8 @@ def spectral_margin_term(
     References: bartlett2017
     """
     depth = len(spectral)
-    s, paid_s = _rounded(spectral, depth)
-    b, paid_b = _rounded(two_one, depth)
+    s, paid_s = _round_up(spectral, depth)
+    b, paid_b = _round_up(two_one, depth)
     logs = log(loss_slope * inputs * sqrt(log(2 * width**2))) + sum(_log(x) for x in s) + sum(_log(r) for r in slopes)
     root = _exp(logs) * sum((y / x) ** (2 / 3) for x, y in zip(s, b, strict=True)) ** 1.5
     complexity = 4 / samples**1.5 + 18 * log(samples) * root / samples
@@ -182,7 +182,7 @@ def frobenius_margin_term(
     References: golowich2020
     """
     depth = len(frobenius)
-    sizes, paid = _rounded(frobenius, depth)
+    sizes, paid = _round_up(frobenius, depth)
     product = _exp(sum(_log(x) for x in sizes))
     contraction = sqrt(2) * outputs if outputs > 1 else 1.0
     complexity = loss_slope * contraction * (sqrt(2 * log(2) * depth) + 1) * inputs * product / samples
@@ -207,7 +207,7 @@ def samples_needed(penalty: Callable[[float], float], room: float) -> float:
     return float(ceil(high))
 
 
-def _rounded(values: Sequence[float], depth: int) -> tuple[list[float], float]:
+def _round_up(values: Sequence[float], depth: int) -> tuple[list[float], float]:
     """Return the values rounded up to multiples of 1/depth, and the logarithm of what the union over them costs."""
     if not all(isfinite(value) for value in values):
         return [inf] * len(values), inf
