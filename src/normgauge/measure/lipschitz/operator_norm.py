@@ -35,6 +35,7 @@ _SINGLE_SLACK = 1e-5  # relative, of a float32 Ritz value
 DENSE = "exact: dense matrix"
 _DENSE = 256  # a map with a side this short is written out as a matrix
 _DENSE_ENTRIES = 2_000_000
+_SQUARES = (1e-15, 1e15)  # weights whose squares, and sums of them, a float32 holds
 _SMALL = 20_000  # inputs this short: steps are cheap next to the symbol, and the bracket is wider, so spend more
 
 
@@ -215,6 +216,13 @@ def bracket_of(
         )
     operator = map_.operator
     assert operator is not None  # one of the two, by construction
+    largest = float(operator.weight.abs().max())
+    if not _SQUARES[0] < largest < _SQUARES[1] and 0 < largest < math.inf:
+        factor = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two: nothing is rounded
+        small = replace(map_, weight=map_.weight / factor, operator=operator.divided_by(factor))
+        bracket = bracket_of(small, kind, steps=steps, delta=delta, start=start, seed=seed)
+        sizes = {name: getattr(bracket, name) * factor for name in ("lower", "upper", "reshaped")}
+        return replace(bracket, **sizes)
     reshaped = _reshaped_norm(map_.weight.to(map_.dtype))
     if float(operator.weight.abs().max()) == 0.0:
         return Bracket(
