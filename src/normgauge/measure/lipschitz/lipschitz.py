@@ -214,7 +214,7 @@ def lipschitz(
         CertificateError: when a slope exceeds the bound: a rule is wrong, and nothing is certified.
         ModelError: naming the step that has no rule, is in training mode or mixes samples.
         DataError: when the inputs are not one batch of finite real numbers.
-        InputError: when the radius is not positive.
+        InputError: when the radius is not positive, or climbs no whole number >= 0.
 
     Deviations: than2025 multiplies norms of reshaped weights and constants of normalizers (Theorem 9, Corollaries 10
     and 11) and takes the Euclidean norm of a BatchNorm's factors; here convolutions count with their norm as
@@ -235,6 +235,8 @@ def lipschitz(
         raise InputError(
             explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
         )
+    if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
+        raise InputError(explain("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6"))
     data = check_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
