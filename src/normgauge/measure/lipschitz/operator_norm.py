@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
+from normgauge.errors import CertificateError, InputError, NonFiniteError, explain, unknown_name
 from normgauge.linalg import (
     Convolution,
     peak_frequency,
@@ -171,6 +171,7 @@ def operator_norm(
     Raises:
         InputError: when the layer is not linear, the shape does not fit, or an option is out of range.
         NonFiniteError: when a weight is infinite or not a number.
+        CertificateError: when a vector is stretched by more than the bound allows: nothing is certified then.
 
     Deviations: `torch.nn.utils.parametrizations.spectral_norm` divides by the norm of the weight reshaped to a matrix
     (miyato2018 does the same). For a 3x3 convolution that is 0.36-0.80 of the operator norm, so the "1-Lipschitz"
@@ -302,6 +303,15 @@ def _bracket(
         chance = random_start_bound(pair.ritz, operator.shape[1], count, delta) * (1 + slack)
         if chance < upper:
             upper, method, factor = chance, "Lanczos from a random start", 1.0
+    if kind == "certified" and pair.rayleigh * (1 - _SLACK) > upper:
+        raise CertificateError(
+            explain(
+                f"operator_norm of {map_.name}",
+                "no vector is stretched by more than the certified bound, so there is no bracket",
+                f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}",
+                "Ask for kind='estimate', and report the layer",
+            )
+        )
     return Bracket(
         lower=pair.rayleigh * (1 - _SLACK),
         upper=upper,
