@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "charts": set(),
     "nn": {"charts", "linalg"},
     "objective": {"linalg"},
-    "optim": {"charts", "manifolds"},
+    "optim": {"charts", "manifolds", "theory"},
     "network": {"objective"},
     "symmetry": {"charts", "network", "objective"},
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},

@@ -32,6 +32,10 @@ class NonFiniteError(NormgaugeError, ArithmeticError):
     """A loss, gradient or product is infinite or not a number."""
 
 
+class CertificateError(NormgaugeError, ArithmeticError):
+    """A measurement contradicts a bound that should be certain: one of them is wrong, and neither is reported."""
+
+
 class NotDifferentiableError(NormgaugeError, RuntimeError):
     """A derivative was asked of something that does not have one."""
 

@@ -92,7 +92,7 @@ def interval(values: Iterable[float], *, bounds: Bounds = FREE, confidence: floa
     if len(values) < 2:
         return Interval(fmean(values) if values else math.nan, math.nan, math.nan, len(values))
     mean = fmean(values)
-    half = _quantile(confidence, len(values)) * stdev(values) / math.sqrt(len(values))
+    half = student_quantile(confidence, len(values)) * stdev(values) / math.sqrt(len(values))
     low, high = _interval_ends(mean, half, floor, ceiling)
     return Interval(mean, low, high, len(values))
 
@@ -118,7 +118,8 @@ def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
-def _quantile(confidence: float, n: int) -> float:
+def student_quantile(confidence: float, n: int) -> float:
+    """Return what a Student-t mean of `n` values stays within, in standard errors; a line through m has n = m - 1."""
     from scipy.stats import t
 
     return float(t.ppf((1 + confidence) / 2, n - 1))
@@ -201,7 +202,7 @@ def seeds_to_decide(values: Sequence[float], *, confidence: float = CONFIDENCE, 
         return len(values)
 
     def decides(n: int) -> bool:
-        return float(nct.sf(_quantile(confidence, n), n - 1, math.sqrt(n) * size / spread)) >= power
+        return float(nct.sf(student_quantile(confidence, n), n - 1, math.sqrt(n) * size / spread)) >= power
 
     high = len(values)
     while not decides(high):

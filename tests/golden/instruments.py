@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import normgauge as ng
 from golden.nets import batch, block, conv, deep, filled, labels, mlp, numbers, objective, without_bias
 from golden.pins import FLOOR, Subject
+from normgauge.theory import mean_field
 
 INSTRUMENTS = Subject("instruments")
 pin = INSTRUMENTS.pin
@@ -211,8 +212,12 @@ def _():
         layers = {layer.layer: fields(layer, *names) for layer in found.layers}
         return {**fields(found, "growth", "growth_low", "growth_high"), "layers": layers}
 
-    predicted = ng.signal_propagation(objective(deep), theory="tanh")
-    return {**of_models(one), "deep": {**fields(predicted, "growth"), "predicted": predicted.theory.square_growth}}
+    asked = ng.signal_propagation(objective(deep), theory="tanh")
+    assert asked.theory is None and "gains other than 1" in asked.withheld
+    asked_of = objective(deep)
+    size = asked_of.weight(next(iter(asked_of.batches()))[1])
+    predicted = mean_field.batchnorm_layer("tanh", size).square_growth
+    return {**of_models(one), "deep": {**fields(asked, "growth"), "predicted": predicted}}
 
 
 @pin("weight_dynamics")

@@ -19,7 +19,7 @@ def jacobian_norm(net, x):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(WIDTHS), st.integers(0, 10_000), st.floats(0.0, 9.0))
+@given(st.sampled_from(WIDTHS), st.integers(0, 10_000), st.floats(1e-6, 9.0))
 def test_the_cascade_is_the_loop(widths, seed, top):
     source = torch.Generator().manual_seed(seed)
     sizes = (top * torch.rand(len(widths) - 1, generator=source)).tolist()
@@ -143,3 +143,13 @@ def test_what_makes_no_network_is_refused(call, message):
 def test_an_unknown_normalizer_is_named():
     with pytest.raises(UnknownNameError, match="layer"):
         ng.nn.cascade([3, 2], [1.0], norm="layr")
+
+
+@pytest.mark.parametrize("slope", [1e60, 1e-60])
+def test_what_the_dtype_cannot_hold_is_refused(slope):
+    with pytest.raises(InputError, match="torch.float32 holds numbers"):
+        ng.nn.network_with_slope(slope, [3] * 5, dtype=torch.float32)
+    wide = ng.nn.network_with_slope(slope, [3] * 5, dtype=torch.float64)
+    assert float(wide(torch.ones(3, dtype=torch.float64))[0].detach()) == pytest.approx(slope)
+    with pytest.raises(InputError, match="holds numbers"):
+        ng.nn.network_with_slope(1e200, [3, 3], norm="batch")

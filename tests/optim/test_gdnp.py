@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import scipy.integrate
 import scipy.optimize
 import torch
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from normgauge import optim
 from normgauge.errors import DataError, InputError, UnknownNameError
+from normgauge.optim._gdnp_problems import LOSSES
+from normgauge.theory.gdnp import largest_coefficient
 
 
 def regression(seed, d=5, decades=1.0, noise=0.1):
@@ -211,3 +214,62 @@ def test_bad_problems_are_refused():
 def test_a_run_draws_its_curves():
     x, y = regression(0)
     assert optim.gdnp(optim.least_squares(x, y), iterations=5).chart().to_dict()["layer"]
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "softplus", "tanh"])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 1.0, 10.0, 100.0, 1e4])
+def test_means_are_those_of_adaptive_quadrature_at_every_length(loss, scale):
+    u = torch.tensor([0.6, -0.2], dtype=torch.float64)
+    problem = optim.gaussian_halfspace(u, torch.eye(2, dtype=torch.float64), loss=loss)
+    phi = LOSSES[loss][0]
+    for direction in ([-1.0, 0.0], [0.3, 1.0], [0.2, 0.6]):
+        w = scale * torch.tensor(direction, dtype=torch.float64)
+        mean = float(u @ w)
+        spread = math.sqrt(float(w @ w) - mean**2)
+
+        def integrand(x, part, mean=mean, spread=spread):
+            value = phi(torch.tensor(mean + spread * x, dtype=torch.float64))[part]
+            return float(value) * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+        kink = -mean / spread
+        near = [kink + offset / spread for offset in (-40, -5, -1, 0, 1, 5, 40)]
+        breaks = sorted({-12.0, 12.0, -3.0, 0.0, 3.0, *(min(max(x, -12.0), 12.0) for x in near)})
+        means = problem.means(w)
+        for part, value in enumerate((means.loss, means.first, means.second)):
+            pieces = [
+                scipy.integrate.quad(integrand, a, b, args=(part,), epsabs=1e-13, epsrel=1e-12)[0]
+                for a, b in itertools.pairwise(breaks)
+            ]
+            assert value == pytest.approx(sum(pieces), rel=1e-9, abs=1e-11)
+
+
+def test_a_bounded_loss_without_a_best_length_is_not_called_solved():
+    problem = optim.gaussian_halfspace(torch.tensor([0.6, 0.0]), torch.eye(2), loss="sigmoid")
+    infimum = 0.5 * math.erfc(0.6 / math.sqrt(2 * (1 - 0.36)))  # P(z^T w > 0) for a weight of any length along -u
+    for length in (1.0, 100.0, 1e5):
+        assert problem.means(torch.tensor([-length, 0.0], dtype=torch.float64)).loss >= infimum - 1e-12
+    for start in ([0.05, 1.0], [-0.6, 0.1], [1.0, 0.3]):
+        run = optim.gdnp(problem, start=torch.tensor(start))
+        assert run.status == "nonconverged" and "no finite minimum" in run.sentence
+
+
+def test_the_gradient_bound_is_known_before_the_run():
+    u, S = gaussian(2)
+    problem = optim.gaussian_halfspace(u, S, loss="softplus")
+    run = optim.gdnp(problem, iterations=4)
+    best = -float(u @ torch.linalg.solve(S, u))
+    limit = float(largest_coefficient(1.0, torch.tensor(best)))
+    for record in run.records:
+        assert math.isfinite(record.length_bound) and abs(record.length_slope) <= record.length_bound + 1e-12
+        assert record.gradient_bound == pytest.approx(math.hypot(limit * record.rho_bound**0.5, record.length_bound))
+        assert record.gradient_norm <= record.gradient_bound
+    for smoothness in (math.nan, -1.0, math.inf):
+        with pytest.raises(InputError, match="smoothness is a positive number"):
+            optim.gdnp(problem, smoothness=smoothness)
+
+
+def test_the_network_counts_every_evaluation():
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=source, dtype=torch.float64)
+    run = optim.gdnp_network(x, torch.sign(x[:, 0]), output=torch.ones(2), sweeps=3)
+    assert run.evaluations[-1] == run.cost.gradients > 100 and run.evaluations[0] == 1

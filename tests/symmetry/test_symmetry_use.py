@@ -258,3 +258,25 @@ def test_large_models_count_relations_without_writing_vectors():
     plain = [family for family in found.families if family.kind != "matrix"]
     count = sum(len(family) for family in plain)
     assert count - relations(plain, found.parameters) == dense_rank(plain, found.parameters) == found.dimension
+
+
+def test_gains_are_told_by_what_they_do_whatever_follows():
+    model = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+    )
+    data = (torch.randn(32, 6), torch.randn(32, 3))
+    groups = ng.param_groups(ng.Objective(model, nn.functional.mse_loss, data, mode="train"), {"weight_decay": 0.1})
+    assert groups.reasons["1.weight"][0] == groups.reasons["1.bias"][0] == "affine"
+    assert groups.reasons["3.bias"][1] == "rest_vectors"
+    for name in ("1.weight", "1.bias"):
+        assert "outside a normalization" not in groups.reasons[name][3]
+
+
+def test_equal_reasons_are_printed_once():
+    layers = [part for _ in range(8) for part in (nn.Linear(5, 5), nn.BatchNorm1d(5), nn.ReLU())]
+    data = (torch.randn(32, 5), torch.randn(32, 2))
+    objective = ng.Objective(nn.Sequential(*layers, nn.Linear(5, 2)), nn.functional.mse_loss, data, mode="train")
+    groups = ng.param_groups(objective)
+    text = str(groups)
+    assert text.count("decay shrinks what the normalization restored") == 1
+    assert "..., 22.bias" in text and len(groups.frame()) == len(groups.reasons) == 34

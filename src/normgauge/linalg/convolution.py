@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +101,12 @@ class Convolution(Operator):
         self.input_shape, self.output_shape = (outside, inside) if transposed else (inside, outside)
         self.shape = (math.prod(self.output_shape), math.prod(self.input_shape))
         self.dtype, self.device = weight.dtype, weight.device
+
+    def divided_by(self, factor: float) -> Convolution:
+        """Return the operator with its weight divided by a number."""
+        twin = copy(self)
+        twin.weight = self.weight / factor
+        return twin
 
     @classmethod
     def of(cls, layer: nn.Module, size: Sequence[int], weight: Tensor | None = None) -> Convolution:

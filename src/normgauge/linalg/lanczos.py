@@ -92,6 +92,10 @@ def eigenpairs(
     _check(operator, top, bottom, tol)
     size = operator.shape[0]
     capacity = _capacity(operator, top + bottom, memory)
+    if max_products is not None and max_products < 1:
+        raise InputError(
+            explain("eigenpairs", "max_products is at least 1", repr(max_products), "Leave it out for the default")
+        )
     budget = min(10 * size + 10, 1000) if max_products is None else max_products
     sequences = Sequences(
         operator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def cascade(
         Linear layers without bias, normalizers, ReLUs.
 
     Raises:
-        InputError: widths or sizes that make no network.
+        InputError: widths or sizes that make no network, or one whose values the dtype cannot hold.
 
     Deviations: S2 eq (8) prints `|h_{i-1}(x)|` truncated to the widths above; each row of W_i sees all of h_{i-1}.
 
@@ -57,6 +57,7 @@ def cascade(
             )
         )
     declaration = registry.get(norm)
+    _check_room(sizes, norm, torch.get_default_dtype() if dtype is None else dtype)
     layers: list[nn.Module] = []
     for (fan_in, fan_out), size in zip(pairwise(widths), sizes, strict=True):
         layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out, bias=False, dtype=dtype)
@@ -185,6 +186,23 @@ def _append_last_layer(body: nn.Sequential, width: int) -> nn.Sequential:
     with torch.no_grad():
         last.weight.fill_(1.0)
     return nn.Sequential(*body, last, nn.Flatten(0))
+
+
+def _check_room(sizes: Sequence[float], norm: str, dtype: torch.dtype) -> None:
+    """Refuse sizes whose values for an input of size 1, or whose slopes, the dtype turns into infinity or zero."""
+    room = torch.finfo(dtype)
+    logs = [math.log10(size) if size else 0.0 for size in sizes]
+    # a normalizer starts anew at each layer, but takes squares; else what was gained adds up, from either end
+    reached = [2 * log for log in logs] if norm != "none" else [*accumulate(logs), *accumulate(reversed(logs))]
+    if not math.log10(room.tiny) < min(reached) <= max(reached) < math.log10(room.max):
+        raise InputError(
+            explain(
+                "sizes",
+                f"{dtype} holds numbers from {room.tiny:.1e} to {room.max:.1e}, and the network must stay among them",
+                f"values from 10^{min(reached):.1f} to 10^{max(reached):.1f}",
+                "Pass dtype=torch.float64, or less extreme sizes" if dtype != torch.float64 else "Pass milder sizes",
+            )
+        )
 
 
 def _check_widths(widths: Sequence[int]) -> None:

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain
-from normgauge.optim._gdnp_problems import LeastSquares, Problem
+from normgauge.optim._gdnp_problems import LOSSES, GaussianHalfspace, LeastSquares, Problem
 from normgauge.records import Reading, Status
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
+from normgauge.theory.gdnp import largest_coefficient
 
 if TYPE_CHECKING:
     import altair
 
+_ROUNDING = 1e-12  # relative, of the quadrature
 CONVERGED = 1e-6  # of the first gradient: half the digits of float64, where losses no longer tell points apart
 
 
@@ -33,11 +35,13 @@ class GDNPRecord:
         rho_bound: `(1 - mu / L)^(2 t) (rho_0 - rho*)`.
         length: gamma.
         length_slope: the derivative of f by gamma.
-        length_bound: `(zeta / mu) 2^-T |b - a|`, a bound on its size (zeta a smoothness constant of f).
+        length_bound: `(zeta / mu) 2^-T |b - a|`, a bound on its size (zeta a smoothness constant of f); 0 for least
+            squares, whose length is known in closed form.
         stopping: h.
         step: s, nan at the last iteration.
         gradient_norm: `|grad f|` in the norm of `S^-1`.
-        gradient_bound: root of `Phi^2 rho_bound + length_bound^2`.
+        gradient_bound: root of `Phi^2 rho_bound + length_bound^2`, Phi a bound on `|c1|` known before the run
+            (`theory.gdnp.largest_coefficient`; 2 for least squares); nan where the analysis does not cover the problem.
     """
 
     iteration: int
@@ -130,7 +134,7 @@ def gdnp(
     iterations: int = 50,
     bisections: int = 50,
     start: Tensor | None = None,
-    smoothness: float = math.nan,
+    smoothness: float | None = None,
     tol: float = 1e-14,
     seed: int = 0,
 ) -> GDNPRun:
@@ -147,7 +151,7 @@ def gdnp(
         iterations: at most.
         bisections: T, of the length at each step.
         start: the first direction; random when `None`. Must not be orthogonal to u.
-        smoothness: zeta, a Lipschitz constant of the gradient of f, for `length_bound` (nan without).
+        smoothness: zeta, a Lipschitz constant of the gradient of f, for `length_bound`; by default `sup|phi''| L`.
         tol: stop when `|h|` is below it.
         seed: of a random start.
 
@@ -155,7 +159,7 @@ def gdnp(
         A `GDNPRun`.
 
     Raises:
-        InputError: when the start is zero or orthogonal to u.
+        InputError: when the start is zero or orthogonal to u, or the smoothness is no positive number.
 
     Deviations: from S3 as printed. The least-squares objective is `2 gamma u^T w / |w|_S + gamma^2`, not a quotient
         with `+ gamma^2` below the line. The stopping function has `u^T wt` in its second term, not `u^T w` (else the
@@ -182,8 +186,9 @@ def gdnp(
     mu, L = float(spectrum[0]), float(spectrum[-1])
     w = torch.randn(len(u), generator=generator(seed), dtype=u.dtype) if start is None else start.to(u).clone()
     _check_start(w, u)
+    zeta = _check_smoothness(problem, smoothness, L)
     best = -float(u @ torch.linalg.solve(S, u))
-    rho0, shrink, peak = _rayleigh(w, u, S), 1 - mu / L, 0.0
+    rho0, shrink, limit = _rayleigh(w, u, S), 1 - mu / L, _coefficient_limit(problem, best)
     records: list[GDNPRecord] = []
     status: Status = "ok"
     sentence, halvings = "", 0
@@ -191,20 +196,19 @@ def gdnp(
     for number in range(iterations + 1):
         if not has_minimum:
             status = "nonconverged"
-            sentence = "the loss has no finite minimum along this direction (separable data?)"
+            sentence = "the loss has no finite minimum along a direction (separable data, or a bounded loss?)"
         norm = math.sqrt(float(w @ S @ w))
         weights = gamma / norm * w
         means = problem.means(weights)
         c1 = means.first - means.second * float(u @ weights)
-        peak = max(peak, abs(c1))
         h = c1 * float(u @ w)
         slope = float(means.gradient @ w) / norm
         full = math.sqrt(max(float(means.gradient @ torch.linalg.solve(S, means.gradient)), 0.0))
         rho, bound = _rayleigh(w, u, S), shrink ** (2 * number) * (rho0 - best)
-        error = smoothness / mu * 2.0**-bisections * bracket
+        error = zeta / mu * 2.0**-bisections * bracket
         last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not has_minimum
         step = math.nan if last else -(norm**3) / (L * gamma * h)
-        total = math.sqrt(peak**2 * bound + (0.0 if math.isnan(error) else error**2))
+        total = math.sqrt(limit**2 * bound + error**2)
         records.append(
             GDNPRecord(
                 iteration=number,
@@ -222,6 +226,10 @@ def gdnp(
             )
         )
         if last:
+            limit_here = CONVERGED * max(records[0].gradient_norm, 1.0)
+            if found and number < iterations and not full <= limit_here:
+                status = "nonconverged"
+                sentence = f"the direction no longer moves (h or the length is 0) at a gradient of {full:.3g}"
             break
         slope_w = gamma / norm * (means.gradient - S @ w * (float(w @ means.gradient) / norm**2))
         for _ in range(40):
@@ -257,20 +265,40 @@ def _length(problem: Problem, w: Tensor, S: Tensor, bisections: int) -> tuple[fl
     if isinstance(problem, LeastSquares):
         return -float(problem.u @ unit), 0.0, True  # the optimum in closed form
 
-    def slope(gamma: float) -> float:
-        return float(problem.means(gamma * unit).gradient @ unit)
+    def slope(gamma: float) -> tuple[float, float]:
+        """Return the derivative by gamma and its rounding: |phi''| is at most 2 phi' for all losses here."""
+        means = problem.means(gamma * unit)
+        return float(means.gradient @ unit), _ROUNDING * means.first * (1 + 2 * abs(gamma))
 
-    side = -math.copysign(1.0, slope(0.0))
+    side = -math.copysign(1.0, slope(0.0)[0])
     inner, outer = 0.0, side
-    while slope(outer) * side <= 0:  # zero by underflow is no root
+    while slope(outer)[0] * side <= slope(outer)[1]:  # what is left of a slope that dies out is no root
         inner, outer = outer, 2 * outer
         if abs(outer) > 1e6:
             return inner, abs(outer - inner), False
     width = abs(outer - inner)
     for _ in range(bisections):
         middle = (inner + outer) / 2
-        inner, outer = (middle, outer) if slope(middle) * side < 0 else (inner, middle)
+        inner, outer = (middle, outer) if slope(middle)[0] * side < 0 else (inner, middle)
     return (inner + outer) / 2, width, True
+
+
+def _coefficient_limit(problem: Problem, best: float) -> float:
+    if isinstance(problem, LeastSquares):
+        return 2.0  # c1 itself
+    if isinstance(problem, GaussianHalfspace):
+        return float(largest_coefficient(LOSSES[problem.loss][1], torch.tensor(best, dtype=torch.float64)))
+    return math.nan
+
+
+def _check_smoothness(problem: Problem, smoothness: float | None, L: float) -> float:
+    if smoothness is None:
+        return 2 * L if isinstance(problem, LeastSquares) else LOSSES[problem.loss][2] * L
+    if not 0 < smoothness < math.inf:
+        raise InputError(
+            explain("gdnp", "smoothness is a positive number", repr(smoothness), "Leave it out for sup|phi''| L")
+        )
+    return smoothness
 
 
 def _check_start(w: Tensor, u: Tensor) -> None:

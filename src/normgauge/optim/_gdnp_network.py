@@ -30,6 +30,7 @@ class GDNPNetworkRun(Result):
         output: the output weights, as given.
         losses: after each sweep over the units, the first before any.
         gradient_norms: `|gradient by a unit's weights|` in the norm of `S^-1`, the largest over units, per sweep.
+        evaluations: of the loss and its gradient, from the start to each sweep; the searches of steps are counted too.
         alignments: per sweep, the smallest `|cos|` (S metric) of a unit with `S^-1 u`, S3's line of critical points.
     """
 
@@ -38,15 +39,16 @@ class GDNPNetworkRun(Result):
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...]
     alignments: tuple[float, ...]
+    evaluations: tuple[int, ...]
 
     def _title(self) -> str:
         return f"GDNP on {len(self.output)} tanh units: loss {self.losses[-1]:.6g} after {len(self.losses) - 1} sweeps"
 
     def _rows(self) -> list[dict[str, Any]]:
-        columns = zip(self.losses, self.gradient_norms, self.alignments, strict=True)
+        columns = zip(self.losses, self.gradient_norms, self.alignments, self.evaluations, strict=True)
         return [
-            {"sweep": i, "loss": loss, "gradient_norm": norm, "alignment": cosine}
-            for i, (loss, norm, cosine) in enumerate(columns)
+            {"sweep": i, "loss": loss, "gradient_norm": norm, "alignment": cosine, "evaluations": count}
+            for i, (loss, norm, cosine, count) in enumerate(columns)
         ]
 
     def readings(self) -> tuple[Reading, ...]:
@@ -118,7 +120,11 @@ def gdnp_network(
     inverse, L = torch.linalg.inv(S), float(torch.linalg.eigvalsh(S)[-1])
     target = inverse @ (-(y @ x) / len(x))
 
+    count = 0
+
     def loss_and_slopes(hidden: Tensor) -> tuple[float, Tensor]:
+        nonlocal count
+        count += 1
         spend("gradients")
         t = torch.tanh(x @ hidden.T)
         margin = y * (t @ theta)
@@ -126,12 +132,12 @@ def gdnp_network(
         slopes = (weight[:, None] * (1 - t * t) * theta).T @ x
         return float(torch.nn.functional.softplus(-margin).mean()), slopes
 
-    def state(hidden: Tensor) -> tuple[float, float, float]:
+    def state(hidden: Tensor) -> tuple[float, float, float, int]:
         value, slopes = loss_and_slopes(hidden)
         sizes = ((slopes @ inverse) * slopes).sum(1).clamp_min(0).sqrt()
         lengths = ((hidden @ S) * hidden).sum(1).sqrt() * math.sqrt(float(target @ S @ target))
         cosines = (hidden @ S @ target).abs() / lengths
-        return value, float(sizes.max()), float(cosines.min())
+        return value, float(sizes.max()), float(cosines.min()), count
 
     history = [state(W)]
     for _ in range(sweeps):
@@ -139,8 +145,8 @@ def gdnp_network(
             for _ in range(iterations):
                 _improve(W, unit, S, L, loss_and_slopes)
         history.append(state(W))
-    losses, norms, cosines = zip(*history, strict=True)
-    return GDNPNetworkRun(W, theta, losses, norms, cosines)
+    losses, norms, cosines, counts = zip(*history, strict=True)
+    return GDNPNetworkRun(W, theta, losses, norms, cosines, counts)
 
 
 def _improve(W: Tensor, unit: int, S: Tensor, L: float, loss_and_slopes: Any) -> None:

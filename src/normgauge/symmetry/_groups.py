@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.network import owner_of
+from normgauge.network import Network, owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading
 from normgauge.results import Result, instrument
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import altair
 
 DECAY_OFF = 0.0
+SHOWN = 4  # names printed per reason
 ROLES = ("scale_invariant", "affine", "dead", "rest")
 _ADVICE = {
     "scale_invariant": "decay sets the effective learning rate, not the capacity; keep it, or put it on the sphere",
@@ -61,6 +62,16 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
             for name, (_, group, decay, why) in self.reasons.items()
         ]
 
+    def _shown_rows(self) -> list[dict[str, Any]]:
+        """Return one row per reason; `frame()` has one per parameter."""
+        names: dict[tuple[str, float, str], list[str]] = {}
+        for name, (_, group, decay, why) in self.reasons.items():
+            names.setdefault((group, decay, why), []).append(name)
+        return [
+            {"group": group, "weight_decay": decay, "tensors": len(same), "parameters": _list_some(same), "why": why}
+            for (group, decay, why), same in names.items()
+        ]
+
     def readings(self) -> tuple[Reading, ...]:
         """Return how many tensors are in each group."""
         return tuple(Reading(f"tensors in {group['name']}", len(group["params"])) for group in self.groups)
@@ -100,10 +111,9 @@ def param_groups(
 ) -> ParamGroups:
     """Sort the parameters into groups by what their symmetries say about weight decay.
 
-    A matrix every slice of which can be scaled freely, alone or with its bias, goes to `scale_invariant`;
-    vectors that scale or shift against the next layer (gains and shifts of normalizations) to `affine`; entries
-    without effect to `dead`;
-    the rest to `rest`, its vectors without decay. A tensor whose free scale is only joint with others (a
+    A matrix every slice of which can be scaled freely, alone or with its bias, goes to `scale_invariant`; gains and
+    shifts of normalizations, found by what they do to their module's output, to `affine`; entries without effect to
+    `dead`; the rest to `rest`, its vectors without decay. A tensor whose free scale is only joint with others (a
     residual stream) stays in `rest`.
 
     Args:
@@ -167,6 +177,10 @@ def param_groups(
 _SPHERES: dict[tuple[int, ...] | None, str] = {(0,): "row", (): "tensor"}
 
 
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= SHOWN else f"{', '.join(names[: SHOWN - 1])}, ..., {names[-1]}"
+
+
 def _place(label: str) -> int:
     return next((k for k, role in enumerate(ROLES) if label.startswith(role)), len(ROLES))
 
@@ -193,7 +207,6 @@ def _roles(objective: Objective, symmetries: Symmetries) -> dict[str, tuple[str,
     """Return role and reason per parameter."""
     roles = dict.fromkeys(objective.names, ("rest", _ADVICE["rest"]))
     sizes = {name: value.numel() for name, value in objective.parameters.items()}
-    free = {f.terms[0].parameter for f in symmetries.families if f.kind == "scale" and _covers(f)}
     for family in symmetries.families:
         if family.status == "undecided" or not family.counted:
             continue
@@ -205,8 +218,7 @@ def _roles(objective: Objective, symmetries: Symmetries) -> dict[str, tuple[str,
                 why = _ADVICE["scale_invariant"] + (f" (jointly with {', '.join(joint)})" if joint else "")
                 if sum(size > 1 for size in symmetries.shapes[name]) > 1:
                     roles[name] = ("scale_invariant", why)
-    affine = _norm_affine(objective, symmetries, free)
-    for name in affine:
+    for name in _norm_affine(objective) & set(roles):
         if roles[name][0] == "rest":
             roles[name] = ("affine", _ADVICE["affine"])
     return roles
@@ -218,25 +230,10 @@ def _covers(family: Family) -> bool:
     return whole and len({owner_of(name) for name in family.parameters}) == 1
 
 
-def _norm_affine(objective: Objective, symmetries: Symmetries, free: set[str]) -> set[str]:
-    """Return gains and shifts of normalizations: two vectors of one module, or a gain, that rescale together.
-
-    A gain is a vector that scales against a reader while no matrix of its own module scales with it; a bias
-    scales together with its weight.
-    """
-    shapes = {name: tuple(value.shape) for name, value in objective.parameters.items()}
-    vectors = {name for name, shape in shapes.items() if sum(size > 1 for size in shape) <= 1}
-    result: set[str] = set()
-    for family in symmetries.families:
-        if family.kind not in ("rescale", "shift"):
-            continue
-        up = [term.parameter for term in family.terms if term.coefficient > 0]
-        for name in up:
-            module = name.rpartition(".")[0]
-            own = [other for other in shapes if other.rpartition(".")[0] == module and other not in vectors]
-            if name in vectors and not own and name not in free:
-                result.add(name)
-    return result
+def _norm_affine(objective: Objective) -> set[str]:
+    """Return gains and shifts of normalizations, by what they do to the outputs of the module that reads them."""
+    roles = Network.of(objective).roles.values()
+    return {name for role in roles if role.kind in ("gain", "shift") for name in (role.parameter, *role.tied)}
 
 
 def _free_axes(symmetries: Symmetries, name: str) -> tuple[int, ...] | None:

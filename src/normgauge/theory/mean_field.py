@@ -70,6 +70,23 @@ class MeanField:
         return math.sqrt(self.square_growth)
 
 
+def activation_values(activation: str, y: np.ndarray) -> np.ndarray:
+    """Return phi(y).
+
+    Examples:
+        >>> activation_values("relu", np.array([-1.0, 2.0])).tolist()
+        [0.0, 2.0]
+
+    Raises:
+        UnknownNameError: for another activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise unknown_name("activation", activation, ACTIVATIONS)
+    if activation in _SMOOTH:
+        return _SMOOTH[activation][0](y)
+    return np.maximum(y, 0) + _SLOPES[activation] * np.minimum(y, 0)
+
+
 def batchnorm_layer(activation: str, batch: float, *, slope: float | None = None, nodes: int = 96) -> MeanField:
     """Return what one layer of an infinitely wide batch-normalized network does, at batch size `batch`.
 

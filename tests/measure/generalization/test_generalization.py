@@ -124,9 +124,29 @@ def test_few_cells_and_many_samples_make_the_bound_speak():
     assert few.verdict == "vacuous" and "samples in the same cells" in few.needed
     wanted = float(few.needed.split()[1])
     assert 60 < wanted < 3000
-    model.weight.data *= 1e4
+    # hardtanh is flat around both clusters, and no rule of `lipschitz` sees it
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Hardtanh(), model)
+    model[0].weight.data.fill_(100.0)
     steep = ng.generalization(model, (inputs, labels), partition=2)["S2 Theorem 20"]
     assert steep.verdict == "undecided" and "local constants" in steep.needed  # flat in the cells, as far as is seen
+
+
+@pytest.mark.parametrize("weight", [2.0, -2.0, 1e4])
+def test_cells_whose_margin_outlasts_the_ball_are_flat(weight):
+    source = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (600,), generator=source)
+    inputs = 2.0 * labels[:, None] - 1 + 0.01 * torch.randn(600, 1, generator=source)
+    model = nn.Linear(1, 2, bias=False)
+    model.weight.data = torch.tensor([[-weight], [weight]])
+    r = ng.generalization(model, (inputs, labels), partition=2)
+    assert {c.slope_upper for c in r.cells if c.center >= 0} == {0.0}  # all right, or all wrong: the ramp is cut off
+    near = ng.generalization(model, (inputs, labels), partition=torch.tensor([[-1.0], [1.0]]), radius=0.99)
+    far = ng.generalization(model, (inputs, labels), partition=torch.tensor([[-1.0], [1.0]]), radius=1.01)
+    assert all(c.slope_upper == pytest.approx(2 * abs(weight), rel=1e-6) for c in far.cells if c.center >= 0)
+    if weight == 1e4:  # the margin falls below 1 only within 5e-5 of the boundary
+        assert all(c.slope_upper == 0 for c in near.cells if c.center >= 0)
+    for c in (*r.cells, *near.cells, *far.cells):
+        assert c.slope_lower <= c.slope_upper * (1 + 1e-6)
 
 
 def test_folding_is_exact_and_the_chain_is_dense_algebra():

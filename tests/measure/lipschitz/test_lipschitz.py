@@ -478,3 +478,28 @@ def test_nothing_depends_on_the_input_unseen():
     assert ng.lipschitz(_Own(), torch.randn(3, 4)).upper == pytest.approx(4.0)
     found = ng.lipschitz(_Unpacked(), torch.randn(3, 4))
     assert found.lower == pytest.approx(5**0.5) and found.upper >= found.lower
+
+
+@pytest.mark.parametrize("slope", [1e160, 1e-170, 1e300, 1e-300])
+@pytest.mark.parametrize("width", [3, 60])
+def test_extreme_slopes_are_bracketed_from_both_sides(slope, width):
+    net = ng.nn.network_with_slope(slope, [width] * 40, dtype=torch.float64)
+    bracket = ng.lipschitz(net, torch.rand(3, width, dtype=torch.float64) + 0.1, climbs=1)
+    assert bracket.log10_lower == pytest.approx(math.log10(slope), abs=1e-6)
+    assert bracket.log10_upper == pytest.approx(math.log10(slope), abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e-30, 1e30, 1e170])
+def test_extreme_linear_layers_keep_their_norm(scale):
+    torch.manual_seed(0)
+    for layer, size in ((nn.Linear(4, 3), ()), (nn.Conv2d(2, 3, 3), (5, 5)), (nn.Conv2d(8, 8, 3), (20, 20))):
+        layer = layer.double()
+        shape = (layer.in_channels, *size) if size else None
+        truth = ng.operator_norm(layer, shape).upper
+        layer.weight.data *= scale
+        bracket = ng.operator_norm(layer, shape)
+        assert bracket.lower <= bracket.upper == pytest.approx(scale * truth, rel=1e-9)
+    chain = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(4))).double()
+    for part in chain:
+        part.weight.data = scale * torch.eye(3, dtype=torch.float64)
+    assert ng.lipschitz(chain, torch.ones(1, 3).double()).log10_upper == pytest.approx(4 * math.log10(scale), abs=1e-6)

@@ -1,3 +1,5 @@
+import dataclasses
+import importlib
 import math
 
 import pytest
@@ -8,6 +10,7 @@ from scipy.sparse.linalg import svds
 from torch import nn
 
 import normgauge as ng
+from normgauge.errors import CertificateError
 from normgauge.linalg import Convolution, peak_frequency, random_start_bound, symbol_bound, top_singular_pair
 from reference.operator_norm import dense_matrix, dense_norm, random_layer, trained_like
 
@@ -291,3 +294,13 @@ def test_non_finite_weights_are_refused():
     layer.weight.data[0, 0] = math.nan
     with pytest.raises(ng.NormgaugeError, match="must be finite"):
         ng.operator_norm(layer)
+
+
+def test_a_bound_below_a_stretched_vector_is_no_bracket(monkeypatch):
+    place = importlib.import_module("normgauge.measure.lipschitz.operator_norm")
+    honest = place.symbol_bound
+    monkeypatch.setattr(
+        place, "symbol_bound", lambda *a, **k: dataclasses.replace(b := honest(*a, **k), value=0.5 * b.value)
+    )
+    with pytest.raises(CertificateError, match="no vector is stretched"):
+        ng.operator_norm(nn.Conv2d(8, 8, 3, padding=1), (8, 20, 20))

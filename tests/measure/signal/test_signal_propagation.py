@@ -178,8 +178,66 @@ def test_three_ways_out():
         deep_batchnorm(nn.ReLU, 20, 4, 0), F.mse_loss, (torch.randn(8, 20), torch.randn(8, 1)), mode="train"
     )
     found = signal_propagation(objective, theory="relu")
-    assert "towards the input" in str(found) and "(1 gradient)" in str(found)
+    assert "towards the input" in str(found) and found.cost.gradients == 1 and found.cost.forwards <= 1
     assert len(found.frame()) == len(found.layers)
     drawn = found.chart().to_dict()
     assert {row["series"] for rows in drawn["datasets"].values() for row in rows} == {"measured", "infinite width"}
     assert found.growth_low < found.growth < found.growth_high
+
+
+class Skipped(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+def chain(*, gain=1.0, activation=nn.ReLU, skip=False, conv=False, norm=True):
+    layers = []
+    for _ in range(4):
+        linear = nn.Conv1d(6, 6, 1) if conv else nn.Linear(6, 6)
+        part = [linear, *([nn.BatchNorm1d(6)] if norm else []), activation()]
+        layers += [Skipped(nn.Sequential(*part))] if skip else part
+    layers += [nn.Flatten(), nn.Linear(6 * (3 if conv else 1), 2)]
+    model = nn.Sequential(*layers)
+    for part in model.modules():
+        if isinstance(part, nn.BatchNorm1d):
+            nn.init.constant_(part.weight, gain)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ""),
+        ({"activation": Erf, "theory": "erf"}, ""),
+        ({"activation": nn.Identity, "theory": "identity"}, ""),
+        ({"gain": 0.1}, "gains other than 1"),
+        ({"skip": True}, "a skip or a branch"),
+        ({"conv": True}, "not the activation relu"),
+        ({"activation": nn.SiLU}, "not the activation relu"),
+        ({"activation": nn.Tanh}, "not the activation relu"),
+        ({"norm": False}, "in turn"),
+        ({"mode": "eval"}, "stored statistics"),
+    ],
+)
+def test_predictions_are_withheld_where_the_theory_does_not_speak(options, words):
+    options = dict(options)
+    mode, theory = options.pop("mode", "train"), options.pop("theory", "relu")
+    shape = (8, 6, 3) if options.get("conv") else (8, 6)
+    objective = Objective(chain(**options), F.mse_loss, (torch.randn(shape), torch.randn(8, 2)), mode=mode)
+    found = signal_propagation(objective, theory=theory)
+    assert (found.theory is None) == bool(words) and words in found.withheld
+    assert ("the theory here covers" in str(found)) == bool(words)
+
+
+@pytest.mark.parametrize(("scale", "way"), [(0.5, "shrink by a factor of 4 "), (2.0, "grow by a factor of 4 ")])
+def test_what_shrinks_is_said_to_shrink(scale, way):
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(8)))
+    for layer in model:
+        nn.init.constant_(layer.weight, scale)
+    data = (torch.ones(4, 1), torch.ones(4, 1))
+    meaning = signal_propagation(Objective(model, lambda out, _: out.mean(), data, mode="eval")).meaning()
+    assert way in meaning and ("vanish" if scale < 1 else "explode") in meaning

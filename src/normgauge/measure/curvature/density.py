@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import altair
 
 FLAT = 0.01  # of the largest |eigenvalue|: one percent of the curvature that limits the learning rate
-ZERO = 1e-6  # of it: about the rounding of float32, below which a sign means nothing
 
 
 @dataclass(frozen=True)
@@ -79,21 +78,27 @@ class Density(Result):
         )
         cut = FLAT * self.largest
         flat = Reading(f"share within {FLAT:g} of the largest from zero", self.share(-cut, cut), "estimate")
-        return mean, flat, Reading("share below zero", self._negative_share, "estimate"), *others
+        shares = (Reading(name, value, "estimate") for name, value in self._shares().items())
+        return mean, flat, *shares, *others
 
-    @property
-    def _negative_share(self) -> float:
-        return self.share(upper=-ZERO * self.largest)
+    def _shares(self) -> dict[str, float]:
+        """Return the shares below, about and above zero; within `width` of it the density tells no signs apart."""
+        below, above = self.share(upper=-self.width), self.share(lower=self.width)
+        return {
+            "share below -width": below,
+            "share within width of zero": max(1 - below - above, 0.0),
+            "share above width": above,
+        }
 
     def _meaning(self) -> str:
         cut = FLAT * self.largest
         if not cut:
             return f"All {self.dimension} eigenvalues seen are 0: the loss is piecewise linear in these variables."
-        flat, down = self.share(-cut, cut), self._negative_share
+        flat, (down, near, _) = self.share(-cut, cut), self._shares().values()
         return (
             f"About {flat:.0%} of the {self.dimension} directions are flat (within {FLAT:.0%} of the largest "
-            f"eigenvalue, {self.largest:.3g}), and {down:.0%} bend down: a step sized for the steepest hardly moves "
-            "along the flat ones."
+            f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. {down:.0%} bend "
+            f"down by more than the width {self.width:.3g}; the signs of the {near:.0%} within it are not resolved."
         )
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -104,17 +109,21 @@ class Density(Result):
 
     def _shown_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
-            {"quantity": f"mean of lambda^{p + 1}", "value": value, "standard_error": error}
+            {
+                "quantity": f"mean of lambda^{p + 1}",
+                "value": value,
+                "standard_error": "-" if math.isnan(error) else error,
+            }
             for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True))
         ]
         values = [value for each in self.nodes for value in each.values]
         rows.append({"quantity": "smallest node", "value": min(values)})
         rows.append({"quantity": "largest node", "value": max(values)})
-        rows.append({"quantity": "share below zero", "value": self._negative_share})
-        return rows
+        return rows + [{"quantity": name, "value": value} for name, value in self._shares().items()]
 
     def _notes(self) -> str:
-        return f"density smoothed by {self.width:.3g}, {len(self.nodes)} probes"
+        alone = "; one probe has no standard error, pass probes=2 or more" if len(self.nodes) == 1 else ""
+        return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{alone}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the density on a logarithmic axis."""
@@ -168,7 +177,7 @@ def density(
 
     References: ubaru2017.
     """
-    if points < 2 or (width is not None and not width > 0.0):
+    if points < 2 or (width is not None and not 0.0 < width < math.inf):
         raise InputError(
             explain(
                 "density", "width is positive and points at least 2", f"width={width}, points={points}", "Change it"

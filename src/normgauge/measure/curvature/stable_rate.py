@@ -55,35 +55,45 @@ class StableRate(Result):
         return self.observed / self.predicted
 
     def _title(self) -> str:
-        return f"Largest stable learning rate: {self.predicted:.4g} predicted, {self.observed:.4g} observed"
+        return f"Largest stable learning rate: {self.predicted:.4g} by the curvature at the start"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{"rate": rate, "stable": stable, "over_predicted": rate / self.predicted} for rate, stable in self.runs]
 
     def readings(self) -> tuple[Reading, ...]:
-        """Return the observed rate, the predicted one and the eigenvalue behind it."""
+        """Return the predicted rate, the eigenvalue behind it, and where short runs stopped being stable."""
         half = (self.observed_high - self.observed_low) / 2
         observed = Reading("observed largest stable rate", self.observed, "estimate", half, self.status, self.sentence)
         return (
-            replace(observed, uncertainty=None) if math.isnan(half) else observed,
             Reading("predicted largest stable rate", self.predicted, "estimate"),
             Reading("top eigenvalue", self.top_eigenvalue, "estimate"),
+            replace(observed, uncertainty=None) if math.isnan(half) else observed,
         )
 
     def _meaning(self) -> str:
+        if not math.isfinite(self.predicted):
+            return "The loss does not bend up at the start, so curvature limits no rate there: search rates by runs."
+        use = f"Use learning rates of plain gradient descent up to {self.predicted:.4g}, what the curvature allows"
+        grown = "weights before a normalizer grow until the step is small, which is survival and no good training"
+        if self.status != "ok" and math.isnan(self.observed_low):
+            return f"No run was stable within {DOUBLINGS} halvings of the predicted {self.predicted:.4g}."
         if self.status != "ok":
-            return f"No edge of stability was met within {DOUBLINGS} doublings of the predicted {self.predicted:.4g}."
-        said = f"Gradient descent stays stable up to a learning rate of {self.observed:.4g} over {self.steps} steps; "
+            return f"{use}. Runs met no edge within {DOUBLINGS} doublings of it: {grown}."
         if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
-            return said + f"curvature at the start predicts it within a factor of {AGREEMENT:g}, so it can be trusted."
-        why = ", as where weights before a normalizer grow" if self.ratio > 1 else ""
-        apart = f"{self.ratio:.3g} times the prediction (agreement: within {AGREEMENT:g})"
-        return f"{said}{apart}: curvature at the start does not decide{why}, so search rates by runs."
+            seen = f"runs of {self.steps} steps turn unstable at {self.observed:.4g}"
+            return f"{use}; {seen}, which agrees within a factor of {AGREEMENT:g}."
+        apart = f"{self.ratio:.3g} times that (agreement: within {AGREEMENT:g})"
+        if self.ratio > 1:
+            return f"{use}. Runs of {self.steps} steps turn unstable only at {self.observed:.4g}, {apart}: {grown}."
+        return (
+            f"The curvature allows {self.predicted:.4g}, but runs turn unstable at {self.observed:.4g}, {apart}: "
+            f"it rises on the way, so use learning rates below {self.observed_low:.4g}."
+        )
 
     def _notes(self) -> str:
         return (
-            f"bracket [{self.observed_low:.4g}, {self.observed_high:.4g}] from {len(self.runs)} runs of {self.steps} "
-            f"steps; predicted 2 / {self.top_eigenvalue:.4g} ({self.of})"
+            f"observed {self.observed:.4g}, bracket [{self.observed_low:.4g}, {self.observed_high:.4g}] from "
+            f"{len(self.runs)} runs of {self.steps} steps; predicted 2 / {self.top_eigenvalue:.4g} ({self.of})"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -144,12 +154,12 @@ def stable_rate(
     """
     if of not in ("hessian", "quotient"):
         raise unknown_name("curvature", of, ("hessian", "quotient"))
-    if iterations < 4 or not tol > 0:
+    if iterations < 4 or not tol > 0 or not 0 < nudge < math.inf:
         raise InputError(
             explain(
                 "stable_rate",
-                "iterations must be at least 4 and tol positive",
-                f"{iterations}, {tol:g}",
+                "iterations must be at least 4, tol and nudge positive",
+                f"{iterations}, {tol:g}, {nudge:g}",
                 "Use the defaults",
             )
         )

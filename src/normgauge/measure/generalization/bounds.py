@@ -39,7 +39,8 @@ class Cell:
         distance_seen: the mean distance between two of its samples, an estimate of lambda_i.
         slope_lower: the largest gradient norm of the loss met at its samples and on walks from them inside the cell:
             L_i is at least this.
-        slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; inf if unknown.
+        slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; 0 where by it the
+            loss is cut off all over the ball; inf if unknown.
         term_lower: share times distance_seen times slope_lower, at most share times C.
         term_upper: share times distance times slope_upper, at most share times C.
     """

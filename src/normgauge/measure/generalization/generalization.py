@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.errors import DataError, InputError, NormgaugeError, explain, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
 from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
@@ -29,6 +29,7 @@ from normgauge.measure.generalization.network_copy import (
 )
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
+from normgauge.network import copy_model
 from normgauge.objective import Objective, call_model, pairs, to_device
 from normgauge.records import Reading, format_table
 from normgauge.results import Result, instrument, spend
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import altair
     import pandas
 
+_ROUNDING = 1e-9  # relative, of a loss in float64
 PARTS = ("bounds", "measures", "cells")
 _CLOSE = 1e-2  # relative change of the outputs that eps may cause when weights are rescaled
 _SAME = 1e-4  # the same for folding, where there is only rounding
@@ -369,7 +371,8 @@ def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Ge
     on_balls, top = _slopes_on_balls(pieces, partition, plain, chain, used, settings)
     if not partition.by_user:
         slopes = _climb_in_cells(pieces, partition, twin, loss, (used, wanted), settings)
-    cells = tuple(_cells(pieces, on_balls, loss, slopes, len(rows)))
+    middle_losses = _losses_at_centers(pieces, partition, plain, loss, (used, wanted), settings)
+    cells = tuple(_cells(pieces, on_balls, loss, slopes, middle_losses))
     test_bound, test_loss = _test_bound(twin, test, loss, settings)
     of = Ingredients(
         empirical=float(values.mean()),
@@ -469,15 +472,50 @@ def _climb_in_cells(
     return climb(model, settings.forward, loss, used, wanted, stay)
 
 
+@torch.no_grad()
+def _losses_at_centers(
+    pieces: Sequence[Piece],
+    partition: Partition,
+    model: nn.Module,
+    loss: BoundedLoss,
+    samples: tuple[Tensor, Tensor],
+    settings: _Settings,
+) -> list[float]:
+    """Return the loss before it is cut at each cell's centre, in float64; nan for the rest and where there is none."""
+    used, wanted = samples
+    middles = partition.centers[[piece.center for piece in pieces]]
+    size = used[0].numel()
+    inputs = middles[:, :size].reshape(-1, *used.shape[1:]).to(used.device)
+    if loss.classes:
+        targets = torch.tensor([max(piece.label, 0) for piece in pieces]).to(wanted)
+    else:
+        targets = middles[:, size:].reshape(-1, *wanted.shape[1:]).to(wanted.device)
+    try:
+        raw = loss.raw(settings.forward(copy_model(model).double(), inputs), targets).double()
+    except (NormgaugeError, RuntimeError):  # a forward or loss that refuses float64 or points between samples
+        return [math.nan] * len(pieces)
+    return [float(value) if piece.center >= 0 else math.nan for piece, value in zip(pieces, raw, strict=True)]
+
+
 def _cells(
-    pieces: Sequence[Piece], on_balls: dict[int, float], loss: BoundedLoss, slopes: Tensor, samples: int
+    pieces: Sequence[Piece],
+    on_balls: dict[int, float],
+    loss: BoundedLoss,
+    slopes: Tensor,
+    middle_losses: Sequence[float],
 ) -> list[Cell]:
-    """Return the cells with bracketed slopes of the loss."""
-    cells = []
-    for piece in pieces:
+    """Return the cells with bracketed slopes of the loss.
+
+    Where the loss before it is cut cannot come back from beyond 0 or C within the ball, it is constant there: slope 0.
+    """
+    cells, samples = [], sum(len(piece.members) for piece in pieces)
+    for piece, middle in zip(pieces, middle_losses, strict=True):
         slope = on_balls.get(piece.center, math.inf)
         upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
         upper = math.inf if math.isnan(upper) else upper
+        change = upper * piece.radius * (1 + _ROUNDING) + _ROUNDING * abs(middle)
+        if middle + change <= 0 or middle - change >= loss.largest:
+            upper = 0.0
         numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
         cells.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
     return cells

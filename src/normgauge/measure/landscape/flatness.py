@@ -184,6 +184,8 @@ def flatness(
     References: lyu2022, kwon2021, li2018.
     """
     _check(sigmas, samples, noises, sharpness)
+    if not 0 < radius < math.inf:
+        raise InputError(explain("flatness", "radius is positive and finite", repr(radius), "Try radius=0.05"))
     loss, accuracy = loss_and_accuracy(objective)
     entries: list[Perturbed] = []
     for noise in noises:

@@ -36,7 +36,10 @@ def _attention(call: Call) -> Reach:
         raise call.refuse("queries, keys and values must depend on the input, the mask must not", "another case")
     if not query.value.shape[:-2] == key.value.shape[:-2] == value.value.shape[:-2]:
         raise call.refuse("every head needs its own queries, keys and values", "heads that share them")
-    scale = call.kwargs.get("scale") or 1 / math.sqrt(query.value.shape[-1])
+    if query.value.ndim < 3:
+        raise call.refuse("samples must not see each other", f"queries of shape {tuple(query.value.shape)}")
+    scale = call.kwargs.get("scale")
+    scale = 1 / math.sqrt(query.value.shape[-1]) if scale is None else scale
     mask = _logit_mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
     return _bound_attention(query, key, value, float(scale), mask, call.value)
 
@@ -54,7 +57,7 @@ def _logit_mask(mask: Tensor | None, causal: bool, query: Reach, key: Reach) -> 
 
 
 def _bound_attention(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor, output: Tensor) -> Reach:
-    at = _sizes_at_data(query, key, value, scale, mask)
+    at, scale = _sizes_at_data(query, key, value, scale, mask), abs(scale)
     ball = _sizes_on_ball(at, query, key, value, scale)
     count = torch.tensor(float(query.value.shape[-2]), dtype=torch.float64)
     rows = [torch.tensor(x.rows, dtype=torch.float64) for x in (query, key, value)]
@@ -119,6 +122,10 @@ def _multihead(call: Call) -> Any:
         )
     if not all(isinstance(x, Reach) for x in inputs) or call.argument(3, "key_padding_mask") is not None:
         raise call.refuse("queries, keys and values must depend on the input, without padding mask", "another case")
+    if any(x.value.ndim != 3 for x in inputs):
+        raise call.refuse(
+            "queries are [samples, tokens, features]", f"{inputs[0].value.ndim} axes", "Add the batch axis"
+        )
     mask = call.argument(5, "attn_mask")
     if mask is not None and mask.ndim != 2:
         raise call.refuse("a mask must be [queries, keys]", f"{mask.ndim} axes")

@@ -13,6 +13,7 @@ from normgauge.measure.lipschitz.reach import Gain, Reach, add_reaches, constant
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.theory import lipschitz_constants as constants
 
+_JUMP = 1e-9  # relative: what counts as rounding
 _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest size, size at zero
     "relu": (1.0, math.inf, 0.0),
     "relu6": (1.0, 6.0, 0.0),
@@ -20,7 +21,6 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "silu": (constants.SILU, math.inf, 0.0),
     "mish": (constants.MISH, math.inf, 0.0),
     "selu": (constants.SELU, math.inf, 0.0),
-    "celu": (1.0, math.inf, 0.0),
     "hardswish": (constants.HARD_SWISH, math.inf, 0.0),
     "hardsigmoid": (constants.HARD_SIGMOID, 1.0, 0.5),
     "sigmoid": (constants.SIGMOID, 1.0, 0.5),
@@ -30,7 +30,6 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "tanhshrink": (1.0, math.inf, 0.0),
     "softsign": (1.0, 1.0, 0.0),
     "softshrink": (1.0, math.inf, 0.0),
-    "softplus": (1.0, math.inf, math.inf),
     "clamp": (1.0, math.inf, math.inf),
     "clip": (1.0, math.inf, math.inf),
     "abs": (1.0, math.inf, 0.0),
@@ -49,7 +48,6 @@ _TYPES: dict[type, str] = {
     nn.SiLU: "silu",
     nn.Mish: "mish",
     nn.SELU: "selu",
-    nn.CELU: "celu",
     nn.Hardswish: "hardswish",
     nn.Hardsigmoid: "hardsigmoid",
     nn.Sigmoid: "sigmoid",
@@ -58,7 +56,6 @@ _TYPES: dict[type, str] = {
     nn.Tanhshrink: "tanhshrink",
     nn.Softsign: "softsign",
     nn.Softshrink: "softshrink",
-    nn.Softplus: "softplus",
 }
 
 
@@ -105,6 +102,32 @@ def _elu_function(call: Call) -> Reach:
     return _activation(call, max(1.0, abs(call.argument(1, "alpha", 1.0))), math.inf, 0.0)
 
 
+@on_module(nn.CELU)
+@on_function("celu")
+def _celu(call: Call) -> Reach:
+    alpha = call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)
+    if not alpha > 0:  # exp(x / alpha) has no largest slope
+        raise call.refuse("celu has a rule for positive alpha", f"alpha {alpha}")
+    return _activation(call, 1.0, math.inf, 0.0)
+
+
+@on_module(nn.Softplus)
+@on_function("softplus")
+def _softplus(call: Call) -> Reach:
+    """Slope 1, if the jump to the identity at `beta x = threshold` is rounding: torch's softplus is not continuous."""
+    if call.module is not None:
+        beta, threshold = call.module.beta, call.module.threshold
+    else:
+        beta, threshold = call.argument(1, "beta", 1.0), call.argument(2, "threshold", 20.0)
+    if not (beta and threshold > 0 and math.log1p(math.exp(-threshold)) <= _JUMP * threshold):
+        raise call.refuse(
+            "softplus jumps where it becomes the identity, so it has no Lipschitz constant",
+            f"beta {beta}, threshold {threshold}",
+            "Leave threshold at 20",
+        )
+    return _activation(call, 1.0, math.inf, math.inf)
+
+
 @on_module(nn.PReLU)
 def _prelu(call: Call) -> Reach:
     return _activation(call, max(1.0, float(call.module.weight.abs().max())), math.inf, 0.0)
@@ -113,11 +136,11 @@ def _prelu(call: Call) -> Reach:
 @on_function("square", "pow")
 def _square(call: Call) -> Reach:
     exponent = call.argument(1, "exponent", 2)
-    if exponent != 2:
+    if isinstance(exponent, Tensor) or exponent != 2:
         raise call.refuse("powers have a rule for the square only", f"exponent {exponent}")
     before: Reach = call.input
     size = _largest(before.value)
-    gain = three_gains(2 * size, 2 * (size + before.spread), 2 * before.peak, before.peak**2)
+    gain = three_gains(2 * size, 2 * (size + before.spread), 2 * before.peak, before.peak * before.peak)
     return before.pass_through(gain, call.value)
 
 
@@ -126,29 +149,29 @@ SUMS = ("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
 
 @on_function(*SUMS, several=True)
 def _sum(call: Call) -> Reach:
-    a, b = call.args[0], call.argument(1, "other")
-    alpha = abs(float(call.kwargs.get("alpha", 1.0)))
+    a, b = _operands(call)
+    alpha = abs(call.kwargs.get("alpha", 1.0))
+    of_a, of_b = (alpha, 1.0) if call.kind == "rsub" else (1.0, alpha)  # rsub is b - alpha a
     if isinstance(a, Reach) and isinstance(b, Reach):
         same = a.value.shape == b.value.shape
         return add_reaches(
-            [(a, _repeat_gain(call, a)), (b, _repeat_gain(call, b, alpha))],
+            [(a, _repeat_gain(call, a, of_a)), (b, _repeat_gain(call, b, of_b))],
             call.value,
-            a.peak + alpha * b.peak,
-            a.rows + alpha * b.rows if same else math.inf,
+            _multiply(of_a, a.peak) + _multiply(of_b, b.peak),
+            _multiply(of_a, a.rows) + _multiply(of_b, b.rows) if same else math.inf,
         )
-    reach, other = (a, b) if isinstance(a, Reach) else (b, a)
-    factor = alpha if reach is b else 1.0
+    reach, factor, other, weight = (a, of_a, b, of_b) if isinstance(a, Reach) else (b, of_b, a, of_a)
     gain = _repeat_gain(call, reach, factor)
-    size = _size(other) * (alpha if other is b else 1.0)
-    rows = factor * reach.rows + _length(other, call.value) * (alpha if other is b else 1.0)
-    if reach.value.shape != call.value.shape:
-        rows = math.inf
-    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, factor * reach.peak + size, rows), call.value)
+    rows = math.inf
+    if reach.value.shape == call.value.shape:
+        rows = _multiply(factor, reach.rows) + weight * _length(other, call.value)
+    peak = _multiply(factor, reach.peak) + weight * _size(other)
+    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
 
 
 @on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
 def _times(call: Call) -> Reach | Pending:
-    a, b = call.args[0], call.argument(1, "other")
+    a, b = _operands(call)
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
     if first and second:
         return _product(call, _certify(a), _certify(b))
@@ -165,10 +188,10 @@ def _times(call: Call) -> Reach | Pending:
 
 @on_function("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
 def _quotient(call: Call) -> Reach:
-    a, b = call.args[0], call.argument(1, "other")
+    a, b = _operands(call)
     if isinstance(b, Reach) or not isinstance(a, Reach):
         raise call.refuse("no rule for dividing by something that depends on the input", "such a division")
-    smallest = abs(float(b)) if not isinstance(b, Tensor) else float(b.abs().min())
+    smallest = float(b.double().abs().min()) if isinstance(b, Tensor) else float(abs(b))
     if call.kwargs.get("rounding_mode") is not None or smallest == 0:
         raise call.refuse("division needs a divisor other than zero, without rounding", f"divisor {smallest:g}")
     return _scale(call, a, 1 / smallest)
@@ -176,8 +199,9 @@ def _quotient(call: Call) -> Reach:
 
 def _scale(call: Call, reach: Reach, size: float) -> Reach:
     gain = _repeat_gain(call, reach, size)
-    rows = reach.rows * size if reach.value.shape == call.value.shape else math.inf
-    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, reach.peak * size, rows), call.value)
+    rows = _multiply(size, reach.rows) if reach.value.shape == call.value.shape else math.inf
+    peak = _multiply(size, reach.peak)
+    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
 
 
 def _product(call: Call, a: Reach, b: Reach) -> Reach:
@@ -225,8 +249,19 @@ def _factors(value: Tensor, other: Any) -> tuple[Tensor, int] | None:
     return other.reshape(-1).double(), -1 if wide[0] == value.ndim - 1 else wide[0]
 
 
+def _operands(call: Call) -> tuple[Any, Any]:
+    if len(call.args) > 2:  # torch's old add(x, alpha, y)
+        raise call.refuse("sums and products have a rule for two operands", f"{len(call.args)}", "Name alpha=")
+    return call.argument(0, "input"), call.argument(1, "other")
+
+
+def _multiply(factor: float, limit: float) -> float:
+    """Return a bound times a factor, where zero wins against no bound."""
+    return factor * limit if factor else 0.0
+
+
 def _size(constant: Any) -> float:
-    return float(constant.abs().max()) if isinstance(constant, Tensor) else abs(float(constant))
+    return float(constant.double().abs().max()) if isinstance(constant, Tensor) else float(abs(constant))
 
 
 def _length(constant: Any, value: Tensor) -> float:

@@ -76,6 +76,8 @@ class Folded:
     def then_factors(self, name: str, factors: Tensor, offset: Tensor | None, axis: int) -> Folded | None:
         """Return the map followed by factors per channel; `None` where they act on another axis."""
         key = (*self.key, name)
+        if not _is_in_range(self.weight, factors):
+            return None
         if self.weight.ndim == 1:
             same = axis == self.axis
             return Folded(self.base, key, self.norms, self.weight * factors, axis=axis) if same else None
@@ -92,7 +94,8 @@ class Folded:
 
     def then_matrix(self, name: str, matrix: Tensor, offset: Tensor | None) -> Folded | None:
         """Return the map followed by a matrix on the last axis."""
-        if self.layer is not None or (self.weight.ndim == 1 and self.axis != -1):
+        apart = self.layer is not None or (self.weight.ndim == 1 and self.axis != -1)
+        if apart or not _is_in_range(self.weight, matrix):
             return None
         key = (*self.key, name)
         if self.weight.ndim == 1:  # its own offset is not known
@@ -102,7 +105,7 @@ class Folded:
 
     def then_convolution(self, name: str, layer: nn.Module, weight: Tensor, size: tuple[int, ...]) -> Folded | None:
         """Return the map followed by a convolution: factors per input channel enter its kernel."""
-        if self.weight.ndim != 1 or self.axis != 1:
+        if self.weight.ndim != 1 or self.axis != 1 or not _is_in_range(self.weight, weight):
             return None
         weight = fold_channels(layer, weight, self.weight, after=False)
         return Folded(base=self.base, key=(*self.key, name), norms=self.norms, weight=weight, layer=layer, size=size)
@@ -140,6 +143,12 @@ class Pending:
     def drop_value(self) -> Pending:
         """Return the numbers without the tensor."""
         return Pending(self.value.new_empty(0), self.folded)
+
+
+def _is_in_range(first: Tensor, second: Tensor) -> bool:
+    """Tell whether a product stays where float64 keeps its digits; else norms are taken apart and their logs add up."""
+    sizes = float(first.abs().max()), float(second.abs().max())
+    return 0.0 in sizes or 1e-140 < sizes[0] * sizes[1] < 1e140
 
 
 def _scale_offset(offset: Tensor | None, factors: Tensor, shift: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ def _linear_function(call: Call) -> Pending:
 
 def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | None) -> Pending:
     matrix = _check_finite(call, weight)
+    if matrix.ndim != 2:
+        raise call.refuse(
+            "weights must be [outputs, inputs]", f"shape {tuple(matrix.shape)}", "Add the axis of outputs"
+        )
     offset = torch.zeros(len(matrix), dtype=torch.float64) if bias is None else bias.detach().double()
     folded = operand.folded.then_matrix(call.name, matrix, offset) if isinstance(operand, Pending) else None
     if folded is None:
@@ -56,6 +61,8 @@ def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | Non
 
 @on_module(*_CONVOLUTIONS, folds=True)
 def _convolution(call: Call) -> Pending:
+    if call.argument(1, "output_size") is not None:  # chooses another output_padding than the layer's
+        raise call.refuse("a transposed convolution has a rule without output_size", "one", "Use output_padding")
     return _through_convolution(call, call.input, call.module, call.module.weight)
 
 
@@ -82,13 +89,8 @@ def _convolution_function(call: Call) -> Pending:
 
 def _through_convolution(call: Call, operand: Any, layer: nn.Module, weight: Tensor) -> Pending:
     kernel = _check_finite(call, weight)
+    call.check_space()
     size = tuple(operand.value.shape[2:])
-    if len(size) != kernel.ndim - 2:
-        raise call.refuse(
-            f"its input must be [batch, channels] and {kernel.ndim - 2} axes of space",
-            f"shape {tuple(operand.value.shape)}",
-            "Add the batch axis",
-        )
     name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
     folded = operand.folded.then_convolution(name, layer, kernel, size) if isinstance(operand, Pending) else None
     if folded is None:
@@ -155,9 +157,9 @@ def _batch_norm_function(call: Call) -> Reach:
     return call.input.pass_through(constant_gain(float(factors.abs().max())), call.value)
 
 
-@on_function("matmul", "bmm", "__matmul__", "__rmatmul__", several=True)
+@on_function("matmul", "bmm", several=True)
 def _matmul(call: Call) -> Reach | Pending:
-    a, b = call.args[0], call.argument(1, "other", call.kwargs.get("mat2"))
+    a, b = call.argument(0, "input"), call.argument(1, "other", call.kwargs.get("mat2"))
     if isinstance(a, Reach) and isinstance(b, Reach):
         return _bilinear(call, a, b)
     operand, other = (a, b) if isinstance(a, Reach) else (b, a)
@@ -171,7 +173,8 @@ def _matmul(call: Call) -> Reach | Pending:
         raise call.refuse(
             "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
         )
-    return operand.pass_through(constant_gain(_spectral(other.double())), call.value)
+    matrices = math.prod(call.value.shape[:-2]) // math.prod(operand.value.shape[:-2])  # that one operand meets
+    return operand.pass_through(constant_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
 
 
 def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:

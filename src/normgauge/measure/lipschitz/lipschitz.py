@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import CertificateError, InputError, explain
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
@@ -211,9 +211,10 @@ def lipschitz(
         A `LipschitzBracket` with `.lower`, `.upper`, their log10, and what each layer does.
 
     Raises:
+        CertificateError: when a slope exceeds the bound: a rule is wrong, and nothing is certified.
         ModelError: naming the step that has no rule, is in training mode or mixes samples.
         DataError: when the inputs are not one batch of finite real numbers.
-        InputError: when the radius is not positive.
+        InputError: when the radius is not positive, or climbs no whole number >= 0.
 
     Deviations: than2025 multiplies norms of reshaped weights and constants of normalizers (Theorem 9, Corollaries 10
     and 11) and takes the Euclidean norm of a BatchNorm's factors; here convolutions count with their norm as
@@ -234,6 +235,8 @@ def lipschitz(
         raise InputError(
             explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
         )
+    if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
+        raise InputError(explain("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6"))
     data = check_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
@@ -258,10 +261,21 @@ def _assemble(
     if ball is not None:
         ball = min(ball, everywhere)
     at_data = min(float(output.at.max()) / _LN10 + slack, everywhere if ball is None else ball)
+    lower, upper = math.log10(low.value) if low.value > 0 else -math.inf, everywhere if ball is None else ball
+    if lower > upper:
+        names = ", ".join(f"{step.name!r} ({step.kind})" for step in steps)
+        raise CertificateError(
+            explain(
+                f"lipschitz of {type(model).__name__}",
+                "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
+                f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
+                "Drop steps until it holds to see which, and check the rules you registered",
+            )
+        )
     per_datum = torch.minimum(output.at if radius is None else output.ball, output.everywhere) / _LN10 + slack
     return LipschitzBracket(
-        log10_lower=math.log10(low.value) if low.value > 0 else -math.inf,
-        log10_upper=everywhere if ball is None else ball,
+        log10_lower=lower,
+        log10_upper=upper,
         log10_at_data=at_data,
         log10_on_ball=ball,
         log10_global=everywhere,

@@ -64,11 +64,13 @@ def _all_rows(outputs: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         torch.autograd.grad(outputs[:, k].sum(), x, retain_graph=k + 1 < count, materialize_grads=True)[0].flatten(1)
         for k in range(count)
     ]
-    jacobians = torch.stack(rows, 1)
-    gram = torch.nan_to_num(jacobians @ jacobians.transpose(1, 2), 0.0, 0.0, 0.0)
-    values, vectors = torch.linalg.eigh(gram)
+    jacobians = torch.nan_to_num(torch.stack(rows, 1), 0.0, 0.0, 0.0)
+    sizes = jacobians.abs().amax((1, 2), keepdim=True)
+    jacobians = torch.where(sizes > 0, jacobians / sizes, 0.0)  # squares of large and small slopes have no room
+    values, vectors = torch.linalg.eigh(jacobians @ jacobians.transpose(1, 2))
     right = (jacobians * vectors[:, :, -1:]).sum(1)
-    return values[:, -1].clamp_min(0.0).sqrt(), _unit(right).view_as(x), vectors[:, :, -1]
+    norms = values[:, -1].clamp_min(0.0).sqrt() * sizes[:, 0, 0]
+    return norms, _unit(right).view_as(x), vectors[:, :, -1]
 
 
 def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +85,7 @@ def _power(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tenso
         weights = _unit(forward)
     (back,) = torch.autograd.grad(outputs, x, weights)
     flat = torch.nan_to_num(back.flatten(1), 0.0, 0.0, 0.0)
-    return flat.norm(dim=1), _unit(flat).view_as(x), weights
+    return _lengths(flat)[:, 0], _unit(flat).view_as(x), weights
 
 
 def uphill_direction(model: Model, point: Tensor, left: Tensor) -> Tensor:
@@ -101,8 +103,14 @@ def uphill_direction(model: Model, point: Tensor, left: Tensor) -> Tensor:
     return _unit(torch.nan_to_num(slope.flatten(1), 0.0, 0.0, 0.0)).view_as(point)
 
 
+def _lengths(rows: Tensor) -> Tensor:
+    """Return lengths of rows whose squares may have no room."""
+    sizes = rows.abs().amax(-1, keepdim=True)
+    return sizes * torch.where(sizes > 0, rows / sizes, 0.0).norm(dim=-1, keepdim=True)
+
+
 def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    return rows / _lengths(rows).clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def find_steepest(
@@ -120,6 +128,8 @@ def find_steepest(
     """
     norms, rights, lefts = jacobian_norms(single, inputs, seed)
     norms = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
+    if not bool(norms.any()) and inputs.dtype != torch.float64:  # slopes this dtype cannot hold
+        return find_steepest(double, double, inputs.double(), radius, climbs, seed)
     outputs = lefts.shape[1] if lefts.shape[1] <= FEW_OUTPUTS else 2 * _POWER_STEPS + 2
     datum = int(norms.argmax())
     home, point, best = inputs[datum], inputs[datum], float(norms[datum])

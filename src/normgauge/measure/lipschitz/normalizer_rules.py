@@ -116,6 +116,8 @@ def _instance_norm(call: Call) -> Reach:
     layer = call.module
     if layer.track_running_stats and not layer.training:
         raise call.refuse("InstanceNorm has a rule without running statistics", "track_running_stats=True")
+    if not isinstance(layer, normalizers.InstanceNorm):
+        call.check_space()
     return _bound_groups(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
 
 
@@ -126,7 +128,7 @@ def _unit_length(call: Call) -> Reach:
     p, axis, eps = call.argument(1, "p", 2.0), call.argument(2, "dim", 1), call.argument(3, "eps", 1e-12)
     if p != 2 or not isinstance(axis, int) or axis % call.value.ndim == 0:
         raise call.refuse("normalize has a rule for p = 2 along one axis that is not the batch", f"p={p}, dim={axis}")
-    lengths = torch.linalg.vector_norm(reach.value, dim=axis).flatten(1).amin(1)
+    lengths = torch.linalg.vector_norm(reach.value, dim=axis).reshape(len(reach.value), -1).amin(1)
     at = 1 / lengths.clamp_min(eps)
     ball = 1 / (lengths - reach.spread).clamp_min(eps)
     last = axis % call.value.ndim == call.value.ndim - 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
+from normgauge.errors import CertificateError, InputError, NonFiniteError, explain, unknown_name
 from normgauge.linalg import (
     Convolution,
     peak_frequency,
@@ -35,6 +35,7 @@ _SINGLE_SLACK = 1e-5  # relative, of a float32 Ritz value
 DENSE = "exact: dense matrix"
 _DENSE = 256  # a map with a side this short is written out as a matrix
 _DENSE_ENTRIES = 2_000_000
+_SQUARES = (1e-15, 1e15)  # weights whose squares, and sums of them, a float32 holds
 _SMALL = 20_000  # inputs this short: steps are cheap next to the symbol, and the bracket is wider, so spend more
 
 
@@ -170,6 +171,7 @@ def operator_norm(
     Raises:
         InputError: when the layer is not linear, the shape does not fit, or an option is out of range.
         NonFiniteError: when a weight is infinite or not a number.
+        CertificateError: when a vector is stretched by more than the bound allows: nothing is certified then.
 
     Deviations: `torch.nn.utils.parametrizations.spectral_norm` divides by the norm of the weight reshaped to a matrix
     (miyato2018 does the same). For a 3x3 convolution that is 0.36-0.80 of the operator norm, so the "1-Lipschitz"
@@ -191,6 +193,8 @@ def operator_norm(
         raise InputError(
             explain("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
         )
+    if not 0 < delta < 1:
+        raise InputError(explain("operator_norm", "delta is a probability", repr(delta), "Try delta=1e-10"))
     map_ = read_layer(layer, input_shape)
     bracket = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
     spend("gradients", bracket.steps)  # a step is a product with the layer and one with its adjoint
@@ -215,6 +219,13 @@ def bracket_of(
         )
     operator = map_.operator
     assert operator is not None  # one of the two, by construction
+    largest = float(operator.weight.abs().max())
+    if not _SQUARES[0] < largest < _SQUARES[1] and 0 < largest < math.inf:
+        factor = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two: nothing is rounded
+        small = replace(map_, weight=map_.weight / factor, operator=operator.divided_by(factor))
+        bracket = bracket_of(small, kind, steps=steps, delta=delta, start=start, seed=seed)
+        sizes = {name: getattr(bracket, name) * factor for name in ("lower", "upper", "reshaped")}
+        return replace(bracket, **sizes)
     reshaped = _reshaped_norm(map_.weight.to(map_.dtype))
     if float(operator.weight.abs().max()) == 0.0:
         return Bracket(
@@ -292,6 +303,15 @@ def _bracket(
         chance = random_start_bound(pair.ritz, operator.shape[1], count, delta) * (1 + slack)
         if chance < upper:
             upper, method, factor = chance, "Lanczos from a random start", 1.0
+    if kind == "certified" and pair.rayleigh * (1 - _SLACK) > upper:
+        raise CertificateError(
+            explain(
+                f"operator_norm of {map_.name}",
+                "no vector is stretched by more than the certified bound, so there is no bracket",
+                f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}",
+                "Ask for kind='estimate', and report the layer",
+            )
+        )
     return Bracket(
         lower=pair.rayleigh * (1 - _SLACK),
         upper=upper,

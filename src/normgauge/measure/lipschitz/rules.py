@@ -14,7 +14,7 @@ from normgauge.errors import InputError, ModelError, explain
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach, three_gains
 
-Outcome = Any  # a Reach, a Pending, or a tuple of them
+Outcome = Any  # a Reach, a Pending, a tuple of them, or the tensor of a step that does not depend on the input
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,22 @@ class Call:
     def input(self) -> Any:
         """The first argument."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    def check_space(self) -> int:
+        """Return the number of axes of space that torch's class or function names, as in MaxPool2d.
+
+        Raises:
+            ModelError: when the input is not `[batch, channels]` and these axes: torch would take samples for channels.
+        """
+        names = [self.kind] if self.module is None else [base.__name__ for base in type(self.module).__mro__]
+        axes = next(int(name[-2]) for name in names if name[-2:] in ("1d", "2d", "3d"))
+        if self.input.value.ndim != axes + 2:
+            raise self.refuse(
+                f"its input must be [batch, channels] and {axes} axes of space",
+                f"shape {tuple(self.input.value.shape)}",
+                "Add the missing axis",
+            )
+        return axes
 
     def dependent_arguments(self) -> list[Any]:
         """Return all arguments that depend on the network's input, also inside tuples and lists."""

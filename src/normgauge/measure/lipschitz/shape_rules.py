@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from normgauge.measure.lipschitz.folded import Pending
 from normgauge.measure.lipschitz.reach import Gain, Reach, constant_gain, join_reaches
-from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.measure.lipschitz.rules import Call, Outcome, on_function, on_module
 from normgauge.theory import lipschitz_constants as constants
-
-_ONE_TO_THREE = (1, 2, 3)
 
 COPIES = ("contiguous", "clone", "to", "float", "double", "type", "type_as")
 VIEWS = (
@@ -26,14 +24,14 @@ PERMUTATIONS = ("permute", "transpose", "swapaxes", "swapdims", "movedim", "move
 
 
 @on_module(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, folds=True, shown=False)
-def _identity(call: Call) -> Reach | Pending:
+def _identity(call: Call) -> Outcome:
     if call.module.training and getattr(call.module, "p", 0.0) > 0:
         raise call.refuse("dropout must be in evaluation mode", "training mode", "Call model.eval() first")
     return _copy(call)
 
 
 @on_function("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", folds=True, shown=False)
-def _dropout_function(call: Call) -> Reach | Pending:
+def _dropout_function(call: Call) -> Outcome:
     if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
         raise call.refuse(
             "dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()"
@@ -42,8 +40,10 @@ def _dropout_function(call: Call) -> Reach | Pending:
 
 
 @on_function(*COPIES, folds=True, shown=False, several=True)
-def _copy(call: Call) -> Reach | Pending:
+def _copy(call: Call) -> Outcome:
     operand = call.input
+    if isinstance(operand, Tensor):  # a constant takes the type of something that depends on the input
+        return operand
     if isinstance(operand, Pending):
         return Pending(call.value, operand.folded)
     return operand.move_entries(call.value, operand.rows)
@@ -51,9 +51,13 @@ def _copy(call: Call) -> Reach | Pending:
 
 @on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
 @on_function(*VIEWS, shown=False, several=True)
-def _reshape(call: Call) -> Reach:
+def _reshape(call: Call) -> Outcome:
     """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
-    reach: Reach = call.input
+    reach = call.input
+    if isinstance(reach, Tensor):  # a constant takes the shape of something that depends on the input
+        return reach
+    if call.value.dtype != reach.value.dtype:
+        raise call.refuse("a view must not read the bits as another type", str(call.value.dtype), "Use .to()")
     unchanged = reach.value.shape[-1] == call.value.shape[-1]
     return reach.move_entries(call.value, reach.rows if unchanged else _rows_of_pieces(reach, call.value))
 
@@ -87,7 +91,8 @@ def _pieces(call: Call) -> tuple[Reach, ...]:
     reach: Reach = call.input
     axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
     batch = _batch_after(call, reach, axis, dropped=call.kind == "unbind")
-    return tuple(reach.move_entries(piece, _rows_after_cut(reach, piece), batch) for piece in call.value)
+    last = call.kind != "unbind" or axis % reach.value.ndim != reach.value.ndim - 1
+    return tuple(reach.move_entries(piece, reach.rows if last else None, batch) for piece in call.value)
 
 
 def _batch_after(call: Call, reach: Reach, axis: int, *, dropped: bool) -> int:
@@ -104,7 +109,8 @@ def _item(call: Call) -> Any:
         return operand[index]
     if call.kind in ("select", "narrow"):
         batch = _batch_after(call, operand, index, dropped=call.kind == "select")
-        return operand.move_entries(call.value, _rows_after_cut(operand, call.value), batch)
+        last = call.kind == "narrow" or index % operand.value.ndim != operand.value.ndim - 1
+        return operand.move_entries(call.value, operand.rows if last else None, batch)
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(part is None or part is Ellipsis or _plain(part) for part in parts):
         raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
@@ -122,17 +128,13 @@ def _item(call: Call) -> Any:
         axis, new = axis + 1, new + isinstance(part, slice)
     if batch < 0:
         raise call.refuse("the batch must stay whole", f"{index!r}", "Write x[:, ...]")
-    return operand.move_entries(call.value, _rows_after_cut(operand, call.value), batch)
+    # what is left of a row, or one of its entries, is no longer than the row; a column may be
+    last = [part for part in parts if part is not None][-1]
+    return operand.move_entries(call.value, operand.rows if isinstance(last, slice) else None, batch)
 
 
 def _plain(part: Any) -> bool:
     return isinstance(part, (int, slice)) and not isinstance(part, bool)
-
-
-def _rows_after_cut(reach: Reach, piece: Tensor) -> float | None:
-    """Lengths of rows hold for pieces of rows, as long as the last axis is the same one."""
-    same = piece.ndim == reach.value.ndim or piece.shape[-1:] == reach.value.shape[-1:]
-    return reach.rows if same and piece.ndim > 1 else None
 
 
 @on_function("cat", "concat", "concatenate", "stack", "hstack", several=True)
@@ -151,14 +153,27 @@ def _concatenate(call: Call) -> Reach:
     return join_reaches(reaches, call.value, peak, rows)
 
 
-@on_function("expand", "expand_as", "repeat", "repeat_interleave", "tile", "broadcast_to", several=True)
-def _repeat(call: Call) -> Reach:
-    reach: Reach = call.input
-    if reach.value.ndim != call.value.ndim:
+@on_function("expand", "expand_as", "repeat", "tile", "broadcast_to", several=True)
+def _repeat(call: Call) -> Outcome:
+    reach = call.input
+    if isinstance(reach, Tensor):  # a constant takes the shape of something that depends on the input
+        return reach
+    return _repeated(call, call.value.numel() / reach.value.numel())
+
+
+@on_function("repeat_interleave")
+def _repeat_interleave(call: Call) -> Reach:
+    """Entries are repeated each its own number of times: the largest one counts."""
+    repeats, axis = call.argument(1, "repeats"), call.argument(2, "dim")
+    if axis is None or axis % call.value.ndim == 0:
+        raise call.refuse("samples must not be repeated", f"dim {axis}", "Name another axis")
+    return _repeated(call, float(torch.as_tensor(repeats).max()))
+
+
+def _repeated(call: Call, times: float) -> Reach:
+    if call.input.value.ndim != call.value.ndim:
         raise call.refuse("repeating must keep the axes", f"shape {tuple(call.value.shape)}", "Use unsqueeze first")
-    return reach.pass_through(
-        constant_gain(math.sqrt(call.value.numel() / reach.value.numel()), reach.peak), call.value
-    )
+    return call.input.pass_through(constant_gain(math.sqrt(times), call.input.peak), call.value)
 
 
 @on_function("mean", "sum", "amax", "amin", "norm", "logsumexp")
@@ -200,8 +215,6 @@ def _log_softmax(call: Call) -> Reach:
 @on_module(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 def _max_pool(call: Call) -> Reach:
     layer = call.module
-    if layer.return_indices:
-        raise call.refuse("max pooling must return values only", "return_indices=True")
     return _bound_max_pool(call, layer.kernel_size, layer.stride, layer.dilation)
 
 
@@ -212,9 +225,7 @@ def _max_pool_function(call: Call) -> Reach:
 
 
 def _bound_max_pool(call: Call, kernel: Any, stride: Any, dilation: Any) -> Reach:
-    axes = call.value.ndim - 2
-    if axes not in _ONE_TO_THREE or not isinstance(call.value, Tensor):
-        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(call.value.shape)}")
+    axes = call.check_space()
     sizes = zip(_per_axis(kernel, axes), _per_axis(stride or kernel, axes), _per_axis(dilation, axes), strict=True)
     factor = math.prod(constants.max_pool_constant(k, s, d) for k, s, d in sizes)
     return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
@@ -225,7 +236,7 @@ def _average_pool(call: Call) -> Reach:
     layer = call.module
     if getattr(layer, "divisor_override", None) is not None:
         raise call.refuse("average pooling has a rule without divisor_override only", f"{layer.divisor_override}")
-    axes = call.value.ndim - 2
+    axes = call.check_space()
     kernels, strides = _per_axis(layer.kernel_size, axes), _per_axis(layer.stride, axes)
     paddings = _per_axis(layer.padding, axes)
 
@@ -241,7 +252,7 @@ def _average_pool(call: Call) -> Reach:
 def _average_pool_function(call: Call) -> Reach:
     if len(call.args) > 4 or set(call.kwargs) & {"ceil_mode", "count_include_pad", "divisor_override"}:
         raise call.refuse("the function has a rule with kernel, stride and padding only", "further arguments")
-    axes = call.value.ndim - 2
+    axes = call.check_space()
     kernels = _per_axis(call.argument(1, "kernel_size"), axes)
     strides = _per_axis(call.argument(2, "stride") or kernels, axes)
     paddings = _per_axis(call.argument(3, "padding", 0), axes)
@@ -251,12 +262,13 @@ def _average_pool_function(call: Call) -> Reach:
 @on_module(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 @on_function("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def _adaptive_average(call: Call) -> Reach:
-    sizes = call.value.shape[2:]
+    sizes = call.value.shape[2 : 2 + call.check_space()]
     return _separable(call, lambda axis, eye: functional.adaptive_avg_pool1d(eye, sizes[axis]))
 
 
 @on_module(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 def _adaptive_maximum(call: Call) -> Reach:
+    call.check_space()
     factor = 1.0
     for n, m in zip(call.input.value.shape[2:], call.value.shape[2:], strict=True):
         windows = torch.zeros(n, dtype=torch.long)
@@ -270,35 +282,39 @@ def _adaptive_maximum(call: Call) -> Reach:
 def _upsample(call: Call) -> Reach:
     layer, sizes = call.module, call.value.shape[2:]
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(layer.mode, layer.mode)
-    if mode not in ("nearest", "linear", "nearest-exact") or layer.recompute_scale_factor:
+    if mode not in ("nearest", "linear", "nearest-exact"):
         raise call.refuse("upsampling has a rule for nearest and linear modes", f"mode {layer.mode!r}")
-    corners = layer.align_corners if mode == "linear" else None
-    return _separable(
-        call, lambda axis, eye: functional.interpolate(eye, size=sizes[axis], mode=mode, align_corners=corners)
-    )
+
+    def along(axis: int, eye: Tensor) -> Tensor:
+        """Ask the layer itself, on inputs constant along the other axes: torch rounds places in ways of its own."""
+        wide = eye.movedim(-1, 1).reshape(len(eye), 1, *(len(eye) if i == axis else 1 for i in range(len(sizes))))
+        out = layer(wide.expand(-1, -1, *call.input.value.shape[2:]))
+        return out[(slice(None), slice(None), *(slice(None) if i == axis else 0 for i in range(len(sizes))))]
+
+    return _separable(call, along)
 
 
 @on_module(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 def _constant_pad(call: Call) -> Reach:
-    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(call.module.value))), call.value)
+    return _bound_pad(call, call.module.padding, call.module.value)
 
 
 @on_function("pad")
 def _pad(call: Call) -> Reach:
     if call.argument(2, "mode", "constant") != "constant":
         raise call.refuse("pad has a rule for constants only", f"mode {call.argument(2, 'mode')!r}")
-    ahead = _integers((call.argument(1, "pad"),))
-    if len(ahead) >= 2 * call.value.ndim:
-        raise call.refuse("the batch must not be padded", f"pad {ahead}")
-    size = abs(float(call.argument(3, "value", 0.0) or 0.0))
-    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, size)), call.value)
+    return _bound_pad(call, call.argument(1, "pad"), call.argument(3, "value", 0.0) or 0.0)
+
+
+def _bound_pad(call: Call, pad: Any, value: float) -> Reach:
+    if len(_integers((pad,))) >= 2 * call.value.ndim:
+        raise call.refuse("the batch must not be padded", f"pad {pad}")
+    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(value))), call.value)
 
 
 def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
     """Return the exact norm of a map that acts on each spatial axis by its own matrix."""
     reach: Reach = call.input
-    if reach.value.ndim - 2 not in _ONE_TO_THREE:
-        raise call.refuse("pooling needs [batch, channels, *space]", f"shape {tuple(reach.value.shape)}")
     factor, largest = 1.0, 1.0
     for axis, size in enumerate(reach.value.shape[2:]):
         matrix = along(axis, torch.eye(size, dtype=torch.float64).unsqueeze(1)).squeeze(1)

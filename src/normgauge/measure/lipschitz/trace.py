@@ -220,7 +220,12 @@ class Walk:
             raise call.refuse(
                 "one argument, the first, may depend on the input", f"{len(call.dependent_arguments())} that do"
             )
+        narrow = [tensor.dtype for tensor in tensors(value) if tensor.dtype not in (torch.float32, torch.float64)]
+        if narrow:  # rounding to a coarser grid is a staircase
+            raise call.refuse("steps must stay among real numbers of 32 or 64 bits", f"an output of {narrow[0]}")
         bound = rule.bound(call)
+        if isinstance(bound, Tensor):  # only its shape or type depends on the input
+            return
         reaches[step.number] = list(bound) if isinstance(bound, tuple) else [bound]
         _check_batch(call, reaches[step.number], len(self.inputs))
         sources = tuple(dict.fromkeys(place for number in step.reads if number in reaches for place in places[number]))
@@ -258,8 +263,13 @@ def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
         ModelError: when they differ: an operation in place, a hook, or samples that see each other.
     """
     few = min(_CHECKED, max(1, len(inputs) - 1))
-    with torch.no_grad():
-        direct = called(inputs[:few])
+    try:
+        with torch.no_grad():
+            direct = called(inputs[:few])
+    except RuntimeError as error:
+        raise ModelError(
+            explain("lipschitz", "the model must take any number of samples", str(error), "Take sizes from the input")
+        ) from error
     direct = direct[0] if isinstance(direct, (tuple, list)) and len(direct) == 1 else direct
     gap = float((direct - traced[:few]).abs().max()) if direct.numel() else 0.0
     limit = _AGREEMENT * max(1.0, float(direct.abs().max()) if direct.numel() else 0.0)

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
 from normgauge.measure.signal.calls import Call, Recorder
+from normgauge.measure.signal.theory_coverage import COVERED, why_not_covered
 from normgauge.network import owner_of, role_of, watched
 from normgauge.objective import Objective
 from normgauge.records import Reading, Status
 from normgauge.results import Result, instrument
+from normgauge.stats import CONFIDENCE, student_quantile
 from normgauge.theory import mean_field
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ class SignalPropagation(Result):
         growth_low: lower end of the 95 % interval of the fit.
         growth_high: upper end.
         fitted: the layers the fit is on.
-        theory: the prediction at infinite width, where asked for.
+        theory: the prediction at infinite width, where asked for and where the theory covers the network.
+        withheld: why there is no prediction, though asked for.
     """
 
     layers: tuple[LayerSignal, ...]
@@ -76,6 +79,7 @@ class SignalPropagation(Result):
     growth_high: float
     fitted: tuple[str, ...]
     theory: mean_field.MeanField | None = None
+    withheld: str = ""
 
     @property
     def norm_growth(self) -> float:
@@ -112,8 +116,9 @@ class SignalPropagation(Result):
                 f"{len(self.fitted)} hidden affine layers with a gradient are too few to fit a growth (2 needed).{lost}"
             )
         ends = self.growth ** (len(self.fitted) - 1)
-        depth = f"{ends:.3g} over {len(self.fitted)} layers"
-        said = f"Squared gradients grow by {self.growth:.4g} per layer towards the input, {depth}"
+        way, factor = ("grow", self.growth) if self.growth >= 1 else ("shrink", 1 / self.growth)
+        depth = f"{max(ends, 1 / ends):.3g} over {len(self.fitted)} layers"
+        said = f"Squared gradients {way} by a factor of {factor:.4g} per layer towards the input, {depth}"
         if ends > UNEVEN or ends < 1 / UNEVEN:
             way = "explode" if ends > 1 else "vanish"
             return (
@@ -123,14 +128,12 @@ class SignalPropagation(Result):
 
     def _notes(self) -> str:
         t = self.theory
-        said = (
-            ""
-            if t is None
-            else f"{t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}; "
-        )
+        said = f"no prediction: {self.withheld}; {COVERED}; " if self.withheld else ""
+        if t is not None:
+            said = f"{t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}; "
         return (
             f"{said}growth by least squares on {len(self.fitted)} layers, 95 % interval "
-            f"[{self.growth_low:.4g}, {self.growth_high:.4g}] (the norm grows by {self.norm_growth:.4g})"
+            f"[{self.growth_low:.4g}, {self.growth_high:.4g}] (of the norm: {self.norm_growth:.4g})"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -175,11 +178,13 @@ def signal_propagation(
     `growth` = exp(-slope) is the factor per layer towards the input, of the square: the norm grows by its root.
 
     Kind: exact per layer; growth is an estimate with a 95 % interval that takes the residuals for independent.
-    Cost: one forward and one backward pass, plus sums over every output.
+    Cost: one forward and one backward pass, plus sums over every output; with `theory` one more forward pass.
 
     Args:
         objective: model, loss, data, mode; over several batches, moments are pooled and gradients are of the mean.
-        theory: an activation of `theory.mean_field`, to put the prediction for batch-normalized networks beside.
+        theory: an activation of `theory.mean_field`, to put the prediction for batch-normalized networks beside. It is
+            withheld, with the reason, from networks the theory does not cover: skips, convolutions, other
+            activations, gains other than 1.
         batch_size: for the prediction; the size of the first batch when left out.
 
     Returns:
@@ -208,17 +213,19 @@ def signal_propagation(
     fitted = [entry for entry in hidden if entry.gradient > 0]
     growth, low, high = fit_growth([entry.gradient for entry in fitted])
     diverged = [entry.layer for entry in entries if entry.status == "diverged"]
-    prediction = None
+    prediction, withheld = None, ""
     if theory is not None:
         size = batch_size if batch_size is not None else objective.weight(next(iter(objective.batches()))[1])
         prediction = mean_field.batchnorm_layer(theory, size)
+        withheld = why_not_covered(objective, theory)
     return SignalPropagation(
         layers=tuple(entries),
         growth=growth,
         growth_low=low,
         growth_high=high,
         fitted=tuple(entry.layer for entry in fitted),
-        theory=prediction,
+        theory=None if withheld else prediction,
+        withheld=withheld,
         status="diverged" if diverged else "ok",
         sentence=f"{len(diverged)} of {len(entries)} layers are not finite, first {diverged[0]!r}" if diverged else "",
     )
@@ -305,8 +312,6 @@ def fit_growth(squares: Sequence[float]) -> tuple[float, float, float]:
     slope = float((x * y).sum()) / spread
     if n == 2:
         return math.exp(-slope), math.nan, math.nan
-    from scipy import stats
-
     residual = float((y - y.mean() - slope * x).square().sum())
-    half = float(stats.t.ppf(0.975, n - 2)) * math.sqrt(residual / (n - 2) / spread)
+    half = student_quantile(CONFIDENCE, n - 1) * math.sqrt(residual / (n - 2) / spread)
     return math.exp(-slope), math.exp(-slope - half), math.exp(-slope + half)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -51,8 +50,7 @@ def run(spec: Spec, record: Record) -> None:
 
 def _problem(spec: Spec, seed: int) -> GaussianHalfspace | SampleHalfspace:
     if spec["data"] == "gaussian":
-        whole = gaussian_halfspace(*gaussian_moments(float(spec["condition"]), seed))
-        return dataclasses.replace(whole, nodes=NODES)
+        return gaussian_halfspace(*gaussian_moments(float(spec["condition"]), seed))
     samples = max(int(spec["batch"]), 8 * FEATURES)
     return halfspace(*two_classes(spec["data"], float(spec["condition"]), samples, seed))
 
@@ -68,13 +66,13 @@ def _gdnp(problem: GaussianHalfspace | SampleHalfspace, w: Tensor, target: float
         path.distances += [item.gradient_norm / first for item in fresh]
         path.losses += [item.loss for item in fresh]
         halvings += descent.halvings
+        path.gradients += int(descent.cost.gradients)  # those of the bisections too, to the end of the chunk
         arrived = path.iterations(target)
         if arrived is not None:
             path.distances, path.losses = path.distances[: arrived + 1], path.losses[: arrived + 1]
         if arrived is not None or len(fresh) == 0 or descent.status != "ok":
             break
         w = descent.direction
-    path.gradients = len(path.distances) - 1 + halvings
     return path, halvings
 
 

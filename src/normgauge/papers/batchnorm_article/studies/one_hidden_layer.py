@@ -71,11 +71,14 @@ def _race(x: Tensor, y: Tensor, theta: Tensor, seed: int) -> Race:
 def _gdnp(x: Tensor, y: Tensor, theta: Tensor, race: Race, target: float, most: int) -> Path:
     """Sweep over the units until the target; it remembers nothing but the weights, so it can be continued."""
     path, floor = Path(end=race.start), float(race.floor or 0.0)
+    evaluations: list[int] = []
     while len(path.distances) <= most and path.iterations(target) is None:
         count = min(CHUNK, most - max(len(path.distances) - 1, 0))
         descent = gdnp_network(x, y, output=theta, start=path.end, sweeps=count)
         skip = 1 if path.distances else 0
         path.losses += descent.losses[skip:]
+        before = evaluations[-1] if evaluations else 0
+        evaluations += [before + count for count in descent.evaluations[skip:]]
         path.distances = [(loss - floor) / (path.losses[0] - floor) for loss in path.losses]
         path.end = descent.weights
         if count == 0 or len(path.distances) > most:
@@ -83,7 +86,7 @@ def _gdnp(x: Tensor, y: Tensor, theta: Tensor, race: Race, target: float, most: 
     arrived = path.iterations(target)
     if arrived is not None:
         path.distances, path.losses = path.distances[: arrived + 1], path.losses[: arrived + 1]
-    path.gradients = UNITS * (len(path.distances) - 1)  # one per unit and sweep, beside the search of lengths
+    path.gradients = evaluations[len(path.distances) - 1]  # the searches of steps and lengths too
     return path
 
 

@@ -96,9 +96,9 @@ def _evaluations(generator: torch.Generator) -> Iterator[Check]:
 @theorem(
     "S2-T20",
     place="Theorem 20",
-    printed="F(P,h) <= F(D,h) + sum (m_i/m) lambda_i L_i + g(D,delta) with probability 1 - delta, uniformly in h",
-    hypotheses=f"{UNIFORM}; all outcomes of m draws over two and three cells are enumerated, losses chosen after the "
-    "data",
+    printed="F(P,h) <= F(D,h) + sum (m_i/m) lambda_i L_i + g(D,delta) with probability 1 - delta",
+    hypotheses=f"{UNIFORM}; uniformly in h, which the proof gives and the statement does not say; all "
+    "outcomes of m draws over two and three cells are enumerated, losses chosen after the data",
     cite=(*CITE, "kawaguchi2022"),
     note="f >= 0 is not said and is needed: for f <= 0 the slack g vanishes with C (fact). It is taken as what a loss "
     "is; a stricter reader may call it a missing hypothesis. For one h fixed in advance Hoeffding's bound alone is "

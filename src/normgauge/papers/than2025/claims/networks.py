@@ -165,7 +165,8 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
     "A_{i-1} over the inputs considered; Frobenius norm of the weights",
     cite=CITE,
     note="BN's statistics move with the weights, in training and afterwards; then neither constant is that of a fixed "
-    "map, and one sample's output can be steeper in W_i than the bound (fact: its ratio to A/s for one layer).",
+    "map, and one sample's output can be steeper in W_i than the bound (fact: its ratio to A/s for one layer). Over "
+    "all of R^n A_{i-1} is infinite, and (6) says nothing, unless the layer below is bounded (LN, sigmoid).",
 )
 def _weights_and_inputs(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((2, 5, 3), (6, 4, 4, 5)):

@@ -83,8 +83,8 @@ register(
         place="Fig. 2, 3, sec. 4.2",
         question="How large do the variances before normalizers become, and does the product of 1/sigma mean anything?",
         finding="Variances start small and grow far above 1; in ResNet-18 the product of 1/sigma is about 10^-25.",
-        proxy="As weight-norms: a narrow ResNet-18 on 4,000 images of CIFAR-10 for 150 steps; EfficientNet's variances "
-        "are recorded in the study weight-norms.",
+        proxy="As weight-norms: a narrow ResNet-18 on 4,000 images of CIFAR-10 for 150 steps; the paper's "
+        "EfficientNet is left out.",
         sizes={
             "smoke": studies("variances", ["resnet18"], data="digits", steps={"resnet18": 3}, batch=32, seeds=3),
             "small": studies("variances", list(_SMALL), data="cifar10:4000/500/500", steps=_SMALL, batch=32, seeds=3),

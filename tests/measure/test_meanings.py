@@ -1,0 +1,151 @@
+"""What instruments say of a healthy network and of a sick one: other sentences, with thresholds, and no nonsense."""
+
+import math
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import normgauge as ng
+from normgauge.errors import InputError
+
+
+def plain(scale=1.0, depth=8, norm=False, width=8):
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(depth):
+        layer = nn.Linear(width, width)
+        nn.init.orthogonal_(layer.weight, scale)
+        layers += [layer, *([nn.BatchNorm1d(width)] if norm else []), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width, 3))
+
+
+def batch(samples=60):
+    source = torch.Generator().manual_seed(1)
+    return torch.randn(samples, 8, generator=source), torch.randint(3, (samples,), generator=source)
+
+
+def objective(model, mode="eval", loss=F.cross_entropy):
+    return ng.Objective(model, loss, batch(), mode=mode)
+
+
+def quadratic(*curvatures):
+    """A loss whose Hessian has these eigenvalues."""
+    values = torch.tensor(curvatures, dtype=torch.float64)
+    model = nn.Linear(len(curvatures), 1, bias=False).double()
+    step = lambda m, _: (values * m.weight[0].square()).sum() / 2  # noqa: E731
+    return ng.Objective.from_step(model, step, torch.ones(1), mode="eval")
+
+
+def rate(model):
+    return ng.weight_dynamics(objective(model, "train"), torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01))
+
+
+def invariant():
+    """A loss of the angle alone: plain descent survives any rate by growing."""
+    model = nn.Linear(2, 1, bias=False).double()
+    model.weight.data = torch.tensor([[1.0, 0.4]], dtype=torch.float64)
+    step = lambda m, _: (m.weight[0, 0] / m.weight.norm() + 1).square()  # noqa: E731
+    return ng.Objective.from_step(model, step, torch.ones(1), mode="eval")
+
+
+def identity_times(factor):
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight.data = factor * torch.eye(4)
+    return layer
+
+
+# instrument -> healthy, sick, a threshold or limit both sentences rest on, what only the sick one says
+CASES = {
+    "spectrum": (
+        lambda: ng.spectrum(quadratic(1.0, 2.0, 3.0), top=1, bottom=1),
+        lambda: ng.spectrum(quadratic(-1.0, 2.0, 3.0), top=1, bottom=1),
+        "", ""),
+    "density": (
+        lambda: ng.density(quadratic(*[1.0] * 10, 2.0)),
+        lambda: ng.density(quadratic(*[-1.0] * 5, *[1e-9] * 4, 1.0, 2.0), iterations=11),
+        "1%", ""),
+    "stable_rate": (
+        lambda: ng.stable_rate(quadratic(1.0, 2.0)), lambda: ng.stable_rate(invariant()),
+        "curvature allows", "survival"),
+    "lipschitz": (
+        lambda: ng.lipschitz(plain(1.0, 2).eval(), batch()[0], radius=0.1),
+        lambda: ng.lipschitz(plain(30.0, 8).eval(), batch()[0]),
+        "factor of 10|over 10", "far too small"),
+    "operator_norm": (
+        lambda: ng.operator_norm(identity_times(0.5)), lambda: ng.operator_norm(identity_times(5.0)),
+        "1", ""),
+    "weight_lipschitz": (
+        lambda: ng.weight_lipschitz(objective(plain(1.0, 2))), lambda: ng.weight_lipschitz(objective(plain(8.0, 8))),
+        "", ""),
+    "signal_propagation": (
+        lambda: ng.signal_propagation(objective(plain(1.0, 6, norm=True), "train")),
+        lambda: ng.signal_propagation(objective(plain(0.2, 8))),
+        "100", "they vanish"),
+    "activations": (
+        lambda: ng.activations(objective(plain(1.0, 2))), lambda: ng.activations(objective(plain(50.0, 2))), "", ""),
+    "covariate_shift": (
+        lambda: ng.covariate_shift(objective(plain(1.0, 2), "train"), 1e-6),
+        lambda: ng.covariate_shift(objective(plain(1.0, 4), "train"), 50.0), "", ""),
+    "generalization": (
+        lambda: ng.generalization(plain(0.01, 1), batch(600), partition=1, margin=100.0),
+        lambda: ng.generalization(plain(8.0, 6), batch(60), partition=2), "", ""),
+    "weight_dynamics": (lambda: rate(plain(1.0, 2, norm=True)), lambda: rate(plain(1.0, 2)), "", ""),
+    "layer_spectra": (
+        lambda: ng.layer_spectra(objective(plain(1.0, 2))), lambda: ng.layer_spectra(objective(plain(5.0, 4))), "", ""),
+    "trace": (
+        lambda: ng.trace(quadratic(1.0, 2.0)), lambda: ng.trace(quadratic(1.0, -3.0)), "", ""),
+    "gradient_flow": (
+        lambda: ng.gradient_flow(objective(plain(1.0, 1)), 0.1, iterations=10, rates=[0.01]),
+        lambda: ng.gradient_flow(objective(plain(5.0, 3)), 2.0, iterations=10, rates=[2.0]), "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sick_network_is_told_from_a_healthy_one(name):
+    healthy, sick, threshold, only_sick = CASES[name]
+    sentences = [measure().meaning() for measure in (healthy, sick)]
+    for sentence in sentences:
+        assert len(sentence) > 30 and sentence.endswith(".")
+        assert not re.search(r"\bnan\b|grows? by (a factor of )?0\.|shrinks? by (a factor of )?0\.", sentence)
+        assert re.search(threshold, sentence)
+    assert sentences[0] != sentences[1]
+    assert only_sick in sentences[1] and (not only_sick or only_sick not in sentences[0])
+
+
+def test_the_usable_rate_comes_first():
+    found = ng.stable_rate(invariant())
+    assert found.readings()[0].name == "predicted largest stable rate"
+    assert f"{found.predicted:.4g}" in str(found).splitlines()[0] and "observed" not in str(found).splitlines()[0]
+
+
+def test_a_bulk_near_zero_is_not_called_negative():
+    bulk = [1e-5 * (-1) ** k for k in range(40)]
+    found = ng.density(quadratic(*bulk, -1.0, 3.0), iterations=20)
+    shares = {reading.name: reading.value for reading in found.readings()}
+    assert shares["share below -width"] < 0.2 < 0.6 < shares["share within width of zero"]
+    assert sum(shares[k] for k in shares if k.startswith("share") and "width" in k) == pytest.approx(1.0)
+    assert "nan" not in str(found) and "one probe has no standard error" in str(found)
+    assert "one probe" not in str(ng.density(quadratic(1.0, 3.0), probes=2))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ng.flatness(objective(plain()), radius=math.nan), "radius is positive"),
+        (lambda: ng.flatness(objective(plain()), radius=-1.0), "radius is positive"),
+        (lambda: ng.operator_norm(nn.Linear(2, 2), delta=math.nan), "delta is a probability"),
+        (lambda: ng.lipschitz(plain().eval(), batch()[0], climbs=-1), "climbs is a whole number"),
+        (lambda: ng.lipschitz(plain().eval(), batch()[0], radius=math.nan), "radius is positive"),
+        (lambda: ng.stable_rate(quadratic(1.0), nudge=math.nan), "nudge positive"),
+        (lambda: ng.density(quadratic(1.0), width=math.inf), "width is positive"),
+        (lambda: ng.density(quadratic(1.0), width=math.nan), "width is positive"),
+        (lambda: ng.spectrum(quadratic(1.0, 2.0), top=1, max_products=0), "max_products is at least 1"),
+        (lambda: ng.spectrum(objective(plain()), of="quotient", max_products=0), "max_products is at least 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
