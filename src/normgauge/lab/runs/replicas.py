@@ -58,7 +58,7 @@ def launch(run: Run, statement: str) -> None:
         path.write_text(json.dumps(spec), encoding="utf-8")
         command = [sys.executable, "-c", statement, str(path)]
         processes = [
-            subprocess.Popen([*command, str(rank)], env=_environment(world), stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, str(rank)], env=_environment(), stderr=subprocess.PIPE, text=True)
             for rank in range(world)
         ]
         _wait(processes)
@@ -138,13 +138,13 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
             )
 
 
-def _environment(world: int) -> dict[str, str]:
-    """Return the environment of a replica: this normgauge, its share of the cores, the loopback interface."""
+def _environment() -> dict[str, str]:
+    """Return the environment of a replica: this normgauge, one thread as every run, the loopback interface."""
     package = str(Path(__file__).resolve().parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     interface = "lo0" if sys.platform == "darwin" else "lo"
     own = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": interface}
-    return {**os.environ, **own, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world))}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1"}
 
 
 def shared_copy(network: nn.Module) -> nn.Module:
