@@ -41,7 +41,7 @@ def data_digest(dataset: datasets.Dataset) -> str:
     for split in (dataset.train, dataset.validation, dataset.test):
         for tensor in split:
             total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-            total.update(memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()))
+            total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()[:16]
 
 

@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from normgauge.documents import write_whole
 from normgauge.lab.runs.provenance import provenance
 from normgauge.records import plain
 
@@ -166,11 +167,8 @@ def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int 
     sessions = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     session = {"studies": studies, "runs": bar.ran, "minutes": round(bar.minutes, 1), "jobs": jobs}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps([*sessions, {**session, "finished": finished, **plain(provenance())}], indent=1) + "\n",
-        encoding="utf-8",
-    )
+    noted = [*sessions, {**session, "finished": finished, **plain(provenance())}]
+    write_whole(path, json.dumps(noted, indent=1) + "\n")
     return path
 
 
