@@ -134,7 +134,7 @@ def test_failed_runs_are_named_cost_the_exit_code_and_are_tried_again(tmp_path, 
     assert "norm batch, lr 0.1, seed 0: error: RuntimeError: no luck (" in err and "fragile_nets.py, line 11" in err
     (tmp_path / "broken").unlink()
     code, out, err = here(words, tmp_path)
-    assert code == 0 and "1 stored runs failed and are tried again (error: RuntimeError: no luck" in err
+    assert code == 0 and "Stored runs that failed are tried again: 1 (error: RuntimeError: no luck" in err
     assert "4 runs ok.\n" in err
     sys.modules.pop("fragile_nets")
 

@@ -34,7 +34,7 @@ def test_runs_that_failed_are_tried_again_with_a_notice(tmp_path, capsys):
         assert sweep(specs, store, executor=1, task=task) == 4
         assert "again" not in capsys.readouterr().err
         assert sweep(specs, store, executor=1, task=task) == 2
-        assert "2 stored runs failed and are tried again" in (words := capsys.readouterr().err)
+        assert "Stored runs that failed are tried again: 2 (" in (words := capsys.readouterr().err)
         assert "the disk was full" in words
         assert sorted(run.status for run in store.runs()) == ["diverged", "ok", "ok", "ok"]
         assert sweep(specs, store, executor=1, task=task) == 0

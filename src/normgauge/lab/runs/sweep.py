@@ -80,7 +80,7 @@ def _notices(missing: Sequence[dict[str, Any]], store: Store) -> list[str]:
     if again:
         first = store.runs([min(again)])[0]
         reason = f"{first.status}: {first.sentence}".rstrip(".: ")
-        notices.append(f"{len(again)} stored runs failed and are tried again ({reason}).")
+        notices.append(f"Stored runs that failed are tried again: {len(again)} ({reason}).")
     changes = changes_since(store.specs(), missing)
     if changes:
         notices.append(f"Runs are made again, since {', '.join(changes)} changed after they were stored.")
