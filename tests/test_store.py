@@ -158,3 +158,128 @@ def test_ids_may_come_from_a_generator(tmp_path):
         store.put(run)
         (kept,) = store.runs(spec_id(spec) for spec in [{"a": 1}, {"a": 2}])
     assert kept.last("loss") == 2.0
+
+
+def contents(folder):
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def test_a_run_that_failed_is_not_finished_and_is_replaced(tmp_path):
+    with Store(tmp_path / "runs.sqlite") as store:
+        for status, sentence in (("error", "its worker died"), ("skipped", "no data"), ("ok", ""), ("error", "late")):
+            store.put(run_of({"a": 1}, 1.0, status=status, sentence=sentence))
+            (run,) = store.runs()
+            kept = "ok" if sentence == "late" else status
+            assert run.status == kept and len(run.readings) == 1
+            assert store.finished() == ({spec_id({"a": 1})} if kept == "ok" else set())
+        assert store.ids() == {spec_id({"a": 1})}
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize(
+    "setup",
+    [
+        ["CREATE TABLE photos (a)"],
+        ["CREATE TABLE photos (a)", "PRAGMA user_version=1"],
+        ["CREATE TABLE runs (distance)", "PRAGMA user_version=1"],
+        ["CREATE TABLE photos (a)", "PRAGMA application_id=7"],
+        ["PRAGMA journal_mode=WAL", "CREATE TABLE photos (a)"],
+    ],
+)
+def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path, setup, write):
+    other = sqlite3.connect(tmp_path / "runs.sqlite", isolation_level=None)
+    for statement in setup:
+        other.execute(statement)
+    other.close()
+    before = contents(tmp_path)
+    with pytest.raises(StoreError, match="must be a store of normgauge; it was left as it is"):
+        Store(tmp_path / "runs.sqlite", write=write)
+    assert contents(tmp_path) == before
+
+
+def test_a_store_says_whose_it_is(tmp_path):
+    with Store(tmp_path / "runs.sqlite") as store:
+        store.put(run_of({"a": 1}, 1.0))
+    assert (tmp_path / "runs.sqlite").read_bytes()[68:72] == b"nrmg"
+
+
+def test_a_store_from_before_digests_is_read_and_completed(tmp_path):
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        store.put(run_of({"a": 1}, 1.0))
+    old = sqlite3.connect(path, isolation_level=None)
+    for statement in ("DROP TABLE digests", "PRAGMA application_id=0", "VACUUM"):
+        old.execute(statement)
+    old.close()
+    for write in (False, True):
+        with Store(path, write=write) as store:
+            assert [run.last("loss") for run in store.runs()] == [1.0]
+    assert path.read_bytes()[68:72] == b"nrmg"
+
+
+def test_reading_makes_and_changes_nothing(tmp_path):
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        store.put(run_of({"a": 1}, 1.0))
+    (tmp_path / "runs.sqlite.lock").unlink()
+    before = contents(tmp_path)
+    with Store(path, write=False) as store:
+        assert len(store.runs()) == 1 and store.document(Answer) is None and not store.being_written()
+        with pytest.raises(StoreError, match="opened for reading"):
+            store.put(run_of({"a": 2}, 1.0))
+    assert contents(tmp_path) == before
+    with pytest.raises(StoreError, match="unable to open"):
+        Store(tmp_path / "nowhere" / "runs.sqlite", write=False)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE readings SET value = 3.0 WHERE step = 0",
+        "UPDATE readings SET value = NULL",
+        "UPDATE readings SET kind = 'upper'",
+        "DELETE FROM readings WHERE step = 1",
+        "UPDATE runs SET status = 'diverged'",
+        "UPDATE runs SET spec = '{\"a\":2}'",
+    ],
+)
+def test_a_run_that_was_edited_is_refused(tmp_path, edit):
+    with Store(tmp_path / "runs.sqlite") as store:
+        run = run_of({"a": 1}, 2.0, -0.0, 1e-300)
+        run.readings.append(Reading("count", 7))  # an integer: SQLite makes it real
+        store.put(run)
+        assert store.runs()[0].readings[3].value == 7
+        sqlite3.connect(store.path, isolation_level=None).execute(edit)
+        with pytest.raises(StoreError, match="as it was written. Got run .* that were changed since"):
+            store.runs()
+
+
+def test_a_damaged_file_gives_a_sentence(tmp_path):
+    path = tmp_path / "runs.sqlite"
+    with Store(path) as store:
+        for n in range(30):
+            store.put(run_of({"n": n}, *[float(step) for step in range(40)]))
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 1500):
+        path.write_bytes(whole[:place] + b"\xa5" * 700 + whole[place + 700 :])
+        for write in (False, True):
+            try:
+                with Store(path, write=write) as store:
+                    runs = store.runs()
+                    store.finished(), store.document(Answer)
+                assert [run.series("loss") for run in runs] == [[float(step) for step in range(40)]] * 30
+            except StoreError as error:
+                assert "store" in str(error)
+                refused += 1
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(StoreError):
+        Store(path)
+    assert refused > 10
+
+
+def test_words_that_are_no_text_are_stored(tmp_path):
+    with Store(tmp_path / "runs.sqlite") as store:
+        store.put(run_of({"a": 1}, status="error", sentence="bad name \udcff"))
+        assert store.runs()[0].sentence == "bad name ?"

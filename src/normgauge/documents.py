@@ -5,11 +5,13 @@ lab and papers write these, report draws them; no page re-derives a title, a uni
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from normgauge.errors import StoreError, explain
@@ -254,6 +256,25 @@ class StudyDocument(Document):
     fixed: tuple[Mapping[str, Any], ...]
     provenance: Provenance
     finished: str
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that it is there as a whole or as it was before; its folder is made.
+
+    Raises:
+        StoreError: when it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        step = "Free space, or choose another place with --out"
+        raise StoreError(explain(str(path), "a file must be writable there", str(error), step)) from error
 
 
 def from_plain(kind: type[T], data: Any) -> T:

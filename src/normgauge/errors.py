@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 
 class NormgaugeError(Exception):
@@ -106,6 +108,28 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
                 f"Install it with: pip install 'normgauge[{extra}]'",
             )
         ) from error
+
+
+@contextmanager
+def offer_partial(make: Callable[[Any], Any]) -> Iterator[None]:
+    """Let Ctrl-C through, with what there is so far as its `partial`.
+
+    Args:
+        make: from the `partial` that the interrupt carries already (`None` without one) makes the one it goes on with.
+
+    Examples:
+        >>> try:
+        ...     with offer_partial(lambda inner: [inner, 2]):
+        ...         raise KeyboardInterrupt
+        ... except KeyboardInterrupt as interrupt:
+        ...     print(interrupt.partial)
+        [None, 2]
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.partial = make(getattr(interrupt, "partial", None))  # type: ignore[attr-defined]
+        raise
 
 
 class NormgaugeWarning(UserWarning):

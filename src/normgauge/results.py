@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
-from normgauge.errors import InputError, MissingExtraError, require
+from normgauge.errors import InputError, MissingExtraError, offer_partial, require
 from normgauge.records import Reading, Status, format_number, format_table, is_numeric
 
 if TYPE_CHECKING:
@@ -116,23 +116,36 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
 
     The mode is that of the argument `objective`, the seed that of the argument `seed`; what has neither says so
     itself. A result that was put together from others without a call of its own keeps the cost it came with.
+
+    Ctrl-C arrives as KeyboardInterrupt. An instrument with an argument `partial` offers what it has by then
+    (`errors.offer_partial`): the interrupt carries it as `partial`, and `partial=True` returns it instead.
     """
     signature = inspect.signature(measure)
+    partial_offered = "partial" in signature.parameters
 
     @functools.wraps(measure)
     def run_measure(*args: P.args, **kwargs: P.kwargs) -> R:
-        with counting() as cost:
-            result = measure(*args, **kwargs)
+        def complete(result: R) -> R:
             spent = cost()
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        objective = bound.arguments.get("objective")
-        return replace(
-            result,
-            mode=result.mode if objective is None else objective.mode,
-            seed=bound.arguments.get("seed", result.seed),
-            cost=spent if spent.gradients_worth else result.cost,
-        )
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            objective = bound.arguments.get("objective")
+            return replace(
+                result,
+                mode=result.mode if objective is None else objective.mode,
+                seed=bound.arguments.get("seed", result.seed),
+                cost=spent if spent.gradients_worth else result.cost,
+            )
+
+        with counting() as cost:
+            try:
+                with offer_partial(lambda inner: complete(inner) if partial_offered and inner is not None else None):
+                    return complete(measure(*args, **kwargs))
+            except KeyboardInterrupt as interrupt:
+                partial: R | None = interrupt.partial  # type: ignore[attr-defined]
+                if partial is None or not kwargs.get("partial"):
+                    raise
+                return partial
 
     INSTRUMENTS[measure.__name__] = run_measure
     return run_measure

@@ -7,7 +7,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -16,6 +16,8 @@ from normgauge.errors import StoreError, explain
 from normgauge.records import Provenance, Reading, Run, Spec, plain
 
 SCHEMA_VERSION = 1
+#: In the header of every store since it is written: "nrmg". Stores from before have 0 there, as most databases do.
+APPLICATION_ID = int.from_bytes(b"nrmg", "big")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -28,7 +30,11 @@ CREATE TABLE IF NOT EXISTS readings (
 );
 CREATE INDEX IF NOT EXISTS readings_by_run ON readings(run);
 CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS digests (run TEXT PRIMARY KEY REFERENCES runs(id), digest TEXT NOT NULL);
 """
+_TABLES = {"runs", "readings", "documents"}
+#: What a run that counts as done came to; others (error, skipped) are run again.
+DONE = ("ok", "diverged", "nonconverged")
 #: The file a study keeps its runs in, inside its folder.
 STORE_NAME = "runs.sqlite"
 D = TypeVar("D", bound=Document)
@@ -56,12 +62,16 @@ class Store:
     runs in flight, and starting again runs only what is missing. The journal is SQLite's rollback journal, not
     WAL, because stores live on network file systems too.
 
+    Every run has a digest over all that is stored of it: a run that was edited by other means is refused when it is
+    read. This finds accidents and idle hands, not forgers, who can write the digest too.
+
     Args:
         path: the file; it is made, with its folder, when it does not exist.
-        write: `False` only reads: nothing is made, and a file of somebody else's stays as it is.
+        write: `False` only reads: nothing is made or changed, and the folder may be read-only.
 
     Raises:
-        StoreError: when the file cannot be opened, is no store, or was written by a newer normgauge.
+        StoreError: when the file cannot be opened, is damaged, is no store (it then stays as it was), or was written by
+            a newer normgauge.
 
     Examples:
         >>> import tempfile
@@ -74,39 +84,71 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, write: bool = True) -> None:
-        self.path = Path(path)
+        self.path, self._write = Path(path), write
         self._claim: IO[str] | None = None
-        try:
+        with self._explain_errors("a store is an SQLite file that can be read" + " and written" * write):
+            self._refuse_strangers_by_header()
             if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            target = str(self.path) if write else f"{self.path.absolute().as_uri()}?mode=ro"
-            self._connection = sqlite3.connect(target, timeout=30.0, isolation_level=None, uri=not write)
-            if write:
-                self._connection.execute("PRAGMA journal_mode=DELETE")
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise StoreError(
-                    explain(
-                        f"store {self.path.name}",
-                        f"this normgauge reads stores of version {SCHEMA_VERSION}",
-                        f"version {version}",
-                        "Upgrade normgauge, or choose another --out",
-                    )
-                )
-            if write:
-                self._connection.executescript(_SCHEMA + f"PRAGMA user_version={SCHEMA_VERSION};")
-            self._connection.execute("SELECT 1 FROM runs, readings, documents LIMIT 0")
-        except (sqlite3.Error, OSError) as error:
-            if isinstance(error, StoreError):
+            target = f"{self.path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
+            self._connection = sqlite3.connect(target, timeout=30.0, isolation_level=None, uri=True)
+            try:
+                self._open()
+            except BaseException:
+                self._connection.close()
                 raise
+
+    def _refuse_strangers_by_header(self) -> None:
+        """Refuse a database of another program by its header alone: SQLite itself may write when it opens one."""
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            header = file.read(100)
+        if len(header) == 100 and header.startswith(b"SQLite format 3\0"):
+            owner = int.from_bytes(header[68:72], "big")
+            if owner not in (0, APPLICATION_ID) or header[18] == 2:  # our stores never had a write-ahead log
+                raise self._stranger(f"one of another program (application_id {owner:#x})")
+
+    def _stranger(self, problem: str) -> StoreError:
+        rule = "the database must be a store of normgauge; it was left as it is"
+        return StoreError(explain(f"store {self.path}", rule, problem, "Choose another --out"))
+
+    def _open(self) -> None:
+        connection = self._connection
+        version, owner = (
+            connection.execute(f"PRAGMA {key}").fetchone()[0] for key in ("user_version", "application_id")
+        )
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if owner != APPLICATION_ID and tables and not tables >= _TABLES:
+            raise self._stranger(f"tables {', '.join(sorted(tables)[:5])}")
+        if version not in (0, SCHEMA_VERSION):
             raise StoreError(
                 explain(
                     f"store {self.path.name}",
-                    "a store is an SQLite file that can be read and written",
-                    str(error),
-                    "Choose another --out, or check permissions and free space",
+                    f"this normgauge reads stores of version {SCHEMA_VERSION}",
+                    f"version {version}",
+                    "Upgrade normgauge, or choose another --out",
                 )
-            ) from error
+            )
+        (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(f"the file is damaged ({' '.join(state.split())})")
+        if self._write and (owner != APPLICATION_ID or "digests" not in tables):
+            marks = f"PRAGMA user_version={SCHEMA_VERSION}; PRAGMA application_id={APPLICATION_ID};"
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {marks} COMMIT;")  # whole or not at all
+        connection.execute("SELECT 1 FROM runs, readings, documents LIMIT 0")
+        self._digested = self._write or "digests" in tables  # a store of before that is only read has none
+
+    @contextmanager
+    def _explain_errors(self, rule: str) -> Iterator[None]:
+        """Turn what SQLite, the system and JSON say into a sentence; what was stored stays as it is."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
+            step = "Choose another --out, check permissions and free space, or restore the file from a copy"
+            raise StoreError(explain(f"store {self.path}", rule, str(error) or repr(error), step)) from error
 
     def claim(self) -> None:
         """Become the one writer of the file until it is closed; the first `put` does it too. Readers are not kept out.
@@ -139,18 +181,27 @@ class Store:
         self._claim = file
 
     def put(self, run: Run) -> None:
-        """Write one finished run and its readings in one transaction; a run already there is kept as it is.
+        """Write one run and its readings in one transaction; a run that was done is kept, one that failed replaced.
 
         Raises:
             StoreError: when the disk is full or the file is locked; what was stored before stays.
         """
         identity = spec_id(run.spec)
         origin = json.dumps(plain(run.provenance), sort_keys=True)
-        row = (identity, canonical(run.spec), run.status, run.sentence, run.seconds, origin)
-        rows = [(identity, r.step, r.name, r.layer, plain(r.value), r.kind, r.status) for r in run.readings]
+        sentence = run.sentence.encode(errors="replace").decode()  # what a user's code raises may be no text
+        row: tuple[Any, ...] = (identity, canonical(run.spec), run.status, sentence, run.seconds, origin)
+        rows: list[Any] = [(identity, r.step, r.name, r.layer, plain(r.value), r.kind, r.status) for r in run.readings]
         with self._transaction() as cursor:
-            if cursor.execute("INSERT OR IGNORE INTO runs VALUES (?,?,?,?,?,?)", row).rowcount:
-                cursor.executemany("INSERT INTO readings VALUES (?,?,?,?,?,?,?)", rows)
+            stored = cursor.execute("SELECT status FROM runs WHERE id = ?", (identity,)).fetchone()
+            if stored is not None and stored[0] in DONE:
+                return
+            for table, key in (("readings", "run"), ("digests", "run"), ("runs", "id")):
+                cursor.execute(f"DELETE FROM {table} WHERE {key} = ?", (identity,))
+            cursor.execute("INSERT INTO runs VALUES (?,?,?,?,?,?)", row)
+            cursor.executemany("INSERT INTO readings VALUES (?,?,?,?,?,?,?)", rows)
+            row = next(self._select("*", "runs", "rowid", "id", [identity]))  # as SQLite has it: an integer is real now
+            rows = list(self._select("*", "readings", "rowid", "run", [identity]))
+            cursor.execute("INSERT INTO digests VALUES (?,?)", (identity, _digest(row, rows)))
 
     def put_document(self, document: Document) -> None:
         """Write what was concluded from the runs, replacing an earlier document of the same kind."""
@@ -165,43 +216,88 @@ class Store:
             StoreError: when another version of normgauge wrote it in a form this one does not read, or it is damaged.
         """
         query = "SELECT body FROM documents WHERE name = ?"
-        try:
+        with self._explain_errors(f"its {kind.__name__} is JSON in an undamaged file"):
             row = self._connection.execute(query, (kind.__name__,)).fetchone()
             data: Any = None if row is None else json.loads(row[0])
-        except (sqlite3.Error, ValueError) as error:
-            rule = f"its {kind.__name__} is JSON in an undamaged file"
-            raise StoreError(
-                explain(f"store {self.path.name}", rule, str(error), "Choose another --out, or restore the file")
-            ) from error
         return None if row is None else kind.of_json(data, self.path.name)
 
+    def ids(self) -> set[str]:
+        """Return the ids of all runs that are stored, whatever became of them."""
+        with self._explain_errors("its runs can be read"):
+            return {row[0] for row in self._connection.execute("SELECT id FROM runs")}
+
     def finished(self) -> set[str]:
-        """Return the ids of the runs that are stored."""
-        return {row[0] for row in self._connection.execute("SELECT id FROM runs")}
+        """Return the ids of the runs that are done: ok or diverged. A run that failed may go better next time."""
+        marks = ",".join("?" * len(DONE))
+        with self._explain_errors("its runs can be read"):
+            return {row[0] for row in self._connection.execute(f"SELECT id FROM runs WHERE status IN ({marks})", DONE)}
+
+    def specs(self) -> list[dict[str, Any]]:
+        """Return the specs of all runs that are done, without their readings."""
+        marks = ",".join("?" * len(DONE))
+        with self._explain_errors("its runs can be read"):
+            rows = self._connection.execute(f"SELECT spec FROM runs WHERE status IN ({marks})", DONE)
+            return [json.loads(spec) for (spec,) in rows]
 
     def runs(self, ids: Iterable[str] | None = None) -> list[Run]:
-        """Return the stored runs with their readings, all or those with the given ids, in the order they finished."""
-        ids = None if ids is None else sorted(set(ids))  # asked for twice below
-        columns = "rowid, id, spec, status, sentence, seconds, provenance"
-        runs: dict[str, Run] = {}
-        for _, identity, spec, status, sentence, seconds, origin in sorted(self._select(columns, "runs", "id", ids)):
-            provenance = from_plain(Provenance, json.loads(origin))
-            runs[identity] = Run(json.loads(spec), status, sentence, [], seconds, provenance)
-        for run, step, name, layer, value, kind, status in self._select("*", "readings", "run", ids):
-            number = math.nan if value is None else value
-            runs[run].readings.append(Reading(name, number, kind, status=status, step=step, layer=layer))
-        return list(runs.values())
+        """Return the stored runs with their readings, all or those with the given ids, in the order they finished.
 
-    def _select(self, what: str, table: str, key: str, ids: list[str] | None) -> Iterator[tuple[Any, ...]]:
+        Raises:
+            StoreError: when the file is damaged, or a run was changed by other means than this class.
+        """
+        ids = None if ids is None else sorted(set(ids))  # asked for twice below
+        table, digest = ("runs LEFT JOIN digests ON digests.run = id", "digest") if self._digested else ("runs", "NULL")
+        columns = f"runs.rowid, {digest}, id, spec, status, sentence, seconds, provenance"
+        with self._explain_errors("its runs can be read"), self._snapshot():
+            heads = {head[2]: head for head in sorted(self._select(columns, table, "runs.rowid", "id", ids))}
+            lines: dict[str, list[tuple[Any, ...]]] = {identity: [] for identity in heads}
+            for line in self._select("*", "readings", "rowid", "run", ids):
+                lines[line[0]].append(line)
+            return [self._run(digest, tuple(row), lines[row[0]]) for _, digest, *row in heads.values()]
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Read from one state of the file: a run may be written between two queries."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def _run(self, digest: str | None, row: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> Run:
+        if digest is not None and digest != _digest(row, rows):
+            rule = "a run is read as it was written"
+            problem = f"run {row[0]} ({row[1]}) with numbers or words that were changed since"
+            step = "Delete it from the tables runs and readings and run the same command again, or restore the file"
+            raise StoreError(explain(f"store {self.path}", rule, problem, step))
+        _, spec, status, sentence, seconds, origin = row
+        readings = [
+            Reading(name, math.nan if value is None else value, kind, status=state, step=step, layer=layer)
+            for _, step, name, layer, value, kind, state in rows
+        ]
+        return Run(json.loads(spec), status, sentence, readings, seconds, from_plain(Provenance, json.loads(origin)))
+
+    def _select(self, what: str, table: str, order: str, key: str, ids: list[str] | None) -> Iterator[tuple[Any, ...]]:
         """Yield rows in the order they were written; those with the given ids by the index, some hundred at a time."""
         query = f"SELECT {what} FROM {table}"
         if ids is None:
-            yield from self._connection.execute(f"{query} ORDER BY rowid")
+            yield from self._connection.execute(f"{query} ORDER BY {order}")
             return
         for start in range(0, len(ids), 500):
             some = ids[start : start + 500]
             marks = ",".join("?" * len(some))
-            yield from self._connection.execute(f"{query} WHERE {key} IN ({marks}) ORDER BY rowid", some)
+            yield from self._connection.execute(f"{query} WHERE {key} IN ({marks}) ORDER BY {order}", some)
+
+    def being_written(self) -> bool:
+        """Say whether another process writes to the file now; nothing is made to find out."""
+        try:
+            with self.path.with_name(self.path.name + ".lock").open() as file:
+                _lock(file, shared=True)
+        except FileNotFoundError:
+            return False
+        except (BlockingIOError, PermissionError):
+            return True
+        return False
 
     def close(self) -> None:
         """Close the file and give up the claim on it."""
@@ -217,12 +313,19 @@ class Store:
         self.close()
 
     def _transaction(self) -> _Transaction:
+        if not self._write:
+            raise StoreError(explain(f"store {self.path}", "it was opened for reading", "a write", "Open it to write"))
         self.claim()
         return _Transaction(self._connection, self.path.name)
 
 
-def _lock(file: IO[str]) -> None:
-    """Lock an open file for this process, or raise OSError at once when another one has it."""
+def _digest(row: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
+    """Return the SHA-256 over all that is stored of a run; floats in JSON are exact."""
+    return hashlib.sha256(json.dumps([row, rows]).encode()).hexdigest()
+
+
+def _lock(file: IO[str], *, shared: bool = False) -> None:
+    """Lock an open file for this process, or raise OSError at once when another one has it; `shared` with readers."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -230,7 +333,7 @@ def _lock(file: IO[str]) -> None:
 
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 class _Transaction:

@@ -1,6 +1,7 @@
 """The command line as a person or a script meets it."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -73,14 +74,97 @@ def test_plain_output_ends_with_the_answer_and_has_no_colour_codes(compared):
         (["compare", "--rates", "fast"], "learning rates are numbers separated by commas. Got 'fast'"),
         (["compare", "--norms", ","], "name at least one normalizer"),
         (["compare", "--data", "mnist"], "unknown data 'mnist'"),
+        (["compare", "--rates", "0.1,nan"], "rates are positive and finite"),
+        (["compare", "--rates", "inf"], "rates are positive and finite"),
+        (["compare", "--shard", "\u00b2/4"], "--shard: two numbers i/n"),
+        (
+            ["compare", "--ddp", "3", "--batch", "64"],
+            "of the number of processes that share it. Got batch=64",
+        ),
+        (["compare", "--statistics", "foo"], "unknown statistics 'foo'"),
+        (["compare", "--out", "a_file"], "the name of a folder, made if it is not there. Got the file a_file"),
+        (["compare", "--out", "a_file/below"], "Got the file a_file"),
+        (["reproduce", "valley", "--out", "a_file"], "Got the file a_file"),
+        (["compare", "--cluster", "nonsense"], "a Dask scheduler must listen there"),
+        (["compare", "--cluster", "foo://bar:1"], "a Dask scheduler must listen there"),
+        (["compare", "--model", "cli_nets:broken"], "cli_nets.py, line 2, in broken"),
+        (["compare", "--model", "cli_nets:number"], "the factory must return an nn.Module"),
         (["report", "nowhere"], "Run normgauge compare first"),
+        (["report", "a_file"], "a store is an SQLite file"),
+        (["merge", "a_file.sqlite"], "the store must exist"),
+        (["merge", "a_file"], "the store must exist"),
     ],
 )
-def test_wrong_use_is_explained_without_a_stack_trace(words, message, tmp_path, here):
+def test_wrong_use_is_explained_without_a_stack_trace(words, message, tmp_path, here, monkeypatch):
+    if "--cluster" in words:
+        pytest.importorskip("distributed")
+        monkeypatch.setattr("normgauge.lab.runs.executors.CONNECT_SECONDS", 0.5)
+    (tmp_path / "a_file").write_text("a poem " * 200)
+    (tmp_path / "cli_nets.py").write_text("def broken(norm):\n    return [][1]\ndef number(norm):\n    return 3\n")
+    sys.modules.pop("cli_nets", None)
     code, out, err = here(words, tmp_path)
-    assert code == 2
+    assert code == 2, err
     assert message in err
     assert "Traceback" not in err and not out
+
+
+FRAGILE = """
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.inner = norm, nn.Linear(64, 10)
+    def forward(self, x):
+        if self.norm == "batch" and Path("broken").exists():
+            raise RuntimeError("no luck")
+        return self.inner(x.flatten(1))
+"""
+
+
+def test_failed_runs_are_named_cost_the_exit_code_and_are_tried_again(tmp_path, here):
+    (tmp_path / "fragile_nets.py").write_text(FRAGILE)
+    (tmp_path / "broken").touch()
+    words = ["compare", "--model", "fragile_nets:Net", "--norms", "none,batch", "--rates", "0.1", "--seeds", "2"]
+    words += ["--steps", "2", "--size", "smoke", "--jobs", "1", "--out", "o"]
+    code, out, err = here(words, tmp_path)
+    assert code == 1 and "Only none trained" in out
+    assert "2 runs ok, 1 error." in err
+    assert "norm batch, lr 0.1, seed 0: error: RuntimeError: no luck (" in err and "fragile_nets.py, line 11" in err
+    (tmp_path / "broken").unlink()
+    code, out, err = here(words, tmp_path)
+    assert code == 0 and "Stored runs that failed are tried again: 1 (error: RuntimeError: no luck" in err
+    assert "4 runs ok.\n" in err
+    sys.modules.pop("fragile_nets")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_page_that_cannot_be_written_does_not_cost_the_answer(compared, tmp_path, here, as_json):
+    out, _ = compared
+    shutil.copytree(out, tmp_path / "o")
+    (tmp_path / "o" / "report.html").unlink()
+    (tmp_path / "o" / "report.html").mkdir()  # no page can be put in its place
+    words = ["compare", "--model", "mlp", "--norms", "none,batch", "--rates", "0.1", "--seeds", "2", "--steps", "4"]
+    words += ["--size", "smoke", "--jobs", "1", "--out", "o", *["--json"] * as_json]
+    code, out, err = here(words, tmp_path)
+    assert code == 1 and "The page was not written: o/report.html: a file must be writable there" in err
+    assert "Traceback" not in err
+    if as_json:
+        assert json.loads(out)["report"] is None and json.loads(out)["answer"]
+    else:
+        assert "batch" in out.strip().splitlines()[-1]
+    assert not list((tmp_path / "o").glob(".*"))
+
+
+def test_a_report_lies_beside_its_store_or_in_the_folder_named(compared, tmp_path, here):
+    out, _ = compared
+    shutil.copytree(out, tmp_path / "o")
+    (tmp_path / "o" / "report.html").unlink()
+    assert here(["report", "o"], tmp_path)[:2] == (0, "o/report.html\n")
+    (tmp_path / "pages").mkdir()
+    assert here(["report", "o", "--out", "pages"], tmp_path)[:2] == (0, "pages/report.html\n")
+    assert (tmp_path / "pages" / "report.html").exists() and (tmp_path / "o" / "report.html").exists()
 
 
 def test_symmetries_of_a_factory(tmp_path, here):
@@ -98,7 +182,7 @@ def test_symmetries_of_a_factory(tmp_path, here):
     for words, message in (
         (["nets_of_the_command_line:net", "--input", "3by3"], "--input is a shape like 3x32x32"),
         (["nets_of_the_command_line:wrong", "--input", "3"], "the factory returns a module or an Objective"),
-        (["nets_of_the_command_line:missing", "--input", "3"], "package.module:factory"),
+        (["nets_of_the_command_line:missing", "--input", "3"], "package.module:name must be importable"),
     ):
         code, _, err = here(["symmetries", *words], tmp_path)
         assert code == 2 and message in err and "Traceback" not in err

@@ -22,6 +22,7 @@ def factories(tmp_path, monkeypatch):
         "def words():\n    torch.manual_seed(0)\n"
         "    return nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))\n"
         "def number():\n    return 3\n"
+        "def needy(norm):\n    return 3\n"
     )
     monkeypatch.chdir(tmp_path)
 
@@ -42,7 +43,8 @@ def test_table_sentences_and_json(factories):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mymodels:nothing", "--input", "4"), "importable from here"),
+        (("mymodels:nothing", "--input", "4"), "must be importable and name a factory"),
+        (("mymodels:needy", "--input", "4"), "missing 1 required positional argument: 'norm' ("),
         (("mymodels:number", "--input", "4"), "a module or an Objective"),
         (("mymodels:mlp", "--input", "four"), "a shape like 3x32x32"),
         (("mymodels:mlp", "--input", "4", "--of", "loss"), "needs to know the loss"),

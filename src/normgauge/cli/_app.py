@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -52,11 +57,40 @@ def options(
 
 
 def main() -> None:
-    """Run the command line: exit code 0 fine, 1 findings or refuted expectation, 2 wrong use, 130 interrupted."""
+    """Run the command line.
+
+    Exit code 0 fine, 1 findings, refuted expectation or failed runs, 2 wrong use, 130 interrupted (143 by SIGTERM).
+    """
+    with _signals() as received:
+        try:
+            app()
+        except NormgaugeError as error:
+            Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False, style="red")
+            sys.exit(2)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if received and getattr(stop, "code", 130) == 130:
+                sys.exit(128 + received[0])
+            raise
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Let SIGTERM clean up as Ctrl-C does, and let a second signal end the process at once: its workers end with it."""
+    received: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            os._exit(128 + received[0])
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # others may not touch signals
+        yield received
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        app()
-    except NormgaugeError as error:
-        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False, style="red")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        yield received
+    finally:
+        if not received:  # the process is ending otherwise, and a late signal must not print a traceback
+            for number, handler in before.items():
+                signal.signal(number, handler)

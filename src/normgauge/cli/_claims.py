@@ -49,10 +49,10 @@ def claims(
             progress=lambda name, done, total: bar.update(task, completed=done, description=name),
         )
     if html is not None:
+        from normgauge.documents import write_whole
         from normgauge.report import ledger_page
 
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(ledger_page(book), encoding="utf-8")
+        write_whole(html, ledger_page(book))
     if json:
         typer.echo(book.json())
     elif html is not None:

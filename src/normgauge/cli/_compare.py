@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, NormgaugeError, explain, require
 from normgauge.records import plain
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def compare(
     from normgauge.lab.runs.sweep import parse_shard
     from normgauge.report import page_of_store
 
+    check_folder(out)
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
@@ -80,23 +81,63 @@ def compare(
         raise typer.Exit(130) from None
     if isinstance(result, ShardDone):
         typer.echo(result)
-        return
-    page = page_of_store(result.store, out / "report.html")
+        failures = list_failures(result.store)
+        for failure in failures:
+            notes.print(failure)
+        raise typer.Exit(1 if failures else 0)
+    failures = list_failures(result.store, result.document.runs)
+    if not as_json:  # the answer first: whatever becomes of the page, it is there
+        Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
+        trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
+        notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
+    for failure in failures:
+        notes.print(failure)
+    page: Path | None = None
+    try:
+        page = page_of_store(result.store, out / "report.html")
+    except (OSError, NormgaugeError) as error:
+        notes.print(f"The page was not written: {error} The runs are in {result.store}; see normgauge report --help.")
     if as_json:
         document = {
             "rows": result.rows,
             "answer": result.answer,
             "decided": result.decided,
             "counts": result.counts,
+            "failures": failures,
             "store": result.store,
             "report": page,
         }
         typer.echo(json.dumps(plain(document), indent=2))
-        return
-    Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
-    trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
-    notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
-    notes.print(f"Open {page} for curves, settings and every run.")
+    elif page is not None:
+        notes.print(f"Open {page} for curves, settings and every run.")
+    if failures or page is None:
+        raise typer.Exit(1)
+
+
+def list_failures(store: Path, ids: Sequence[str] | None = None) -> list[str]:
+    """Name the stored runs that failed, those of one reason in one line, and say how to go on."""
+    from normgauge.store import DONE, Store, spec_id
+
+    reasons: dict[str, list[str]] = {}
+    with Store(store, write=False) as opened:
+        for run in opened.runs(ids):
+            if run.status not in DONE:
+                knobs = [knob for knob in ("study", "norm", "lr", "seed") if knob in run.spec]
+                name = ", ".join(f"{knob} {run.spec[knob]}" for knob in knobs) or spec_id(run.spec)
+                reasons.setdefault(f"{run.status}: {run.sentence}", []).append(name)
+    lines = []
+    for why, names in reasons.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        lines.append(f"{'; '.join(names[:3])}{more}: {why}")
+    return [*lines, "The same command tries them again."] if lines else []
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a file where a folder is meant, before anything runs."""
+    blocked = next((part for part in (out, *out.parents) if part.exists()), None)
+    if blocked is not None and not blocked.is_dir():
+        rule = "the name of a folder, made if it is not there"
+        raise InputError(explain("--out", rule, f"the file {blocked}", "Name another one"))
 
 
 def _names(text: str) -> list[str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from normgauge.errors import require
+from normgauge.cli._compare import check_folder, list_failures
+from normgauge.errors import NormgaugeError, require
 
 if TYPE_CHECKING:
     from normgauge.lab.runs.executors import Workers
@@ -38,6 +39,7 @@ def reproduce(
     from normgauge.lab.runs.executors import Workers, cluster_executor
     from normgauge.lab.runs.sweep import parse_shard
 
+    check_folder(out)
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge reproduce")  # before the runs, not after them
     part = None if shard is None else parse_shard(shard)
@@ -48,6 +50,8 @@ def reproduce(
             documents = [_reproduce_one(str(name), size, executor, part, out, quiet=as_json, bar=None)]
     if as_json:
         typer.echo(json.dumps(documents if every else documents[0], indent=2, default=str))
+    if any(document.get("failures") or document.get("page", "") is None for document in documents):
+        raise typer.Exit(1)
 
 
 def _reproduce_all(
@@ -95,7 +99,10 @@ def _reproduce_one(
         if shard is not None:
             store = reproduce_shard(study, shard, size=size, out=out, executor=executor, progress=progress)
             note(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
-            return {"study": study, "store": str(store)}
+            failures = list_failures(store)
+            for failure in failures:
+                note(failure)
+            return {"study": study, "store": str(store), "failures": failures}
         result = run(study, size=size, out=out, executor=executor, progress=progress)
     except DataError as error:
         if bar is None:
@@ -105,11 +112,20 @@ def _reproduce_one(
     except KeyboardInterrupt:
         note(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
-    page = _write(result)
-    if not quiet:
+    if not quiet:  # the answer first: whatever becomes of the page, it is there
         Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
+    failures = list_failures(result.store)
+    for failure in failures:
+        note(failure)
+    page: Path | None = None
+    try:
+        page = _write(result)
+    except (OSError, NormgaugeError) as error:
+        note(f"The page was not written: {error} The runs are in {result.store}: the same command tries again.")
+    if page is not None and not quiet:
         note(f"Open {page} for figures and numbers; `normgauge claims` knows these runs now.")
-    return {**plain(result.about), **plain(result.document()), "page": str(page), "store": str(result.store)}
+    answer = {**plain(result.about), **plain(result.document()), "failures": failures}
+    return {**answer, "page": None if page is None else str(page), "store": str(result.store)}
 
 
 def _write(result: Reproduced) -> Path:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,9 +52,10 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
     import torch
     from torch import nn
 
+    from normgauge.lab.imports import call_function
     from normgauge.objective import Objective
 
-    product = _import(target)()
+    product = call_function("model", target, "a factory without arguments")
     if isinstance(product, Objective):
         return product.replace(mode=mode)  # type: ignore[arg-type]
     if not isinstance(product, nn.Module):
@@ -85,20 +83,6 @@ def _first_tensor(output: Any) -> torch.Tensor:
     if hasattr(output, "square"):
         return output
     return _first_tensor(next(iter(output.values() if hasattr(output, "values") else output)))
-
-
-def _import(target: str) -> Any:
-    module, _, name = target.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            explain(
-                "symmetries", "the target is package.module:factory, importable from here", repr(target), str(error)
-            )
-        ) from error
 
 
 def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +17,10 @@ from normgauge.errors import InputError, explain, unknown_name
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.comparison import METRICS, Comparison, judge
+from normgauge.lab.imports import name_of
+from normgauge.lab.runs.digests import own_digests
 from normgauge.lab.runs.provenance import provenance
+from normgauge.lab.runs.replicas import STATISTICS
 from normgauge.lab.runs.sweep import part_of, sweep
 from normgauge.lab.study import Study
 from normgauge.store import STORE_NAME, Store, spec_id
@@ -31,8 +35,8 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def comparison_study(
     *,
-    model: str = "vgg",
-    data: str | None = None,
+    model: str | Callable[..., Any] = "vgg",
+    data: str | Callable[..., Any] | None = None,
     norms: Sequence[str] = DEFAULT_NORMS,
     rates: Sequence[float] | None = None,
     seeds: int | None = None,
@@ -45,8 +49,10 @@ def comparison_study(
     """Return the study `compare` runs, after checking every name and number in it.
 
     Args:
-        model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        model: mlp, vgg, resnet, dln, or a function `factory(norm) -> nn.Module` of a module, or its name
+            `package.module:factory`. Its source belongs to the identity of the runs: see `lab.imports.code_digests`.
         data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
+            The arrays of a path or function belong to the identity of the runs.
         norms: names of the normalizer registry.
         rates: learning rates of SGD, tuned for each normalizer.
         seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
@@ -62,18 +68,28 @@ def comparison_study(
     """
     if size not in SIZES:
         raise unknown_name("size", size, SIZES)
+    if statistics not in STATISTICS:
+        raise unknown_name("statistics", statistics, STATISTICS)
+    model = name_of(model) if callable(model) else model
+    data = name_of(data) if callable(data) else data
     preset = SIZES[size]
     dataset = datasets.load(data or ("gaussian" if model == "dln" else "digits"))
     chosen = tuple(float(rate) for rate in (rates or preset["rates"]))
     count = preset["steps"] if steps is None else steps
-    if min(chosen) <= 0 or count < 1 or (batch is not None and batch < 2):
+    if not all(0 < rate < math.inf for rate in chosen) or count < 1 or (batch is not None and batch < 2):
         raise InputError(
             explain(
                 "compare",
-                "rates are positive, steps at least 1, the batch at least 2",
+                "rates are positive and finite, steps at least 1, the batch at least 2",
                 f"rates={list(chosen)}, steps={count}, batch={batch}",
                 "Correct the option",
             )
+        )
+    whole = batch or (len(dataset.train[1]) if dataset.task == "regression" else min(128, len(dataset.train[1])))
+    if ddp > 1 and (whole < ddp or whole % ddp):
+        rule = "the batch is a multiple of the number of processes that share it"
+        raise InputError(
+            explain("compare", rule, f"batch={whole}, ddp={ddp}", f"Pass --batch {ddp * (whole // ddp or 1)}")
         )
     for norm in dict.fromkeys(norms):
         models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
@@ -91,11 +107,12 @@ def comparison_study(
             "data": dataset.name,
             "optimizer": "sgd",
             "steps": count,
-            "batch": batch or (samples if regression else min(128, samples)),
+            "batch": whole,
             "measure_at": measuring_steps(count, preset["measured"]),
             "measure_batch": min(64, samples),
             "target_loss": 1.0 if regression else 0.5,
             **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
+            **own_digests(model, dataset),
         },
         seeds=repeats,
         tuning_seeds=min(preset["tuning_seeds"], repeats),
@@ -115,8 +132,8 @@ def measuring_steps(steps: int, count: int) -> list[int]:
 
 def compare(
     *,
-    model: str = "vgg",
-    data: str | None = None,
+    model: str | Callable[..., Any] = "vgg",
+    data: str | Callable[..., Any] | None = None,
     norms: Sequence[str] = DEFAULT_NORMS,
     rates: Sequence[float] | None = None,
     seeds: int | None = None,
@@ -137,8 +154,10 @@ def compare(
     Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs.
 
     Args:
-        model: mlp, vgg, resnet, dln, or `package.module:factory` with `factory(norm) -> nn.Module`.
+        model: mlp, vgg, resnet, dln, or a function `factory(norm) -> nn.Module` of a module, or its name
+            `package.module:factory`. Its source belongs to the identity of the runs: see `lab.imports.code_digests`.
         data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
+            The arrays of a path or function belong to the identity of the runs.
         norms: names of the normalizer registry.
         rates: learning rates of SGD, tuned for each normalizer.
         seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
@@ -192,8 +211,8 @@ class ShardDone:
 def compare_shard(
     shard: tuple[int, int],
     *,
-    model: str = "vgg",
-    data: str | None = None,
+    model: str | Callable[..., Any] = "vgg",
+    data: str | Callable[..., Any] | None = None,
     norms: Sequence[str] = DEFAULT_NORMS,
     rates: Sequence[float] | None = None,
     seeds: int | None = None,
@@ -242,7 +261,7 @@ def compare_shard(
     plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:
         number = 1
-        if {spec_id(spec) for spec in plan} <= store.finished():
+        if {spec_id(spec) for spec in plan} <= store.ids():
             number, plan = 2, _second_round(study, conclude(study, store, plan))
         else:
             store.put_document(_blank_document(study))  # so that a merge knows what the runs are about

@@ -1,18 +1,28 @@
-"""A user's own code by its name: `package.module:function`, importable from the folder the command is run in."""
+"""A user's own code by its name: imported, called, and told apart by digests of its source."""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
+import importlib.util
 import sys
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, NormgaugeError, explain
+
+_LIBRARIES = [Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+_LIBRARIES.append(Path(__file__).resolve().parents[1])  # normgauge itself
+_IMPORTED: dict[str, tuple[ModuleSpec | None, str]] = {}  # module -> its import, and the digest its source had then
 
 
 def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
-    """Import `package.module:function`.
+    """Import `package.module:function`, also from the folder the command is run in.
 
     Args:
         kind: what the name stands for in messages: "model" or "data".
@@ -20,20 +30,154 @@ def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
         what: what the function is, for messages.
 
     Raises:
-        InputError: when there is no such module or function.
+        InputError: when there is no such module or function, or the module cannot be imported.
     """
     module_name, _, name = path.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:  # `python -m` and scripts have it; console scripts and worker processes do not
         sys.path.insert(0, here)
     try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        product: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            product = getattr(product, part)
+        return product
+    except Exception as error:
+        missing = isinstance(error, (ImportError, AttributeError, ValueError))
         raise InputError(
             explain(
                 f"{kind} {path!r}",
                 f"package.module:name must be importable and name {what}",
-                str(error),
-                "Run from the folder that holds the package, or install it",
+                str(error) if missing else describe_error(error),
+                "Run from the folder that holds the package, or install it" if missing else "Correct the module",
             )
         ) from error
+
+
+def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:
+    """Import a user's function and call it; see `import_function`.
+
+    Raises:
+        InputError: when it cannot be imported, or raises: with the line of the user's own file.
+    """
+    function = import_function(kind, path, what)
+    try:
+        return function(*arguments)
+    except NormgaugeError:
+        raise
+    except Exception as error:
+        given = ", ".join(map(repr, arguments))
+        raise InputError(
+            explain(f"{kind} {path!r}", f"the call ({given}) must return", describe_error(error), "Correct it")
+        ) from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return `package.module:function` of a function, by which worker processes find it.
+
+    Examples:
+        >>> name_of(name_of)
+        'normgauge.lab.imports:name_of'
+
+    Raises:
+        InputError: for a function that no other process can import.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<unnamed>")
+    if module in (None, "__main__") or "<" in name:
+        raise InputError(
+            explain(
+                "compare",
+                "a function must stand at the top of a module, where worker processes can import it",
+                f"{module}:{name}",
+                "Move it into a file of its own, and pass it or its name package.module:function",
+            )
+        )
+    return f"{module}:{name}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error's type, words and place: the last line in a user's own file, or else the last line of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own(frame.filename)]
+    place = ""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error}"  # its words name file and line
+    if frames:
+        last = (own or frames)[-1]
+        place = f" ({last.filename}, line {last.lineno}, in {last.name})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def is_own(file: str | None) -> bool:
+    """Say whether a file is a user's: neither Python's, nor an installed package's, nor normgauge's."""
+    if not file or file.startswith("<") or not file.endswith(".py"):
+        return False
+    place = Path(file).resolve()
+    if {"site-packages", "dist-packages"} & set(place.parts):
+        return False
+    return not any(place.is_relative_to(library) for library in _LIBRARIES)
+
+
+def code_digests(path: str) -> dict[str, str]:
+    """Return module -> 12 hex digits of the SHA-256 of its source: a function's module, and what it imports.
+
+    Imports are read from the sources, those inside of functions too, and followed through the user's own modules;
+    Python's, installed packages and normgauge do not count. Files that code reads, and modules whose names it computes,
+    are not seen.
+
+    Args:
+        path: `package.module:function`.
+
+    Raises:
+        InputError: when a module changed after this process imported it: it would run the old one.
+    """
+    import_function("model", path, "a function")
+    digests: dict[str, str] = {}
+    waiting = [path.partition(":")[0]]
+    while waiting:
+        name = waiting.pop()
+        spec = _find_module(name)
+        if name in digests or spec is None or not is_own(spec.origin):
+            continue
+        source = Path(str(spec.origin)).read_bytes()
+        digests[name] = hashlib.sha256(source).hexdigest()[:12]
+        _refuse_stale(name, digests[name])
+        waiting += _imported_names(source, name if spec.submodule_search_locations else name.rpartition(".")[0])
+        waiting += [name.rpartition(".")[0]] if "." in name else []
+    return dict(sorted(digests.items()))
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Return where a module comes from, importing nothing; `None` for what is no module or cannot be found."""
+    root, *rest = name.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec
+
+
+def _refuse_stale(name: str, digest: str) -> None:
+    module = sys.modules.get(name)
+    if module is None:
+        return
+    loaded, before = _IMPORTED.get(name, (None, digest))
+    if loaded is module.__spec__ and before != digest:
+        rule = "the module must be the one this process imported"
+        step = "Start Python anew, or importlib.reload it"
+        raise InputError(explain(f"module {name!r}", rule, "a file that was edited since", step))
+    _IMPORTED[name] = (module.__spec__, digest)
+
+
+def _imported_names(source: bytes, package: str) -> Iterator[str]:
+    """Yield the absolute names that a source imports; `from a import b` may mean the module a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,26 @@ FLOOR = 1e-3
 
 Progress = Callable[[int, Sequence[float]], None]
 Patience = Callable[[Tensor], bool]
+
+
+class Checkpoint(NamedTuple):
+    """What is known after a whole step, set at once, so that an interrupt at any moment finds it whole.
+
+    Attributes:
+        values: Ritz values of the finished sequences.
+        residuals: their residual norms.
+        weights: their vectors as columns over the rows of the basis.
+        running: Ritz values of the running sequence.
+        remains: their residual norms.
+        running_weights: their vectors over the rows that follow.
+    """
+
+    values: list[float]
+    residuals: list[float]
+    weights: Tensor
+    running: list[float]
+    remains: list[float]
+    running_weights: Tensor
 
 
 class Sequences:
@@ -58,9 +79,11 @@ class Sequences:
         self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
         self.residuals: list[float] = []
         self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
+        self.checkpoint: Checkpoint | None = None  # of the last whole step; `None` while rows are rewritten
 
     def reset(self) -> None:
         """Forget all sequences and keep the array of the basis."""
+        self.checkpoint = None
         self.basis.count = self.fixed = 0
         self.values, self.residuals = [], []
         self.weights = torch.zeros(0, 0, dtype=torch.float64)
@@ -119,6 +142,8 @@ class Sequences:
             self._step()
             values, weights = torch.linalg.eigh(self.projected)
             self.scale = max(self.scale, float(values.abs().max()))
+            running = self._running_pairs(values, weights)
+            self.checkpoint = Checkpoint(self.values, self.residuals, self.weights, *running, weights)
             patient = patience is not None and patience(values)
             if self._closed() or (self._converged(values, weights) and not patient):
                 return
@@ -190,6 +215,7 @@ class Sequences:
         upper = self.top + room // 3 if self.top else 0
         lower = self.bottom + room // 3 if self.bottom else 0
         kept = weights[:, [*range(size - upper, size), *range(min(lower, size - upper))]]
+        self.checkpoint = None
         self.basis.compress(self.fixed, kept)
         self.projected = kept.T @ self.projected @ kept
         self.restarts += 1
@@ -202,11 +228,11 @@ class Sequences:
         size = self.projected.shape[0]
         if size == 0:
             return
-        self.basis.count = self.fixed + size  # after an interruption the last row may have no product yet
+        self.basis.count = self.fixed + size  # the last row may have no product yet
         values, weights = torch.linalg.eigh(self.projected)
         running, remains = self._running_pairs(values, weights)
-        self.values += running
-        self.residuals += remains
+        self.values = self.values + running  # new lists: a checkpoint holds the old ones
+        self.residuals = self.residuals + remains
         self.weights = torch.block_diag(self.weights, weights)
         self.fixed = self.basis.count
         self._clear()
@@ -255,6 +281,7 @@ class Sequences:
         if self.basis.capacity - self.basis.count >= self.wanted_count + 4:
             return
         chosen = self.wanted_indices(self.values)
+        self.checkpoint = None
         self.basis.compress(0, self.weights[:, chosen])
         self.values, self.residuals = ([numbers[i] for i in chosen] for numbers in (self.values, self.residuals))
         self.weights = torch.eye(len(chosen), dtype=torch.float64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, OutOfMemoryError, explain
+from normgauge.errors import InputError, OutOfMemoryError, explain, offer_partial
 from normgauge.linalg._basis import inner, norm, out_of_memory_message
 from normgauge.linalg._drift import drift_limit
 from normgauge.linalg._operator import Operator
@@ -16,6 +16,7 @@ from normgauge.records import Status
 from normgauge.rng import generator
 
 DEFAULT_MEMORY = 1 << 30
+Pair = tuple[float, float, Tensor]  # eigenvalue, residual norm, unit vector
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def eigenpairs(
     Lanczos, reorthogonalized whenever its drift asks for it, runs until the Ritz residuals of all wanted pairs are
     below tol * max(|lambda|, 1e-3 |A|). Where several pairs are wanted at one end, a second sequence, started at random
     in the complement of the first, then looks for copies of multiple eigenvalues, which one sequence cannot see. At
-    last A is applied to the eigenvectors: the residuals reported are those.
+    last A is applied to the eigenvectors: the residuals reported are those. Ctrl-C arrives as KeyboardInterrupt, whose
+    `partial` holds the outermost pairs that had converged.
 
     Kind: estimate, with the residual as its certificate: some eigenvalue lies within |A v - lambda v| of lambda.
     Cost: products until convergence, about four to search for copies, and one per pair to verify.
@@ -108,66 +110,69 @@ def eigenpairs(
         progress=progress,
         partial=tol >= 10 * drift_limit(operator.dtype),
     )
-    try:
+    with offer_partial(lambda _: _converged_pairs(sequences, tol)):
         sequences.run(_first_vector(operator, start, sequences.random()))
         # A copy of the largest eigenvalue is not larger: with one pair at each end there is nothing to miss.
         while max(top, bottom) > 1 and not sequences.exhausted and sequences.search():
             pass
         sequences.finish()
         return _verify_pairs(sequences, tol)
-    except KeyboardInterrupt:
-        sequences.finish()
-        return _converged_pairs(sequences, tol)
 
 
 def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     """Apply the operator to the wanted vectors once more and measure what is left of A v - <v, A v> v."""
     operator = sequences.operator
-    pairs = []
+    pairs: list[Pair] = []
     for vector in sequences.vectors(sequences.wanted_indices(sequences.values)):
         image = operator.matvec(vector)
         sequences.matvecs += 1
         square = inner(vector, vector)
         value = inner(vector, image) / square
         pairs.append((value, norm(image.add(vector, alpha=-value)) / square**0.5, vector / square**0.5))
+    pairs.sort(key=lambda pair: -pair[0])
+    ends = pairs[: sequences.top], pairs[::-1][: sequences.bottom]
     if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:
         share = sequences.asymmetry / sequences.scale
         why = f"the operator is not self-adjoint: <u, A v> and <v, A u> differ by {share:.2g} of its norm"
-        return _result(sequences, pairs, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
+        return _result(sequences, *ends, "error", f"{why}; a kernel may have a wrong second derivative, replace it")
     worst = max(residual / sequences.yardstick(value) for value, residual, _ in pairs)
     if worst <= tol and len(pairs) == sequences.wanted_count:
-        return _result(sequences, pairs, "ok", "")
+        return _result(sequences, *ends, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
     cure = (
         "give more products (max_products)"
         if sequences.exhausted
         else f"products in {operator.dtype} allow no more, use float64"
     )
-    return _result(sequences, pairs, "nonconverged", f"{why}; {cure}")
+    return _result(sequences, *ends, "nonconverged", f"{why}; {cure}")
 
 
 def _converged_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
-    """Return the pairs that had converged, by Lanczos' own estimate, when the user stopped the run."""
-    values, residuals = sequences.values, sequences.residuals
-    wanted = sequences.wanted_indices(values)
-    done = [i for i in wanted if residuals[i] <= tol * sequences.yardstick(values[i])]
-    vectors = list(sequences.vectors(done))
-    pairs = [(values[i], residuals[i], vector) for i, vector in zip(done, vectors, strict=True)]
-    why = f"interrupted after {sequences.matvecs} products: {len(done)} of {sequences.wanted_count} pairs converged"
-    return _result(sequences, pairs, "nonconverged", f"{why}, their residuals are Lanczos estimates")
+    """Return the outermost pairs that had converged, by Lanczos' own estimate, after the last whole step."""
+    upper: list[Pair] = []
+    lower: list[Pair] = []
+    state = sequences.checkpoint
+    if state is not None:
+        values, residuals = state.values + state.running, state.residuals + state.remains
+        weights = torch.block_diag(state.weights, state.running_weights).to(sequences.basis.rows)
+        order = sorted(range(len(values)), key=lambda i: -values[i])
+        for end, wanted in ((upper, order[: sequences.top]), (lower, order[::-1][: sequences.bottom])):
+            for i in wanted:  # no gaps: what comes after a pair that is not known may not be the next one
+                if residuals[i] > tol * sequences.yardstick(values[i]):
+                    break
+                end.append((values[i], residuals[i], weights[:, i] @ sequences.basis.rows[: len(values)]))
+    why = f"interrupted after {sequences.matvecs} products: {len(upper) + len(lower)} of "
+    why += f"{sequences.top + sequences.bottom} pairs converged, their residuals are Lanczos estimates"
+    return _result(sequences, upper, lower, "nonconverged", why)
 
 
-def _result(
-    sequences: Sequences, pairs: list[tuple[float, float, Tensor]], status: Status, sentence: str
-) -> Eigenpairs:
-    order = sorted(pairs, key=lambda pair: -pair[0])
-    upper, lower = order[: sequences.top], order[::-1][: sequences.bottom]
-    chosen = upper + lower
+def _result(sequences: Sequences, upper: list[Pair], lower: list[Pair], status: Status, sentence: str) -> Eigenpairs:
+    pairs = upper + lower
     return Eigenpairs(
         top=tuple(value for value, _, _ in upper),
         bottom=tuple(value for value, _, _ in lower),
-        vectors=torch.stack([vector for _, _, vector in chosen]) if chosen else sequences.basis.rows[:0].clone(),
-        residuals=tuple(residual / sequences.yardstick(value) for value, residual, _ in chosen),
+        vectors=torch.stack([vector for _, _, vector in pairs]) if pairs else sequences.basis.rows[:0].clone(),
+        residuals=tuple(residual / sequences.yardstick(value) for value, residual, _ in pairs),
         matvecs=sequences.matvecs,
         restarts=sequences.restarts,
         status=status,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, explain, offer_partial
 from normgauge.linalg._basis import inner
 from normgauge.linalg._operator import Operator
 from normgauge.linalg._sequence import Sequences
@@ -46,7 +46,8 @@ def spectral_nodes(
     copies ("ghosts") and take weight from their neighbours' places.
 
     Kind: unbiased: E sum_i weights_i p(values_i) = tr p(A) / n for polynomials p of degree below 2 steps.
-    Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors.
+    Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors. Ctrl-C carries the
+    probes that were finished.
 
     Raises:
         InputError: for an operator that is not self-adjoint, or counts below one.
@@ -68,12 +69,13 @@ def spectral_nodes(
         progress=heard,
         partial=True,
     )
-    result = []
-    for _ in range(probes):
-        sequences.budget = sequences.matvecs + min(steps, size)
-        sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
-        result.append(_nodes(sequences))
-        sequences.reset()
+    result: list[Nodes] = []
+    with offer_partial(lambda _: list(result)):
+        for _ in range(probes):
+            sequences.budget = sequences.matvecs + min(steps, size)
+            sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
+            result.append(_nodes(sequences))
+            sequences.reset()
     return result
 
 
@@ -106,7 +108,7 @@ def hutchinson(
     """Return tr A by random signs z: E z^T A z = tr A, until the standard error is `relative_error` of the value.
 
     Kind: unbiased, up to the stopping rule, which waits for ten probes before it believes a standard error.
-    Cost: one product per probe, at most `probes`.
+    Cost: one product per probe, at most `probes`. Ctrl-C carries the estimate so far, `None` before two probes.
 
     Raises:
         InputError: for an operator that is not square, a relative error that is not positive, or no probes.
@@ -119,21 +121,22 @@ def hutchinson(
             explain("trace", "relative_error must be positive", f"{relative_error:g}", "Ask for 0.05, say")
         )
     draw = generator(seed)
-    count, mean, spread = 0, 0.0, 0.0
-    error = float("inf")
-    while count < probes:
-        z = rademacher(operator.shape[0], draw).to(device=operator.device, dtype=operator.dtype)
-        sample = inner(z, operator.matvec(z))
-        count += 1
-        step = sample - mean
-        mean += step / count  # Welford's running mean and sum of squares
-        spread += step * (sample - mean)
-        error = (spread / (count - 1) / count) ** 0.5 if count > 1 else float("inf")
-        if progress is not None:
-            progress(count, [error / abs(mean) if mean else float("inf")])
-        if count >= 10 and error <= relative_error * abs(mean):
-            break
-    return TraceEstimate(mean, error, count)
+    mean, spread = 0.0, 0.0
+    estimate = TraceEstimate(0.0, float("inf"), 0)
+    with offer_partial(lambda _: estimate if estimate.probes > 1 else None):
+        for count in range(1, probes + 1):
+            z = rademacher(operator.shape[0], draw).to(device=operator.device, dtype=operator.dtype)
+            sample = inner(z, operator.matvec(z))
+            step = sample - mean
+            mean += step / count  # Welford's running mean and sum of squares
+            spread += step * (sample - mean)
+            error = (spread / (count - 1) / count) ** 0.5 if count > 1 else float("inf")
+            estimate = TraceEstimate(mean, error, count)
+            if progress is not None:
+                progress(count, [error / abs(mean) if mean else float("inf")])
+            if count >= 10 and error <= relative_error * abs(mean):
+                break
+    return estimate
 
 
 def _check(operator: Operator, *, probes: int, steps: int) -> None:

@@ -227,7 +227,7 @@ def gdnp(
         )
         if last:
             limit_here = CONVERGED * max(records[0].gradient_norm, 1.0)
-            if found and number < iterations and not full <= limit_here:
+            if has_minimum and number < iterations and not full <= limit_here:
                 status = "nonconverged"
                 sentence = f"the direction no longer moves (h or the length is 0) at a gradient of {full:.3g}"
             break

@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from normgauge import charts
-from normgauge.documents import ComparisonDocument
+from normgauge.documents import ComparisonDocument, write_whole
 from normgauge.errors import StoreError, explain
 from normgauge.records import Run, plain
 from normgauge.report import _pictures, _sections
@@ -34,11 +34,11 @@ def page(runs: Sequence[Run], document: ComparisonDocument | None, out: str | Pa
 
     Raises:
         MissingExtraError: when altair or vl-convert is not installed.
+        StoreError: when it cannot be written; a page that was there stays.
     """
     target = Path(out)
     html = compose(PageContent(runs, document))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(html, encoding="utf-8")
+    write_whole(target, html)
     return target
 
 

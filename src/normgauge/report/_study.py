@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 
 from normgauge import charts
-from normgauge.documents import About, CriterionDocument, StudyDocument
+from normgauge.documents import About, CriterionDocument, StudyDocument, write_whole
 from normgauge.records import Row, format_number, plain
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import interval, natural_bounds
@@ -96,11 +96,10 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
 def write_study(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str | Path) -> Path:
     """Write `index.html` and the pictures into a folder and return the page's path."""
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        (target / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
+        write_whole(target / f"{picture.name}.svg", picture.svg)
     page = target / "index.html"
-    page.write_text(study_html(about, document, pictures), encoding="utf-8")
+    write_whole(page, study_html(about, document, pictures))
     return page
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -110,3 +111,30 @@ def test_a_run_is_the_same_in_another_process(data_module):
     words = [sys.executable, "-c", script, json.dumps(SPEC)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert json.loads(done.stdout.strip().splitlines()[-1]) == plain(here.readings), done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_replicas_end_with_the_process_that_launched_them():
+    spec = {**SPEC, "data": "gaussian", "ddp": 2, "statistics": "replica", "steps": 10**6, "measure_at": []}
+    spec["lr"] = 1e-9
+    code = f"from normgauge.lab.runs.run import execute; execute({spec!r})"
+    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+    def replicas():
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent.pid)], capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def running(pid):
+        state = Path(f"/proc/{pid}/stat")
+        return state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(replicas()) < 2:
+        time.sleep(0.05)
+    started = replicas()
+    parent.kill()
+    parent.wait()
+    assert len(started) == 2
+    while time.monotonic() < deadline and any(map(running, started)):
+        time.sleep(0.1)
+    assert not any(map(running, started))

@@ -233,6 +233,37 @@ def test_merge_refuses_other_questions_running_shards_and_missing_stores(tmp_pat
         merge([tmp_path / "c", tmp_path / "d"], tmp_path / "more")
 
 
+def test_merge_refuses_the_same_run_with_other_readings_and_copies_nothing(tmp_path):
+    for name, value, status in (("a", 1.0, "ok"), ("b", 1.0, "ok"), ("c", 1.5, "ok"), ("d", 0.0, "error")):
+        with Store(tmp_path / name / "runs.sqlite") as store:
+            run = Run({"n": 1}, status)
+            run.record(3, "loss", value)
+            run.record(4, "loss", float("nan"))
+            store.put(run)
+            store.put(Run({"n": name}))
+    same = merge([tmp_path / "d", tmp_path / "a", tmp_path / "b"], tmp_path / "all")
+    assert same.total == 4
+    with Store(tmp_path / "all" / "runs.sqlite") as store:
+        assert [run.last("loss") for run in store.runs() if run.spec["n"] == 1] == [None]  # the hole at the end
+        assert {run.status for run in store.runs()} == {"ok"}  # what failed in d was done in a
+    before = (tmp_path / "all" / "runs.sqlite").read_bytes()
+    for stores in (["c"], ["b", "c"]):
+        with pytest.raises(StoreError, match=r"loss = 1.5 .* here, loss = 1 .* there") as error:
+            merge([tmp_path / name for name in stores], tmp_path / "all")
+        assert "all/runs.sqlite" in str(error.value) and "c/runs.sqlite" in str(error.value)
+    assert (tmp_path / "all" / "runs.sqlite").read_bytes() == before
+    with pytest.raises(StoreError, match="loss = 1.5"):
+        merge([tmp_path / "a", tmp_path / "c"], tmp_path / "fresh")
+
+
+def test_a_merge_leaves_its_sources_alone(tmp_path):
+    with Store(tmp_path / "a" / "runs.sqlite") as store:
+        store.put(Run({"n": 1}))
+    (tmp_path / "a" / "runs.sqlite.lock").unlink()
+    merge([tmp_path / "a"], tmp_path / "all")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["runs.sqlite"]
+
+
 def test_a_second_writer_is_refused_and_readers_are_not(tmp_path):
     first, second = Store(tmp_path / "runs.sqlite"), Store(tmp_path / "runs.sqlite")
     first.put(Run({"n": 1}))

@@ -1,6 +1,7 @@
 """`ng.spectrum` against dense eigenvalues, and its manners."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import normgauge as ng
 from normgauge.errors import InputError, OutOfMemoryError, UnknownNameError
 from normgauge.linalg import DenseOperator, eigenpairs
+from normgauge.testing import check_result
 from reference.curvature import dense_hessian, hand_written
 
 
@@ -129,40 +131,153 @@ def test_warm_start_needs_fewer_products():
     torch.testing.assert_close(torch.tensor(warm.top), torch.tensor(cold.top), rtol=1e-5, atol=0)
 
 
-def test_interruption_returns_what_converged():
-    matrix = with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])
+class Stops(DenseOperator):
+    """Raises Ctrl-C inside the product of a given number."""
 
+    def __init__(self, matrix, at):
+        super().__init__(matrix)
+        self.count, self.at = 0, at
+
+    def _matvec(self, vector):
+        self.count += 1
+        if self.count == self.at:
+            raise KeyboardInterrupt
+        return super()._matvec(vector)
+
+
+def interrupted(action):
+    with pytest.raises(KeyboardInterrupt) as stop:
+        action()
+    return stop.value.partial
+
+
+def stop_at(count):
     def stop(products, residuals):
-        if products == 12:
+        if products == count:
             raise KeyboardInterrupt
 
-    found = eigenpairs(DenseOperator(matrix), top=5, progress=stop)
-    assert found.status == "nonconverged" and "interrupted after 12 products" in found.sentence
-    assert 1 <= len(found.top) < 5
-    assert found.top[0] == pytest.approx(100.0, rel=1e-6)
+    return stop
 
 
-def test_interruption_inside_a_product_is_the_same():
-    class Stops(DenseOperator):
+def test_ctrl_c_arrives_and_carries_what_converged():
+    matrix = with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])
+    for partial, products in (
+        (interrupted(lambda: eigenpairs(DenseOperator(matrix), top=5, progress=stop_at(12))), 12),
+        (interrupted(lambda: eigenpairs(Stops(matrix, 12), top=5)), 11),
+    ):
+        assert partial.status == "nonconverged" and f"interrupted after {products} products" in partial.sentence
+        assert 1 <= len(partial.top) < 5
+        assert partial.top[0] == pytest.approx(100.0, rel=1e-6)
+
+
+def test_ctrl_c_before_anything_converged_carries_nothing():
+    operator = with_spectrum(torch.linspace(0, 1, 50))
+    for stop in (
+        lambda: eigenpairs(Stops(operator, 1), top=2),  # before the first product is done there is a row and no value
+        lambda: eigenpairs(DenseOperator(operator), top=2, progress=stop_at(1)),
+    ):
+        partial = interrupted(stop)
+        assert partial.top == () and partial.vectors.shape == (0, 50) and "0 of 2" in partial.sentence
+
+
+def test_ctrl_c_does_not_count_a_largest_eigenvalue_among_the_smallest():
+    matrix = with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])
+    partial = interrupted(lambda: eigenpairs(Stops(matrix, 12), top=1, bottom=1))
+    assert partial.top[0] == pytest.approx(100.0, rel=1e-6) and partial.bottom == ()
+
+
+@pytest.mark.parametrize("memory", [None, 16 * 60 * 8])
+def test_ctrl_c_at_any_line_carries_only_true_pairs(memory):
+    """A trace function interrupts at every n-th line of the algorithm: restarts, searches and verification included."""
+    truth = [9.0, 9.0, 8.0, *torch.linspace(-3, 4, 57).tolist()]
+    matrix = with_spectrum(truth)
+
+    def lines(stop_at_line):
         count = 0
 
-        def _matvec(self, vector):
-            self.count += 1
-            if self.count == 12:
+        def trace(frame, event, arg):
+            nonlocal count
+            if "linalg" not in frame.f_code.co_filename or frame.f_code.co_name in ("_converged", "_result"):
+                return None
+            count += event == "line"
+            if event == "line" and count == stop_at_line:
                 raise KeyboardInterrupt
-            return super()._matvec(vector)
+            return trace
 
-    found = eigenpairs(Stops(with_spectrum([100.0, *torch.linspace(0, 1, 400).tolist()])), top=5)
-    assert found.status == "nonconverged" and "interrupted after 11 products" in found.sentence
-    assert found.top[0] == pytest.approx(100.0, rel=1e-6)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            eigenpairs(DenseOperator(matrix), top=3, tol=1e-6, memory=memory)
+        finally:
+            sys.settrace(before)
+        return count
+
+    whole = lines(-1)
+    carried = 0
+    for line in range(1, whole, max(1, whole // 120)):
+        with pytest.raises(KeyboardInterrupt) as stop:
+            lines(line)
+        partial = getattr(stop.value, "partial", None)  # before and after the search there is nothing to carry
+        if partial is not None:
+            for value, vector in zip(partial.top, partial.vectors, strict=True):
+                assert torch.linalg.vector_norm(matrix @ vector - value * vector) < 2e-5 * 9
+            carried += len(partial.top) > 0
+    assert carried > 5
 
 
-def test_interruption_before_anything_converged_returns_nothing():
-    def stop(products, residuals):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda o, **more: ng.spectrum(o, top=2, tol=1e-6, **more),
+        lambda o, **more: ng.spectrum(o, top=2, of="quotient", symmetries=ng.symmetries(o), **more),
+        lambda o, **more: ng.trace(o, relative_error=1e-9, **more),
+        lambda o, **more: ng.density(o, probes=3, iterations=4, **more),
+    ],
+    ids=["spectrum", "quotient", "trace", "density"],
+)
+def test_instruments_let_ctrl_c_through_unless_asked_for_what_there_is(measure):
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    for count in (1, 2, 6, 11):
+        carried = interrupted(lambda count=count: measure(objective, progress=stop_at(count)))
+        if carried is None:  # nothing to give: Ctrl-C comes through all the same
+            with pytest.raises(KeyboardInterrupt):
+                measure(objective, progress=stop_at(count), partial=True)
+            continue
+        assert carried.status == "nonconverged" and "interrupted" in carried.sentence
+        assert carried.mode == "train" and carried.seed == 0 and carried.cost.products >= count
+        given = measure(objective, progress=stop_at(count), partial=True)
+        assert str(given) == str(carried)
+        check_result(given)
 
-    found = eigenpairs(DenseOperator(with_spectrum(torch.linspace(0, 1, 50))), top=2, progress=stop)
-    assert found.top == () and found.vectors.shape == (0, 50) and "0 of 2" in found.sentence
+
+def test_layers_that_were_finished_are_carried(monkeypatch):
+    objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
+    whole = ng.layer_spectra(objective)
+    calls = []
+
+    def spectrum(part, **settings):
+        calls.append(part)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return ng.spectrum(part, **settings)
+
+    monkeypatch.setattr("normgauge.measure.curvature.layer_spectra.spectrum", spectrum)
+    given = ng.layer_spectra(objective, partial=True)
+    assert list(given.spectra) == list(whole.spectra)[:1] and given.status == "nonconverged"
+    assert f"{len(whole.spectra) - 1} of {len(whole.spectra)}" in given.sentence
+
+
+def test_an_instrument_without_a_partial_result_carries_none_of_another():
+    calls = []
+
+    def loss(output, target):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return nn.functional.cross_entropy(output, target)
+
+    objective = ng.Objective(bn_net(), loss, batch(), mode="train")
+    assert interrupted(lambda: ng.stable_rate(objective)) is None
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -17,7 +17,7 @@ from torch import Tensor
 from normgauge.errors import DataError, explain, require, unknown_name
 from normgauge.lab.data.catalogue import KNOWN, open_folder, open_known
 from normgauge.lab.data.prepared import Prepared
-from normgauge.lab.imports import import_function
+from normgauge.lab.imports import call_function
 from normgauge.rng import generator
 
 Task = Literal["classification", "regression"]
@@ -101,6 +101,16 @@ def names() -> tuple[str, ...]:
     return (*_MADE, *KNOWN)
 
 
+def is_own(name: str) -> bool:
+    """Say whether a dataset is a user's own, a folder or a function: its name does not say what is in it.
+
+    Examples:
+        >>> [is_own(name) for name in ("digits", "cifar10:4000/500/500", "./photos", "mymodule:function")]
+        [False, False, True, True]
+    """
+    return _SUBSET.sub("", name) not in names()
+
+
 def load(name: str) -> Dataset:
     """Return a dataset by name; nothing is downloaded.
 
@@ -181,7 +191,7 @@ def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def _load_from_function(path: str) -> Dataset:
-    product = import_function("data", path, "a function that returns data")()
+    product = call_function("data", path, "a function that returns data")
     if isinstance(product, Dataset):
         return replace(product, name=path)  # the name is how a worker process finds it again
     try:

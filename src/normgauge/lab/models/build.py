@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.lab.imports import import_function
+from normgauge.lab.imports import call_function
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.published import PUBLISHED
 from normgauge.lab.models.small import SMALL, Factory
@@ -69,9 +69,8 @@ def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
 
 
 def _build_from_factory(path: str, norm: str, seed: int) -> nn.Module:
-    factory = import_function("model", path, "a function factory(norm)")
     torch.manual_seed(seed)
-    network = factory(norm)
+    network = call_function("model", path, "a function factory(norm)", norm)
     if not isinstance(network, nn.Module):
         raise InputError(
             explain(

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, MissingDataError, ModelError, NonFiniteError, NormgaugeError, explain
 from normgauge.lab import data as datasets
 from normgauge.lab import models
+from normgauge.lab.runs.digests import CODE, DATA, check_digests
 from normgauge.lab.runs.probes import measure_network
 from normgauge.lab.runs.provenance import provenance
-from normgauge.lab.runs.run import conclude, execute
+from normgauge.lab.runs.run import conclude, execute, one_thread
 from normgauge.lab.runs.stacking import Stack
 from normgauge.lab.runs.train import Batches, Training, train
 from normgauge.records import Run, Spec
@@ -26,7 +27,7 @@ from normgauge.store import canonical
 # What a spec may say for its run to be stacked; anything else may mean a training loop that is not this one.
 _RUN = ("model", "norm", "data", "optimizer", "lr", "seed", "steps", "batch")
 _READ = ("measure_at", "measure_batch", "target_loss")
-STACKABLE = frozenset([*_RUN, *_READ])
+STACKABLE = frozenset([*_RUN, *_READ, CODE, DATA])
 # Activations of one layer that are trained at once: more of them leave the cache and every pass gets slower.
 CACHE_BYTES = 2**20
 
@@ -196,7 +197,7 @@ def _run_group(specs: Sequence[Spec], measure: Callable[..., None] | None) -> li
     begin = time.perf_counter()
     runs = [Run(dict(spec)) for spec in specs]
     try:
-        with preserved_rng():
+        with preserved_rng(), one_thread():
             _train_group(runs, measure)
     except (MissingDataError, ModelError):
         return [execute(spec) for spec in specs]
@@ -212,6 +213,7 @@ def _run_group(specs: Sequence[Spec], measure: Callable[..., None] | None) -> li
 def _train_group(runs: list[Run], measure: Callable[..., None] | None) -> None:
     spec = runs[0].spec
     dataset = datasets.load(spec["data"])
+    check_digests(spec, dataset)
     networks = []
     for run in runs:
         torch.manual_seed(int(run.spec["seed"]))

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, cast
 
 from normgauge.errors import ExecutorError, explain, require
@@ -24,13 +25,13 @@ CONNECT_SECONDS = 15.0
 _RUNNING = threading.Lock()
 
 
-def run_serially(specs: Specs, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
+def run_serially(specs: Specs, task: Callable[[Any], Run] = execute) -> Generator[Run]:
     """Run specs one after the other in this process."""
     for spec in specs:
         yield task(spec)
 
 
-def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
+def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execute) -> Generator[Run]:
     """Run specs on any `concurrent.futures.Executor`, yielding them as they finish.
 
     A run whose worker cannot finish it has status "error".
@@ -85,12 +86,12 @@ def connect(address: str) -> Executor:
     distributed = require("distributed", "cluster", "a Dask cluster")
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # distributed raises what comes: OSError, ValueError, TypeError, KeyError by address
         raise ExecutorError(
             explain(
                 f"cluster {address}",
                 "a Dask scheduler must listen there",
-                str(error),
+                str(error) or type(error).__name__,
                 "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1",
             )
         ) from error
@@ -137,7 +138,7 @@ class Workers:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any], Run] = execute) -> Iterator[Run]:
+def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any], Run] = execute) -> Generator[Run]:
     """Run specs in worker processes with one thread each, yielding them as they finish.
 
     A worker that is killed does not stop the sweep: the pool is made again and what was in flight is run again, each
@@ -157,7 +158,7 @@ def run_in_processes(specs: Specs, workers: Workers | int, task: Callable[[Any],
         crew = Workers(1) if suspects else workers
         futures: dict[Future[Run], int] = {}
         try:
-            with _hide_main():
+            with _hide_main(), _interrupts_held():
                 for key, spec in left.items():
                     futures[crew.pool().submit(task, spec)] = key
             for future in as_completed(futures):
@@ -198,7 +199,8 @@ def _start_worker() -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)  # one_thread would do; this starts no pool of threads at all
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -213,6 +215,23 @@ def _end_with_parent() -> None:
 def _end_workers(pool: ProcessPoolExecutor) -> None:
     for process in list((pool._processes or {}).values()):  # no public way before Python 3.14
         process.terminate()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Start workers deaf to Ctrl-C, which a terminal sends to them too: before they run our code they would print it.
+
+    A mask of signals is inherited. An interrupt that comes meanwhile is not lost: it arrives at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it would open the mask when it is started later
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

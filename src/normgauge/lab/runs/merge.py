@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from normgauge.documents import ComparisonDocument
 from normgauge.errors import StoreError, explain
-from normgauge.records import plain
-from normgauge.store import STORE_NAME, Store, canonical, spec_id
+from normgauge.records import Run, plain
+from normgauge.store import DONE, STORE_NAME, Store, canonical, spec_id
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,12 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
     Returns:
         The counts.
 
+    A run that failed in one store and is done in another is taken from there. Nothing is copied before all stores were
+    looked at.
+
     Raises:
-        StoreError: when a store is missing, is still being written, or belongs to another study.
+        StoreError: when a store is missing, is still being written, belongs to another study, or holds other numbers
+            for the same run than another one.
     """
     target = _file(out)
     sources = [path for path in dict.fromkeys(_file(store) for store in stores) if path != target]
@@ -57,15 +63,21 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
         if not path.exists():
             raise StoreError(explain(f"merge {path}", "the store must exist", "no such file", "Check the path"))
     added = repeated = 0
-    with Store(target) as joined:
+    with ExitStack() as stack:
+        shards = [stack.enter_context(Store(path, write=False)) for path in sources]
+        for shard in shards:
+            if shard.being_written():  # it would be joined in part
+                rule, step = "one process at a time writes to a store", "Wait for the shard to end, or end it"
+                raise StoreError(explain(f"merge {shard.path}", rule, "one that is being written", step))
+        joined = stack.enter_context(Store(target))
         joined.claim()
-        for path in sources:
-            with Store(path) as source:
-                source.claim()  # a shard that is still running would be joined in part
-                _agree(joined, source)
-                fresh, old = _copy(source, joined)
-                added, repeated = added + fresh, repeated + old
-        return Merged(target, len(sources), added, repeated, len(joined.finished()))
+        _refuse_other_questions([joined, *shards])
+        _refuse_conflicts([joined, *shards])
+        _adopt_question(joined, shards)
+        for shard in shards:
+            fresh, old = _copy(shard, joined)
+            added, repeated = added + fresh, repeated + old
+        return Merged(target, len(sources), added, repeated, len(joined.ids()))
 
 
 def _file(path: str | Path) -> Path:
@@ -73,25 +85,30 @@ def _file(path: str | Path) -> Path:
     return path if path.suffix == ".sqlite" else path / STORE_NAME
 
 
-def _agree(joined: Store, source: Store) -> None:
-    """Refuse to mix answers to different questions; a joined store that is new takes the first one's."""
-    ours, theirs = _question(joined), _question(source)
-    if ours and theirs:
+def _refuse_other_questions(stores: Sequence[Store]) -> None:
+    """Refuse to mix answers to different questions."""
+    asked = [(store, question) for store in stores if (question := _question(store))]
+    for store, theirs in asked[1:]:
+        first, ours = asked[0]
         differing = sorted(key for key in {*ours, *theirs} if _text(ours, key) != _text(theirs, key))
         if differing:
             key = differing[0]
             raise StoreError(
                 explain(
-                    f"merge {source.path}",
-                    f"all shards must ask the same question as {joined.path}",
+                    f"merge {store.path}",
+                    f"all shards must ask the same question as {first.path}",
                     f"another {key}: {_text(theirs, key)} instead of {_text(ours, key)}",
                     "Merge stores of one study, made with the same options",
                 )
             )
-    document = source.document(ComparisonDocument)
-    if document is not None and joined.document(ComparisonDocument) is None:
+
+
+def _adopt_question(joined: Store, shards: Sequence[Store]) -> None:
+    """Give a joined store that is new the first question of its shards."""
+    documents = [document for store in (joined, *shards) if (document := store.document(ComparisonDocument))]
+    if documents and joined.document(ComparisonDocument) is None:
         # the question alone: what a shard's own runs said is no answer of the joined ones
-        joined.put_document(replace(document, arms=(), answer="", decided=False, runs=()))
+        joined.put_document(replace(documents[0], arms=(), answer="", decided=False, runs=()))
 
 
 def _question(store: Store) -> Mapping[str, Any]:
@@ -108,10 +125,43 @@ def _text(question: Mapping[str, Any], key: str) -> str:
     return canonical({"": question.get(key)})[4:-1]
 
 
+def _refuse_conflicts(stores: Sequence[Store]) -> None:
+    """Refuse stores that hold the same run with other readings: one of them is wrong, and nobody knows which."""
+    first: dict[str, tuple[Store, Run]] = {}
+    for store in stores:
+        for run in store.runs():
+            if run.status not in DONE:
+                continue
+            other, twin = first.setdefault(spec_id(run.spec), (store, run))
+            difference = _difference(twin, run)
+            if difference:
+                raise StoreError(
+                    explain(
+                        f"merge {store.path}",
+                        f"a run has the same readings in every store; {other.path} holds it too",
+                        f"run {spec_id(run.spec)} with {difference}",
+                        "Delete the store you do not trust, or run its study again",
+                    )
+                )
+
+
+def _difference(first: Run, second: Run) -> str:
+    """Name the first thing that two runs of one spec differ by, "" if they are the same; time and place may differ."""
+    if first.status != second.status:
+        return f"status {second.status} here, {first.status} there"
+    for one, two in zip_longest(first.readings, second.readings):
+        if repr(one) != repr(two):  # holes are nan, which equals nothing
+            there, here = ("no reading" if each is None else f"{each} at step {each.step}" for each in (one, two))
+            return f"{here} here, {there} there"
+    return ""
+
+
 def _copy(source: Store, joined: Store) -> tuple[int, int]:
-    """Return how many runs were new, and how many were there already."""
-    runs, here = source.runs(), joined.finished()
-    fresh = [run for run in runs if spec_id(run.spec) not in here]
+    """Return how many runs were new, and how many were there already; what failed here may have gone well there."""
+    runs, here, done = source.runs(), joined.ids(), joined.finished()
+    fresh = [
+        run for run in runs if spec_id(run.spec) not in here or (run.status in DONE and spec_id(run.spec) not in done)
+    ]
     for run in fresh:
         joined.put(run)
     return len(fresh), len(runs) - len(fresh)

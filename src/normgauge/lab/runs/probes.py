@@ -73,8 +73,9 @@ def _measure_landscape(record: Record, objective: Objective, lr: float, step: in
 
 
 def _measure_curvature(record: Record, objective: Objective, step: int) -> None:
-    top = spectrum(objective, top=1, tol=3e-2)
-    record(step, "top_eigenvalue", float(top.top[0]), kind="estimate")
+    curvature = spectrum(objective, top=1, tol=3e-2)
+    value = curvature.top[0] if curvature.status == "ok" else math.nan
+    record(step, "top_eigenvalue", value, kind="estimate", status=curvature.status)
 
 
 def _measure_propagation(record: Record, objective: Objective, lr: float, step: int) -> None:

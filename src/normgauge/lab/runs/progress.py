@@ -21,12 +21,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from normgauge.documents import write_whole
 from normgauge.lab.runs.provenance import provenance
 from normgauge.records import plain
 
+# Where stderr is no terminal, a line is printed at most this often, and at the end.
+LINE_SECONDS = 20.0
+
 
 class RunsBar:
-    """A bar for every sweep, with the time left, on stderr when it is a terminal.
+    """A bar for every sweep, with the time left, on stderr; where that is no terminal, a line now and then.
 
     Args:
         shown: `False` shows nothing anywhere.
@@ -34,13 +38,30 @@ class RunsBar:
 
     def __init__(self, *, shown: bool = True) -> None:
         self._shown = shown
+        self._console = Console(file=sys.stderr)
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        if self._shown:
+            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
     def runs(self, label: str, total: int, done: int) -> Iterator[Callable[[], None]]:
         """Yield what to call after each run of a sweep of `total`, of which `done` were there already."""
+        begin = last = time.monotonic()
+        count = 0
+
+        def advance() -> None:
+            nonlocal last, count
+            bar.advance(job)
+            now, count = time.monotonic(), count + 1
+            if bar.disable and (now - last >= LINE_SECONDS or done + count == total):
+                last, left = now, (now - begin) / count * (total - done - count)
+                self.note(f"{label}: {done + count} of {total} runs, about {timedelta(seconds=round(left))} left")
+
         with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), shown=self._shown) as bar:
             job = bar.add_task(label, total=total, completed=done)
-            yield lambda: bar.advance(job)
+            yield advance
 
 
 class StudiesBar:
@@ -146,11 +167,8 @@ def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int 
     sessions = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     session = {"studies": studies, "runs": bar.ran, "minutes": round(bar.minutes, 1), "jobs": jobs}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps([*sessions, {**session, "finished": finished, **plain(provenance())}], indent=1) + "\n",
-        encoding="utf-8",
-    )
+    noted = [*sessions, {**session, "finished": finished, **plain(provenance())}]
+    write_whole(path, json.dumps(noted, indent=1) + "\n")
     return path
 
 

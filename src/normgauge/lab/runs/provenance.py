@@ -22,7 +22,7 @@ def provenance() -> Provenance:
         "system": platform.system(),
         "processor": platform.machine(),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),
+        "threads": 1,  # of every run, wherever it runs: see `run.one_thread`
     }
     return Provenance(platform.python_version(), {name: _version(name) for name in PACKAGES}, machine, _revision())
 

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -56,9 +57,9 @@ def launch(run: Run, statement: str) -> None:
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        command = [sys.executable, "-c", statement, str(path)]
+        command = [sys.executable, "-c", statement, str(path), str(os.getpid())]
         processes = [
-            subprocess.Popen([*command, str(rank)], env=_environment(world), stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, str(rank)], env=_environment(), stderr=subprocess.PIPE, text=True)
             for rank in range(world)
         ]
         _wait(processes)
@@ -70,7 +71,8 @@ class Replica:
     """This process as one of a split run: it meets the others on entering, and leaves with them."""
 
     def __init__(self) -> None:
-        path, rank = sys.argv[1:]
+        path, parent, rank = sys.argv[1:]
+        threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
         self.spec: Spec = json.loads(Path(path).read_text(encoding="utf-8"))
         self.folder, self.rank = Path(path).parent, int(rank)
 
@@ -113,6 +115,13 @@ def replica_step(network: nn.Module, dataset: Dataset, optimizer: torch.optim.Op
     return step
 
 
+def _end_with_parent(parent: int) -> None:
+    """End this process when the one that launched it has: when that is killed, it cannot end its replicas."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
+
+
 def _wait(processes: list[subprocess.Popen[str]]) -> None:
     """Wait for all replicas; when one is killed the others wait for it in vain, so they are ended."""
     try:
@@ -138,13 +147,13 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
             )
 
 
-def _environment(world: int) -> dict[str, str]:
-    """Return the environment of a replica: this normgauge, its share of the cores, the loopback interface."""
+def _environment() -> dict[str, str]:
+    """Return the environment of a replica: this normgauge, one thread as every run, the loopback interface."""
     package = str(Path(__file__).resolve().parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     interface = "lo0" if sys.platform == "darwin" else "lo"
     own = {"PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": interface}
-    return {**os.environ, **own, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world))}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1"}
 
 
 def shared_copy(network: nn.Module) -> nn.Module:

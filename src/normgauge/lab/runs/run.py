@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -14,6 +14,8 @@ from torch import nn
 from normgauge.errors import MissingDataError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
+from normgauge.lab.imports import describe_error
+from normgauge.lab.runs.digests import check_digests
 from normgauge.lab.runs.probes import measure_network
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.replicas import Replica, launch, replica_step
@@ -49,7 +51,7 @@ def guard_run(run: Run, action: Callable[[], None]) -> Run:
     try:
         # a run depends on its spec alone, not on the caller's settings
         torch.set_default_dtype(getattr(torch, str(run.spec.get("dtype", "float32"))))
-        with preserved_rng():
+        with preserved_rng(), one_thread():
             torch.manual_seed(int(run.spec["seed"]))
             action()
     except MissingDataError as error:
@@ -59,13 +61,23 @@ def guard_run(run: Run, action: Callable[[], None]) -> Run:
     except NormgaugeError as error:
         run.status, run.sentence = "error", str(error)
     except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        run.status, run.sentence = "error", f"{type(error).__name__}: {error} (in {last.name}, line {last.lineno})"
+        run.status, run.sentence = "error", describe_error(error)
     finally:
         torch.set_default_dtype(dtype)
     run.seconds = time.perf_counter() - begin
     run.provenance = provenance()
     return run
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give torch one thread inside: sums depend on how many there are, and runs must not depend on where they run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def carry_out(run: Run, make_step: MakeStep | None = None, *, measured: bool = True) -> None:
@@ -78,6 +90,7 @@ def carry_out(run: Run, make_step: MakeStep | None = None, *, measured: bool = T
     """
     spec = run.spec
     dataset = datasets.load(spec["data"])
+    check_digests(spec, dataset)
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
 

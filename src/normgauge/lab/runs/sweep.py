@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from typing import Any
 
 from normgauge.errors import InputError, explain
+from normgauge.lab.runs.digests import changes_since
 from normgauge.lab.runs.executors import Workers, available_cores, run_in_processes, run_on, run_serially
 from normgauge.lab.runs.progress import RunsBar, StudiesBar
 from normgauge.lab.runs.run import execute
@@ -27,6 +30,9 @@ def sweep(
 ) -> int:
     """Run the specs that the store does not hold yet, writing each run when it is finished.
 
+    Runs that failed before (error, skipped) are tried again; a notice says so, and what changed in a user's own code or
+    data since runs were stored. The run that is interrupted is not stored.
+
     Args:
         specs: what to run: a study's first round, or a list of specs.
         store: where finished runs are; only this process writes to it.
@@ -34,7 +40,8 @@ def sweep(
             (1 runs in this process), or `None` for one process per core.
         task: what a run is: a function from a spec to a `Run`.
         shard: `(i, n)` runs the i-th of n parts only; see `part_of`.
-        progress: show a bar with time left on stderr when it is a terminal; or the bar of many studies to move.
+        progress: show a bar with time left on stderr, or a line now and then where it is no terminal; or the bar of
+            many studies to move.
         label: what the bar is called.
 
     Returns:
@@ -50,11 +57,34 @@ def sweep(
     plan = plan if shard is None else part_of(plan, shard)
     missing = [spec for spec in plan if spec_id(spec) not in finished]
     bar = progress if isinstance(progress, StudiesBar) else RunsBar(shown=progress and bool(missing))
-    with bar.runs(label, len(plan), len(plan) - len(missing)) as advance:
-        for run in _runs(missing, executor, task) if missing else ():
+    for notice in _notices(missing, store) if missing else ():
+        bar.note(notice)
+    with (
+        bar.runs(label, len(plan), len(plan) - len(missing)) as advance,
+        closing(_runs(missing, executor, task) if missing else _none()) as runs,  # workers end with an interrupt
+    ):
+        for run in runs:
             store.put(run)
             advance()
     return len(missing)
+
+
+def _none() -> Generator[Run]:
+    yield from ()
+
+
+def _notices(missing: Sequence[dict[str, Any]], store: Store) -> list[str]:
+    """Say why runs are made that one may believe to be there: they failed, or what they rest on has changed."""
+    notices = []
+    again = {spec_id(spec) for spec in missing} & store.ids()
+    if again:
+        first = store.runs([min(again)])[0]
+        reason = f"{first.status}: {first.sentence}".rstrip(".: ")
+        notices.append(f"Stored runs that failed are tried again: {len(again)} ({reason}).")
+    changes = changes_since(store.specs(), missing)
+    if changes:
+        notices.append(f"Runs are made again, since {', '.join(changes)} changed after they were stored.")
+    return notices
 
 
 def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dict[str, Any]]:
@@ -92,7 +122,7 @@ def parse_shard(text: str) -> tuple[int, int]:
         InputError: for other text.
     """
     index, _, count = text.partition("/")
-    if not (index.strip().isdigit() and count.strip().isdigit()):
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):
         raise InputError(explain("--shard", "two numbers i/n", repr(text), "Write --shard 1/4, for instance"))
     part_of([], (int(index), int(count)))
     return int(index), int(count)
@@ -100,7 +130,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _runs(
     specs: list[dict[str, Any]], executor: Executor | Workers | int | None, task: Callable[[Any], Run]
-) -> Iterator[Run]:
+) -> Generator[Run]:
     if isinstance(executor, Executor):
         return run_on(executor, specs, task)
     if isinstance(executor, Workers) and executor.jobs > 1:

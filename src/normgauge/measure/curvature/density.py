@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError, explain, offer_partial
 from normgauge.linalg import Nodes, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
@@ -144,6 +144,7 @@ def density(
     points: int = 1000,
     group: Group = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> Density:
     """Return the spectral density of the curvature of `objective` by stochastic Lanczos quadrature.
 
@@ -163,6 +164,8 @@ def density(
         points: of the grid.
         group: process group over which the data are sharded.
         progress: called with the number of products; by default shown on a terminal's stderr.
+        partial: on Ctrl-C return the density of the probes that were finished, with status "nonconverged"; otherwise
+            KeyboardInterrupt is raised and carries it as `partial`.
 
     Raises:
         InputError: for counts below one or a width that is not positive.
@@ -183,11 +186,24 @@ def density(
                 "density", "width is positive and points at least 2", f"width={width}, points={points}", "Change it"
             )
         )
+
+    def result(nodes: list[Nodes]) -> Density:
+        whole = _smoothed(nodes, width, points, of, objective.dimension)
+        lost = probes - len(nodes)
+        why = f"interrupted: {lost} of {probes} probes are missing"
+        return replace(whole, status="nonconverged", sentence=why) if lost else whole
+
     with (
+        offer_partial(lambda nodes: result(nodes) if nodes else None),
         curvature_of(objective, of, group) as operator,
         show_residuals(f"density of {of}", progress) as callback,
     ):
         nodes = spectral_nodes(operator, probes=probes, steps=iterations, seed=seed, progress=callback)
+    return result(nodes)
+
+
+def _smoothed(nodes: list[Nodes], width: float | None, points: int, of: str, dimension: int) -> Density:
+    """Return the density of some nodes on a grid, bells of a width; see `density`."""
     values = torch.tensor([value for each in nodes for value in each.values], dtype=torch.float64)
     weights = torch.tensor([weight for each in nodes for weight in each.weights], dtype=torch.float64) / len(nodes)
     spread = float(values.max() - values.min())
@@ -203,7 +219,7 @@ def density(
         width=width,
         nodes=tuple(nodes),
         of=of,
-        dimension=objective.dimension,
+        dimension=dimension,
     )
 
 

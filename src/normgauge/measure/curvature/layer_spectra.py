@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from normgauge.errors import unknown_name
+from normgauge.errors import offer_partial, unknown_name
 from normgauge.measure.curvature.products import Of
 from normgauge.measure.curvature.spectrum import RATE, Spectrum, spectrum
 from normgauge.network import owner_of
@@ -86,6 +86,7 @@ def layer_spectra(
     of: Of = "hessian",
     tol: float = 1e-3,
     seed: int = 0,
+    partial: bool = False,
 ) -> LayerSpectra:
     """Return the extreme eigenvalues of each diagonal block of the curvature of `objective`.
 
@@ -103,6 +104,8 @@ def layer_spectra(
         of: "hessian", "gauss_newton" or "empirical_fisher".
         tol: relative residual to reach.
         seed: of the random starts.
+        partial: on Ctrl-C return the blocks that were finished, with status "nonconverged"; otherwise
+            KeyboardInterrupt is raised and carries them as `partial`.
 
     Examples:
         >>> import torch
@@ -113,24 +116,29 @@ def layer_spectra(
         ['0', '2']
     """
     parts = dict(per) if isinstance(per, Mapping) else _partition(objective.names, per)
-    spectra = {}
-    for name, selection in parts.items():
-        part = objective.replace(parameters=selection)
-        spectra[name] = spectrum(
-            part,
-            top=min(top, part.dimension),
-            bottom=min(bottom, part.dimension),
-            of=of,
-            tol=tol,
-            seed=seed,
+    spectra: dict[str, Spectrum] = {}
+
+    def result() -> LayerSpectra:
+        done = sum(each.status == "ok" for each in spectra.values())
+        return LayerSpectra(
+            dict(spectra),
+            per if isinstance(per, str) else "selection",
+            status="ok" if done == len(parts) else "nonconverged",
+            sentence="" if done == len(parts) else f"{len(parts) - done} of {len(parts)} blocks have not converged",
         )
-    lost = [name for name, each in spectra.items() if each.status != "ok"]
-    return LayerSpectra(
-        spectra,
-        per if isinstance(per, str) else "selection",
-        status="nonconverged" if lost else "ok",
-        sentence=f"{len(lost)} of {len(spectra)} blocks have not converged" if lost else "",
-    )
+
+    with offer_partial(lambda _: result() if spectra else None):
+        for name, selection in parts.items():
+            part = objective.replace(parameters=selection)
+            spectra[name] = spectrum(
+                part,
+                top=min(top, part.dimension),
+                bottom=min(bottom, part.dimension),
+                of=of,
+                tol=tol,
+                seed=seed,
+            )
+    return result()
 
 
 def _partition(names: tuple[str, ...], per: str) -> dict[str, list[str]]:

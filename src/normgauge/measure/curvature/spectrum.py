@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
-from normgauge.linalg import eigenpairs, spectral_nodes
+from normgauge.errors import InputError, explain, offer_partial
+from normgauge.linalg import Eigenpairs, eigenpairs, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
 from normgauge.objective import Objective
@@ -109,14 +109,14 @@ class QuotientSpectrum(Spectrum):
         gauge: how coupled rescalings were fixed: "given point" where blocks were passed as they are.
         blocks: the number of spheres.
         condition: largest over smallest |eigenvalue| of the non-zero part; `None` above 1500 variables.
-        negatives: the number of negative eigenvalues; an estimate above 1500 variables.
+        negatives: the number of negative eigenvalues; an estimate above 1500 variables, nan if not counted.
         negatives_kind: exact or estimate.
     """
 
     gauge: str = "given point"
     blocks: int = 0
     condition: float | None = None
-    negatives: float = 0.0
+    negatives: float = math.nan
     negatives_kind: Kind = "exact"
 
     @property
@@ -131,17 +131,19 @@ class QuotientSpectrum(Spectrum):
         return (
             *super().readings(),
             Reading.measured("condition number of the non-zero part", condition, why=why),
-            Reading("negative eigenvalues", self.negatives, self.negatives_kind),
+            Reading.measured("negative eigenvalues", self.negatives, self.negatives_kind, why="they were not counted"),
         )
 
     def _meaning(self) -> str:
         spread = "" if self.condition is None else f", condition {self.condition:.3g} over what is not flat"
         valley = "no direction leads down" if self.negatives < 0.5 else f"{self.negatives:.3g} directions bend down"
+        if math.isnan(self.negatives):
+            valley = "how many directions bend down was not counted"
         return (
             f"Whatever the scale of its weights, this function is as sharp as {self.top[0]:.4g}{spread}, and {valley}: "
             f"compare networks by this number (a minimum has 0 negative eigenvalues), not by the plain spectrum."
             if self.top
-            else f"No top eigenvalue was asked for; {valley} (0 at a minimum)."
+            else f"There is no top eigenvalue here; {valley} (0 at a minimum)."
         )
 
     def _notes(self) -> str:
@@ -163,6 +165,7 @@ def spectrum(
     max_products: int | None = None,
     group: Group = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> Spectrum:
     """Return the `top` largest and `bottom` smallest eigenvalues of the curvature of `objective`.
 
@@ -189,9 +192,8 @@ def spectrum(
         group: process group over which the data are sharded: every rank makes the objective on its share and calls
             this function; all get the same result. Batch statistics stay those of each rank's batches.
         progress: called as `progress(products, residuals)`; by default shown on a terminal's stderr.
-
-    Returns:
-        The eigenvalues. Ctrl-C ends the search and returns those that had converged, with status "nonconverged".
+        partial: on Ctrl-C return the outermost eigenvalues that had converged, with status "nonconverged"; otherwise
+            KeyboardInterrupt is raised and carries them as `partial`.
 
     Raises:
         InputError: more eigenvalues than variables, a tolerance below the precision.
@@ -226,9 +228,26 @@ def spectrum(
             memory=memory,
             max_products=max_products,
             progress=progress,
+            partial=partial,
         )
     first = None if start is None else start_vectors(objective, start)
+
+    def result(pairs: Eigenpairs) -> Spectrum:
+        return Spectrum(
+            top=pairs.top,
+            bottom=pairs.bottom,
+            residuals=pairs.residuals,
+            matvecs=pairs.matvecs,
+            of=of,
+            dimension=objective.dimension,
+            tol=tol,
+            status=pairs.status,
+            sentence=pairs.sentence or _remark(pairs.top + pairs.bottom),
+            vectors=pairs.vectors,
+        )
+
     with (
+        offer_partial(lambda pairs: result(pairs) if pairs and pairs.residuals else None),
         curvature_of(objective, of, group) as operator,
         show_residuals(f"spectrum of {of}", progress) as callback,
     ):
@@ -243,18 +262,7 @@ def spectrum(
             max_products=max_products,
             progress=callback,
         )
-    return Spectrum(
-        top=pairs.top,
-        bottom=pairs.bottom,
-        residuals=pairs.residuals,
-        matvecs=pairs.matvecs,
-        of=of,
-        dimension=objective.dimension,
-        tol=tol,
-        status=pairs.status,
-        sentence=pairs.sentence or _remark(pairs.top + pairs.bottom),
-        vectors=pairs.vectors,
-    )
+    return result(pairs)
 
 
 def _remark(values: tuple[float, ...]) -> str:
@@ -291,6 +299,7 @@ def quotient_spectrum(
     memory: int | None = None,
     max_products: int | None = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> QuotientSpectrum:
     """Return the extreme eigenvalues of the curvature of `objective` on the product of spheres of `blocks`.
 
@@ -314,6 +323,7 @@ def quotient_spectrum(
         memory: bytes the Lanczos basis may take.
         max_products: most products before giving up.
         progress: called as `progress(products, residuals)`.
+        partial: as in `spectrum`.
 
     Raises:
         InputError: for blocks that overlap, are zero, or whose parts do not fit.
@@ -333,8 +343,29 @@ def quotient_spectrum(
         objective = objective.at(symmetries.canonical(objective.parameters))
         blocks, gauge = writer_owners(objective, symmetries), "unit-writer"
     operator = QuotientOperator(objective, blocks)
+
+    def result(pairs: Eigenpairs, counts: Mapping[str, Any], products: int = 0) -> QuotientSpectrum:
+        return QuotientSpectrum(
+            top=pairs.top,
+            bottom=pairs.bottom,
+            residuals=pairs.residuals,
+            matvecs=pairs.matvecs + products,
+            of="quotient",
+            dimension=objective.dimension,
+            tol=tol,
+            status=pairs.status,
+            sentence=pairs.sentence,
+            vectors=pairs.vectors,
+            gauge=gauge,
+            blocks=operator.count,
+            **counts,
+        )
+
     try:
-        with show_residuals("spectrum of quotient", progress) as callback:
+        with (
+            offer_partial(lambda pairs: result(pairs, {}) if pairs and pairs.residuals else None),
+            show_residuals("spectrum of quotient", progress) as callback,
+        ):
             pairs = eigenpairs(
                 operator,
                 top=top,
@@ -346,24 +377,12 @@ def quotient_spectrum(
                 max_products=max_products,
                 progress=callback,
             )
-        extra, more = _counts(operator, max(map(abs, pairs.top + pairs.bottom), default=0.0), seed)
+        late = replace(pairs, status="nonconverged", sentence="interrupted before negative eigenvalues were counted")
+        with offer_partial(lambda _: result(late, {})):
+            counts, products = _counts(operator, max(map(abs, pairs.top + pairs.bottom), default=0.0), seed)
     finally:
         operator.close()
-    return QuotientSpectrum(
-        top=pairs.top,
-        bottom=pairs.bottom,
-        residuals=pairs.residuals,
-        matvecs=pairs.matvecs + more,
-        of="quotient",
-        dimension=objective.dimension,
-        tol=tol,
-        status=pairs.status,
-        sentence=pairs.sentence,
-        vectors=pairs.vectors,
-        gauge=gauge,
-        blocks=operator.count,
-        **extra,
-    )
+    return result(pairs, counts, products)
 
 
 def _find_symmetries(objective: Objective) -> Any:

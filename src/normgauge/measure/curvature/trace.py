@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normgauge.linalg import hutchinson
+from normgauge.errors import offer_partial
+from normgauge.linalg import TraceEstimate, hutchinson
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
 from normgauge.records import Reading
@@ -83,6 +84,7 @@ def trace(
     seed: int = 0,
     group: Group = None,
     progress: Progress | None = None,
+    partial: bool = False,
 ) -> Trace:
     """Return the trace of the curvature of `objective` to a standard error of `relative_error` of its value.
 
@@ -98,6 +100,8 @@ def trace(
         seed: of the probes.
         group: process group over which the data are sharded.
         progress: called with probes and the relative error so far; by default shown on a terminal's stderr.
+        partial: on Ctrl-C return the estimate of the probes so far, with status "nonconverged"; otherwise
+            KeyboardInterrupt is raised and carries it as `partial`.
 
     Raises:
         InputError: for a relative error or a count that is not positive.
@@ -114,20 +118,25 @@ def trace(
 
     References: hutchinson1989.
     """
+
+    def result(estimate: TraceEstimate, why: str = "") -> Trace:
+        reached = not why and estimate.standard_error <= relative_error * abs(estimate.value)
+        doubt = f"{why}the standard error is {estimate.standard_error:.3g} after {estimate.probes} probes"
+        return Trace(
+            value=estimate.value,
+            standard_error=estimate.standard_error,
+            probes=estimate.probes,
+            relative_error=relative_error,
+            of=of,
+            dimension=objective.dimension,
+            status="ok" if reached else "nonconverged",
+            sentence="" if reached else doubt,
+        )
+
     with (
+        offer_partial(lambda estimate: estimate and result(estimate, "interrupted: ")),
         curvature_of(objective, of, group) as operator,
         show_residuals(f"trace of {of}", progress) as callback,
     ):
         estimate = hutchinson(operator, relative_error=relative_error, probes=probes, seed=seed, progress=callback)
-    reached = estimate.standard_error <= relative_error * abs(estimate.value)
-    sentence = "" if reached else f"the standard error is {estimate.standard_error:.3g} after {estimate.probes} probes"
-    return Trace(
-        value=estimate.value,
-        standard_error=estimate.standard_error,
-        probes=estimate.probes,
-        relative_error=relative_error,
-        of=of,
-        dimension=objective.dimension,
-        status="ok" if reached else "nonconverged",
-        sentence=sentence,
-    )
+    return result(estimate)
