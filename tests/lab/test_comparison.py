@@ -142,7 +142,7 @@ def test_ties_and_the_edge_of_the_grid_are_reported():
 
 
 def test_no_recommendation_at_chance():
-    runs = made({"none": {0.1: [0.10, 0.11, 0.12]}, "batch": {0.1: [0.14, 0.15, 0.16]}})
+    runs = made({"none": {0.1: [0.10, 0.11, 0.12]}, "batch": {0.1: [0.14, 0.15, 0.162]}})
     assert compared(runs, 3, Exam(10_000, 0.1)).decided, "the same lead is news where samples are many"
     at_chance = compared(runs, 3, Exam(100, 0.1))
     assert not at_chance.decided

@@ -73,7 +73,8 @@ class Tar:
 
     def names(self) -> list[str]:
         """Return the regular files inside."""
-        names, sizes = [], _Sizes(self.path)
+        names: list[str] = []
+        sizes = _Sizes(self.path)
         with _OpenTar(self.path) as archive:
             for member in archive:
                 sizes.add(member.name, member.size)  # what is not wanted must be unpacked too, to find the next one

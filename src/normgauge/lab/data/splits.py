@@ -217,8 +217,8 @@ def _check_splits(data: Dataset) -> Dataset:
             raise DataError(explain(f"data {data.name!r}, {split} split", rule, got, remedy))
     if data.task == "regression":
         return data
-    pairs = {split: getattr(data, split) for split in ("train", "validation", "test")}
-    return replace(data, **{split: (inputs, targets.long()) for split, (inputs, targets) in pairs.items()})
+    train, validation, test = ((x, y.long()) for x, y in (data.train, data.validation, data.test))
+    return replace(data, train=train, validation=validation, test=test)
 
 
 def _problem(data: Dataset, inputs: Tensor, targets: Tensor) -> tuple[str, str, str] | None:
