@@ -206,6 +206,18 @@ def test_a_winner_that_lost_runs_is_no_winner():
     assert sure.decided and sure.answer.endswith("Of 4 runs of none 1 diverged.")
 
 
+def test_arms_without_a_seed_in_common_and_arms_alone_decide_nothing():
+    arms = {"none": {0.1: [0.9, 0.1, 0.1]}, "batch": {0.1: [0.1, 0.91, 0.95]}}
+    apart = compared(made(arms, failed={("none", 0.1, 1), ("none", 0.1, 2), ("batch", 0.1, 0)}), 2)
+    assert "no seed finished in both batch and none" in apart.answer and "nan" not in apart.answer
+    alone = compared(made({"none": {0.1: [0.9, 0.91, 0.92]}}), 2)
+    assert not alone.decided and alone.answer.startswith("Only none was tried on")
+    left = made({**arms, "batch": {0.1: [0.9, 0.91, 0.95]}}, failed={("none", 0.1)})
+    assert compared(left, 2).decided and "Only batch trained" in compared(left, 2).answer
+    few = compared([run for run in left if run.spec["seed"] < 2], 2)
+    assert not few.decided and "2 finished runs are few (3 are the least)." in few.answer
+
+
 def test_one_seed_that_makes_the_interval_wide_is_named():
     steady = [0.98, 0.985, 0.982, 0.984, 0.986, 0.983]
     runs = made({"batch": {0.1: steady}, "weight": {0.1: [0.975, 0.98, 0.978, 0.49, 0.981, 0.977]}})

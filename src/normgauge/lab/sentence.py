@@ -87,8 +87,11 @@ def write_answer(
     lost = _lost_runs(distinct[0], runs)
     doubts = [f"{lost} and count for nothing: the mean is that of the others."] if lost else []
     if len(distinct) == 1:
-        said = f"Only {best} trained on {where}: {result} at learning rate {distinct[0].setting['lr']:g}."
-        return " ".join([said, *doubts, *notes]), not doubts
+        done = "trained" if len(arms) > 1 else "was tried"
+        said = f"Only {best} {done} on {where}: {result} at learning rate {distinct[0].setting['lr']:g}."
+        if distinct[0].n < LEAST_SEEDS:
+            doubts.append(f"{distinct[0].n} finished runs are few ({LEAST_SEEDS} are the least).")
+        return " ".join([said, *doubts, *notes]), not doubts and len(arms) > 1
     scores = {arm.knobs["norm"]: _scores(metric, _at_setting(arm, runs)) for arm in distinct}
     ahead = leads(scores, best, higher=metric.better == "higher", bounds=metric.bounds)
     order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
@@ -102,10 +105,10 @@ def write_answer(
     parts = [f"If you must choose, u{use} ({where}): {result}.", *doubts]
     if rivals:
         narrow = _lone_seed(scores[best], scores[closest], metric, (best, closest))
-        parts.append(
-            f"The data cannot tell {best} from {_join_names(rivals, 'or')}: "
-            f"it is {lead} ahead of {closest}, {whys[closest]}{narrow}."
-        )
+        told = f"it is {lead} ahead of {closest}, {whys[closest]}{narrow}"
+        if not ahead[closest].n:
+            told = f"no seed finished in both {best} and {closest}"
+        parts.append(f"The data cannot tell {best} from {_join_names(rivals, 'or')}: {told}.")
     beaten = [norm for norm in order if norm not in rivals]
     if beaten:
         parts.append(f"{best} does beat {_join_names(beaten)}.")
@@ -188,7 +191,7 @@ def _scores(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
 def _why_undecided(lead: Interval, metric: Metric, exam: Exam | None) -> str:
     """Say why a lead decides nothing; empty where it does."""
     if lead.n < LEAST_SEEDS:
-        return f"which {lead.n or 'no'} seed{'' if lead.n == 1 else 's'} cannot decide ({LEAST_SEEDS} are the least)"
+        return f"which {lead.n} seed{'' if lead.n == 1 else 's'} cannot decide ({LEAST_SEEDS} are the least)"
     if metric.unit and exam is not None and abs(lead.mean) * exam.samples < 1 - 1e-9:
         return f"less than one of the {exam.samples} test samples"
     if not lead.has_width:

@@ -91,6 +91,17 @@ def test_logits_that_say_nothing_are_withheld(gpt):
     assert told.status == "skipped" and "both do" in told.sentence
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])
+def test_the_shift_is_found_at_every_scale_of_the_logits(gpt, scale):
+    objective = ng.Objective(gpt, shifted_loss, (IDS, IDS), mode="eval", forward=lambda model, ids: scale * model(ids))
+    assert ng.margins(objective).raw.numel() == 8 * 11
+
+
+def test_one_token_repeated_is_no_decision(gpt):
+    told = ng.margins(ng.Objective(gpt, plain_loss, (IDS[:, :1], IDS[:, :1]), mode="eval"))
+    assert told.status == "skipped" and "the inputs themselves" in told.sentence
+
+
 def test_one_sequence_without_a_batch_is_shifted_too(gpt):
     def loss(logits, labels):
         return nn.functional.cross_entropy(logits[:-1], labels[1:])
