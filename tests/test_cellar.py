@@ -39,7 +39,7 @@ def test_tables_align_and_have_holes():
     text = format_table([{"name": "a", "value": 1.5}, {"name": "bb", "value": None}], title="T", footer="F")
     assert text.splitlines()[0] == "T" and text.splitlines()[-1] == "F"
     assert "1.5" in text and " -" in text
-    assert format_number(float("nan")) == "nan" and format_number(False) == "no"
+    assert format_number(float("nan")) == "-" and format_number(False) == "no"
 
 
 def test_a_result_must_say_its_rows():

@@ -252,3 +252,33 @@ def test_an_instrument_is_told_mode_seed_and_cost():
             check_result(Sum(**{"value": 1.0, **change}))
     with pytest.raises(NonconformingError, match="there is a reading"):
         check_result(Result())
+
+
+def plain_net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+REALS = torch.zeros(6, 3)
+LACKING = {
+    "no stored statistics": lambda: ng.drift(plain_net(), [torch.randn(6, 4)]),
+    "no classes": lambda: ng.margins(ng.Objective(plain_net(), F.mse_loss, (torch.randn(6, 4), REALS), mode="eval")),
+    "no accuracy": lambda: ng.flatness(
+        ng.Objective(plain_net(), F.mse_loss, (torch.randn(6, 4), REALS), mode="eval"), sigmas=(0.1,), samples=1
+    ),
+    "no scale-invariant block": lambda: ng.weight_dynamics(objective_of(plain_net())),
+    "one probe": lambda: ng.density(objective_of(plain_net()), probes=1),
+}
+
+
+def objective_of(model):
+    return ng.Objective(model, F.cross_entropy, (torch.randn(6, 4), torch.arange(6) % 3), mode="train")
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_a_model_has_not_is_said_and_no_table_of_holes_is_printed(case):
+    result = LACKING[case]()
+    told, shown = str(result), result._repr_html_()
+    assert "nan" not in told and ">nan<" not in shown
+    assert result.meaning() and all(len(set(line.split())) > 1 or "-" not in line.split() for line in told.splitlines())
+    if result.status == "skipped":
+        assert "───" not in told and "<table>" not in shown and result.sentence in told

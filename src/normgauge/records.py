@@ -192,25 +192,35 @@ def plain(value: Any) -> Any:
 
 
 def format_number(value: Any, digits: int = 4) -> str:
-    """Write a number for reading: `digits` significant digits, exponents only where they help.
+    """Write a number for reading: `digits` significant digits, exponents only where they help, a dash for none.
 
     Examples:
-        >>> [format_number(x) for x in (0.00001234, 3.14159265, 120000.0, 7, None, True)]
-        ['1.234e-05', '3.142', '1.2e+05', '7', '-', 'yes']
+        >>> [format_number(x) for x in (0.00001234, 3.14159265, 120000.0, 7, None, math.nan, True)]
+        ['1.234e-05', '3.142', '1.2e+05', '7', '-', '-', 'yes']
     """
-    if value is None:
+    if is_hole(value):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return "nan" if math.isnan(value) else f"{value:.{digits}g}"
+        return f"{value:.{digits}g}"
     return str(value)
 
 
+def is_hole(value: Any) -> bool:
+    """Say whether a cell holds nothing: no value, or not a number."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def format_table(rows: Sequence[Mapping[str, Any]], *, title: str = "", footer: str = "") -> str:
-    """Render rows as a plain-text table with title and footer; column order is that of first appearance."""
+    """Render rows as a plain-text table with title and footer; column order is that of first appearance.
+
+    Without rows there is no table.
+    """
+    if not rows:
+        return "\n".join(part for part in (title, footer) if part)
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -226,6 +236,17 @@ def format_table(rows: Sequence[Mapping[str, Any]], *, title: str = "", footer: 
     Console(file=text, width=width, color_system=None, markup=False, highlight=False).print(table)
     body = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
     return "\n".join(part for part in (title, body, footer) if part)
+
+
+def without_empty_columns(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rows without the columns that hold nothing in any of them: there is nothing to read.
+
+    Examples:
+        >>> without_empty_columns([{"layer": "a", "shift": math.nan, "note": ""}])
+        [{'layer': 'a'}]
+    """
+    full = {name for row in rows for name, value in row.items() if not is_hole(value) and value != ""}
+    return [{name: value for name, value in row.items() if name in full} for row in rows]
 
 
 def is_numeric(rows: Iterable[Mapping[str, Any]], name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
 from normgauge.errors import InputError, MissingExtraError, offer_partial, require
-from normgauge.records import Reading, Status, format_number, format_table, is_numeric
+from normgauge.records import Reading, Status, format_number, format_table, is_numeric, without_empty_columns
 
 if TYPE_CHECKING:
     import altair
@@ -215,6 +215,10 @@ class Result:
         """Return the rows a person reads, where they are not all."""
         return self._rows()
 
+    def _printed_rows(self) -> list[dict[str, Any]]:
+        """Return the shown rows without empty columns; none where nothing was measured, which the meaning says."""
+        return [] if self.status == "skipped" else without_empty_columns(self._shown_rows())
+
     def _meaning(self) -> str:
         return ""
 
@@ -237,7 +241,7 @@ class Result:
     def __str__(self) -> str:
         """Return the table, what it means, and the line a person needs before publishing the numbers."""
         return format_table(
-            self._shown_rows(), title=self._title(), footer=f"{self.meaning()}\n{self._footer()}".strip()
+            self._printed_rows(), title=self._title(), footer=f"{self.meaning()}\n{self._footer()}".strip()
         )
 
     def __repr__(self) -> str:
@@ -249,7 +253,7 @@ class Result:
         """Return the result for a notebook: self-contained, in the colours of the page around it."""
         title, *rest = self._title().splitlines()
         paragraphs = "".join(f"<p>{escape(text)}</p>" for text in (*rest, self.meaning()) if text)
-        table, picture, footer = _html_table(self._shown_rows()), self._picture(), escape(self._footer())
+        table, picture, footer = _html_table(self._printed_rows()), self._picture(), escape(self._footer())
         return (
             f'<div style="max-width:60em"><p><strong>{escape(title)}</strong></p>{paragraphs}{picture}{table}'
             f'<p style="opacity:0.7;font-size:smaller">{footer}</p></div>'
@@ -264,6 +268,8 @@ class Result:
 
 
 def _html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     sides = {name: "right" if is_numeric(rows, name) else "left" for name in columns}
 

@@ -19,6 +19,8 @@ CONFIDENCE = 0.95
 POWER = 0.8
 #: More seeds than this are no plan.
 MOST_SEEDS = 10_000
+#: Fewer seeds than this say nothing about a difference.
+LEAST_SEEDS = 3
 #: Lowest and highest value a quantity can have; `None` where there is no such end.
 Bounds = tuple[float | None, float | None]
 FREE: Bounds = (None, None)
@@ -49,6 +51,11 @@ class Interval:
     def excludes_zero(self) -> bool:
         """Whether the whole interval lies on one side of zero."""
         return self.low > 0 or self.high < 0
+
+    @property
+    def has_width(self) -> bool:
+        """Whether the values differ by more than rounding; equal ones say nothing about what others would be."""
+        return not math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
     def times(self, factor: float) -> Interval:
         """Return it in another unit, as shares in per cent."""
@@ -171,6 +178,27 @@ def leads(
         pair = (arms[best], arms[name]) if higher else (arms[name], arms[best])
         ahead[name] = paired_difference(*pair, bounds=bounds, confidence=confidence)
     return ahead
+
+
+def above_chance(accuracy: float, samples: int, chance: float, *, confidence: float = CONFIDENCE) -> bool:
+    """Say whether a classifier beats guessing: one-sided binomial test of its right decisions.
+
+    `P(X >= accuracy samples) <= 1 - confidence` for X binomial with `samples` trials of probability `chance`. Seeds
+    share the test samples, so a mean over seeds counts as one exam, not as several.
+
+    Args:
+        accuracy: share of right decisions.
+        samples: how many were decided.
+        chance: what guessing gets: the share of the most frequent label.
+        confidence: how rarely guessing may pass.
+
+    Examples:
+        >>> above_chance(0.15, 100, 0.1), above_chance(0.16, 100, 0.1)
+        (False, True)
+    """
+    from scipy.stats import binom
+
+    return float(binom.sf(round(accuracy * samples) - 1, samples, chance)) <= 1 - confidence
 
 
 def seeds_to_decide(values: Sequence[float], *, confidence: float = CONFIDENCE, power: float = POWER) -> int | None:

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from normgauge.documents import ComparisonDocument
 from normgauge.lab import Comparison, compare_shard
 from normgauge.lab.compare import comparison_study, conclude
 from normgauge.lab.comparison import METRICS, judge
+from normgauge.lab.data import Dataset
+from normgauge.lab.sentence import Exam
 from normgauge.records import Run
 from normgauge.report import page_of_store
 from normgauge.stats import interval, leads, paired_difference
@@ -60,10 +63,10 @@ def made(accuracies, failed=()):
     return runs
 
 
-def compared(runs, tuning_seeds):
+def compared(runs, tuning_seeds, exam=None):
     """The comparison of runs that no store holds."""
     study = comparison_study(model="mlp", norms=["none"], seeds=3, size="smoke")
-    arms, answer, decided = judge(runs, tuning_seeds=tuning_seeds)
+    arms, answer, decided = judge(runs, tuning_seeds=tuning_seeds, exam=exam)
     document = ComparisonDocument(study.describe(), METRICS, arms, answer, decided, (), None, "", "")
     return Comparison(document, Path("runs.sqlite"), {})
 
@@ -82,19 +85,20 @@ def test_the_answer_names_a_winner_when_the_data_can_tell():
 def test_the_answer_admits_a_tie_and_says_how_many_seeds_would_decide():
     runs = made({"none": {0.1: [0.80, 0.90, 0.85]}, "batch": {0.1: [0.91, 0.82, 0.85]}})
     result = compared(runs, 3)
-    assert not result.decided and "The data cannot tell batch and none apart" in result.answer
+    assert not result.decided and "The data cannot tell batch from none: " in result.answer
+    assert result.answer.startswith("If you must choose, use batch at learning rate 0.1 (mlp, digits, 5 steps): 86.0 %")
     seeds = re.search(r"about ([\d,]+) seeds would tell batch from none\.$", result.answer)
     assert int(seeds[1].replace(",", "")) > 3
-    equal = compared(made({"none": {0.1: [0.8, 0.9]}, "batch": {0.1: [0.9, 0.8]}}), 2)
+    equal = compared(made({"none": {0.1: [0.8, 0.9, 0.7]}, "batch": {0.1: [0.9, 0.8, 0.7]}}), 3)
     assert equal.answer.endswith("no number of seeds up to 10,000 would tell batch from none.")
     single = compared(made({"none": {0.1: [0.8]}, "batch": {0.1: [0.9]}}), 1)
-    assert "no interval from n = 1" in single.answer and "at least two seeds" in single.answer
+    assert "no interval from n = 1" in single.answer and "at least 3 seeds" in single.answer
 
 
 def test_the_lead_and_the_seeds_are_about_the_closest_arm_that_cannot_be_told():
-    runs = made({"best": {0.1: [0.9, 0.9, 0.91]}, "sure": {0.1: [0.88, 0.88, 0.89]}, "wild": {0.1: [0.95, 0.4, 0.8]}})
+    runs = made({"best": {0.1: [0.9, 0.9, 0.91]}, "sure": {0.1: [0.88, 0.881, 0.89]}, "wild": {0.1: [0.95, 0.4, 0.8]}})
     answer = compared(runs, 3).answer
-    assert "cannot tell best and wild apart" in answer and "ahead of wild; best does beat sure." in answer
+    assert "cannot tell best from wild: " in answer and "best does beat sure." in answer
     assert answer.endswith("seeds would tell best from wild.")
 
 
@@ -118,7 +122,8 @@ def test_runs_that_did_not_finish_are_never_counted():
     rows = {row["norm"]: row for row in result.rows}
     assert rows["batch"]["n"] == 2 and rows["batch"]["test_accuracy"] == pytest.approx(0.71)
     assert rows["layer"]["n"] == 0 and rows["layer"]["test_accuracy"] is None
-    assert result.rows[0]["norm"] == "none" and "layer" not in result.answer
+    assert result.rows[0]["norm"] == "none" and result.answer.startswith("If you must choose, use none")
+    assert result.answer.endswith("Of 3 runs of batch 1 diverged. Of 3 runs of layer 3 diverged.")
     assert "norm batch: only 2 of 3 tuning runs finished at the chosen lr 0.1." in str(result)
 
 
@@ -134,6 +139,123 @@ def test_ties_and_the_edge_of_the_grid_are_reported():
     assert result.chosen == {"none": {"lr": 0.3}, "batch": {"lr": 1.0}}
     assert "norm none: lr 0.3 ties with lr 1; the first is taken." in str(result)
     assert "norm batch: the chosen lr 1 is at the edge of the grid (lr)." in str(result)
+
+
+def test_no_recommendation_at_chance():
+    runs = made({"none": {0.1: [0.10, 0.11, 0.12]}, "batch": {0.1: [0.14, 0.15, 0.162]}})
+    assert compared(runs, 3, Exam(10_000, 0.1)).decided, "the same lead is news where samples are many"
+    at_chance = compared(runs, 3, Exam(100, 0.1))
+    assert not at_chance.decided
+    assert at_chance.answer.startswith(
+        "No recommendation on mlp, digits, 5 steps: nothing is above chance. batch leads"
+    )
+    assert "always giving the most frequent label gets 10.0 % of the 100 test samples" in at_chance.answer
+    skewed = compared(made({"none": {0.1: [0.80, 0.81, 0.82]}, "batch": {0.1: [0.9, 0.91, 0.92]}}), 3, Exam(100, 0.9))
+    assert "nothing is above chance" in skewed.answer, "guessing the frequent label of unbalanced data is no skill"
+
+
+def test_the_exam_knows_the_most_frequent_label():
+    labels = torch.tensor([0, 1, 1, 1])
+    pair = torch.zeros(4, 2), labels
+    assert Exam.of(Dataset("d", "classification", pair, pair, pair, 2)) == Exam(4, 0.75)
+    reals = torch.zeros(4, 2), torch.zeros(4, 1)
+    assert math.isnan(Exam.of(Dataset("d", "regression", reals, reals, reals, 1)).majority)
+
+
+@pytest.mark.parametrize(
+    "none, why",
+    [
+        ([0.801, 0.811], "which 2 seeds cannot decide (3 are the least)"),
+        ([0.699, 0.711, 0.72], "less than one of the 200 test samples"),
+        ([0.60, 0.61, 0.62], "the same on every seed, so that its interval has no width"),
+        ([0.60, 0.95, 0.40], "an interval that contains 0"),
+    ],
+)
+def test_the_sentence_says_why_a_lead_decides_nothing(none, why):
+    batch = [0.70, 0.7125, 0.7225] if "sample" in why else [0.9, 0.91, 0.92]
+    result = compared(made({"none": {0.1: none}, "batch": {0.1: batch[: len(none)]}}), 3, Exam(200, 0.1))
+    assert not result.decided and why in result.answer, result.answer
+    assert result.answer.startswith("If you must choose, use batch")
+
+
+def test_a_lead_of_equal_halves_of_a_percent_is_no_width_even_through_rounding():
+    spread = {"none": {0.1: [0.1 + 0.2, 0.4, 0.5]}, "batch": {0.1: [0.8, 0.9, 1.0]}}
+    assert "no width" in compared(made(spread), 3, Exam(200, 0.1)).answer
+
+
+def test_arms_that_are_one_network_are_named_and_do_not_compete():
+    arms = {"none": {0.1: [0.80, 0.81, 0.82]}, "batch": {0.1: [0.9, 0.91, 0.925]}, "layer": {0.1: [0.80, 0.81, 0.82]}}
+    result = compared(made(arms), 3)
+    assert result.decided and "ahead of the next best, layer." in result.answer
+    assert "none is the same network as layer: every reading is equal on every seed." in result.answer
+    alone = compared(made(dict.fromkeys(("none", "layer"), arms["none"])), 3)
+    assert not alone.decided and "there is one network only" in alone.answer
+    lucky = made({"none": arms["none"], "layer": arms["none"]})
+    lucky[-1].record(5, "weight_norm", 3.0)
+    assert "same network" not in compared(lucky, 3).answer, "one reading differs"
+
+
+def test_a_winner_that_lost_runs_is_no_winner():
+    arms = {"none": {0.1: [0.80, 0.81, 0.82, 0.81]}, "batch": {0.1: [0.9, 0.91, 0.925, 0.1]}}
+    result = compared(made(arms, failed={("batch", 0.1, 3)}), 3)
+    assert not result.decided and result.answer.startswith("If you must choose, use batch")
+    assert "Of 4 runs of batch 1 diverged and count for nothing" in result.answer
+    loser = compared(made(arms, failed={("none", 0.1, 3), ("batch", 0.1, 3)}), 3)
+    assert "Of 4 runs of none 1 diverged." in loser.answer
+    sure = compared(made({**arms, "batch": {0.1: [0.9, 0.91, 0.925, 0.93]}}, failed={("none", 0.1, 3)}), 3)
+    assert sure.decided and sure.answer.endswith("Of 4 runs of none 1 diverged.")
+
+
+def test_arms_without_a_seed_in_common_and_arms_alone_decide_nothing():
+    arms = {"none": {0.1: [0.9, 0.1, 0.1]}, "batch": {0.1: [0.1, 0.91, 0.95]}}
+    apart = compared(made(arms, failed={("none", 0.1, 1), ("none", 0.1, 2), ("batch", 0.1, 0)}), 2)
+    assert "no seed finished in both batch and none" in apart.answer and "nan" not in apart.answer
+    alone = compared(made({"none": {0.1: [0.9, 0.91, 0.92]}}), 2)
+    assert not alone.decided and alone.answer.startswith("Only none was tried on")
+    left = made({**arms, "batch": {0.1: [0.9, 0.91, 0.95]}}, failed={("none", 0.1)})
+    assert compared(left, 2).decided and "Only batch trained" in compared(left, 2).answer
+    few = compared([run for run in left if run.spec["seed"] < 2], 2)
+    assert not few.decided and "2 finished runs are few (3 are the least)." in few.answer
+
+
+def test_one_seed_that_makes_the_interval_wide_is_named():
+    steady = [0.98, 0.985, 0.982, 0.984, 0.986, 0.983]
+    runs = made({"batch": {0.1: steady}, "weight": {0.1: [0.975, 0.98, 0.978, 0.49, 0.981, 0.977]}})
+    answer = compared(runs, 3).answer
+    assert "wide because of seed 3 alone (there batch 98.4 % test accuracy and weight 49.0 % test accuracy)" in answer
+
+
+def test_errors_are_said_where_nothing_trained():
+    runs = made({"none": {0.1: [0.1] * 2}}, failed={("none", 0.1)})
+    assert "Try smaller rates" in compared(runs, 1).answer
+    runs[1].status, runs[1].sentence = "error", "ValueError: no such thing"
+    answer = compared(runs, 1).answer
+    assert "(1 diverged, 1 error). The first error: ValueError: no such thing" in answer and "smaller" not in answer
+
+
+def test_a_best_rate_at_the_edge_of_the_own_grid_is_followed_once(tmp_path, monkeypatch):
+    """Accuracy rises with the rate, so that every choice is at the upper edge; the user's own grid is left alone."""
+
+    def fake(spec):
+        run = Run(dict(spec))
+        for name in ("test_accuracy", "validation_accuracy"):
+            run.record(5, name, 0.5 + spec["lr"] / 100 + spec["seed"] / 1000 + 0.1 * (spec["norm"] == "batch"))
+        return run
+
+    module = sys.modules[comparison_study.__module__]
+    real = module.sweep
+    monkeypatch.setattr(module, "sweep", lambda *a, **k: real(*a, **{**k, "task": fake, "executor": 1}))
+    settings = {"model": "mlp", "norms": ["none", "batch"], "seeds": 3, "progress": False}
+    result = ng.compare(**settings, out=tmp_path / "own")
+    assert result.chosen == {"none": {"lr": 10.0}, "batch": {"lr": 10.0}}
+    assert sum(result.counts.values()) == 2 * (2 * 6 + 1)
+    assert "norm batch: lr 10 was tried too: the best was the edge of the grid." in str(result)
+    again = ng.compare(**settings, out=tmp_path / "own", rates=[0.03, 0.1, 0.3, 1.0, 3.0])
+    assert again.document.runs == result.document.runs, "the command on the page names the grid, and means the same"
+    fixed = ng.compare(**settings, out=tmp_path / "fixed", rates=[0.1, 1.0, 3.0])
+    assert fixed.chosen["batch"] == {"lr": 3.0} and "is at the edge of the grid" in str(fixed)
+    shards = [compare_shard((0, 1), **settings, out=tmp_path / "shard") for _ in range(3)]
+    assert [(shard.round, shard.ran) for shard in shards] == [(1, 20), (2, 4), (3, 2)]
 
 
 def extreme():

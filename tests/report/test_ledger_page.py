@@ -90,6 +90,17 @@ def test_text_is_never_markup():
     assert "judge failed" in html and 'class="is-fails"' in html
 
 
+def test_no_field_of_stored_evidence_is_markup():
+    """What a table in a user's folder says of role, instances and outcome is text too."""
+    evidence = Evidence(NASTY, NASTY, 1.0, 2.0, NASTY)
+    verdict = Verdict("empirical", "reproduced", "judged", (evidence,), NASTY, NASTY)
+    object.__setattr__(verdict, "outcome", NASTY)  # its words are checked when it is made; the page must not rely on it
+    object.__setattr__(verdict, "verdict", NASTY)
+    claim = replace(nasty(), given=verdict, place=NASTY, cite=(NASTY,))
+    html = ledger_page([claim])
+    assert "<img" not in html and html.count("<script>") == 1 and "onerror=&#x27;" in html
+
+
 @needs_browser
 def test_the_address_holds_the_view_and_the_search_finds(page):
     probe = (

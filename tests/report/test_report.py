@@ -15,6 +15,8 @@ from normgauge.errors import StoreError
 from normgauge.records import Provenance, Reading, Run, plain
 from normgauge.report import page, page_of_store
 from normgauge.report._content import PageContent
+from normgauge.report._markup import Markup, concat
+from normgauge.report._markup import text as escaped
 from normgauge.report._pictures import curve_rows, final_rows
 from normgauge.stats import Interval
 from normgauge.store import Store, spec_id
@@ -232,6 +234,54 @@ def test_no_text_becomes_markup(tmp_path):
     assert "<img" not in text and "window.hacked = 1</script>" not in text
     assert text.count("</script>") == 3
     assert "&lt;/script&gt;&lt;script&gt;" in text, "the text itself is still there"
+
+
+def test_markup_escapes_by_construction():
+    assert Markup("<b>{}{x}</b>").format("<", x=NASTY).count("<") == 2
+    assert concat(["<i>", Markup("<i>")]) == "&lt;i&gt;<i>" and Markup("<i>") + "<" == "<i>&lt;"
+    assert escaped(escaped("<")) == "&lt;", "once"
+    assert isinstance(f"{Markup('<i>')}", str) and not isinstance(f"{Markup('<i>')}", Markup)
+    assert escaped(f"<i>{Markup('<i>')}") == "&lt;i&gt;&lt;i&gt;", "a string put together by hand is no markup"
+
+
+@pytest.mark.parametrize("name", ["a\u2028b", "a\u2029", "two\nlines", "nul\0", "quote'\"", "back\\slash", "\r", " "])
+def test_names_that_cannot_be_seen_do_not_kill_the_charts(tmp_path, name):
+    content = small()
+    runs = [
+        Run(
+            {**run.spec, "norm": name if run.spec["norm"] == "batch" else run.spec["norm"]},
+            run.status,
+            "",
+            run.readings,
+        )
+        for run in content.runs
+    ]
+    encoded = json.dumps(plain(content.document)).replace('"batch"', json.dumps(name))
+    case = PageContent(runs, from_plain(type(content.document), json.loads(encoded)))
+    data = data_of(drawn(case, tmp_path / "page.html"))
+    converter = pytest.importorskip("vl_convert")
+    for entry in data["charts"].values():
+        assert "<path" in converter.vegalite_to_svg(entry["spec"])
+    shown = {row["series"] for row in data["charts"]["intervals"]["spec"]["datasets"]["rows"]}
+    assert shown == set(data["chosen"]) and all(arm.isprintable() for arm in shown)
+
+
+def test_the_page_makes_no_code_of_strings_and_vega_has_nothing_to_warn_of(html):
+    page = html.read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert "unsafe-eval" not in policy and "ast: true" in page
+    assert "expressionInterpreter" in charts.javascript(), "the interpreter is part of what Vega-Embed brings"
+
+    def scales(part):
+        if isinstance(part, dict):
+            yield from [part["scale"]] if isinstance(part.get("scale"), dict) else []
+            part = list(part.values())
+        for item in part if isinstance(part, list) else ():
+            yield from scales(item)
+
+    drawn_scales = list(scales(data_of(html)["charts"]))
+    assert any(scale.get("type") == "log" for scale in drawn_scales)
+    assert not any(scale.get("type") == "log" and "zero" in scale for scale in drawn_scales)
 
 
 def test_page_of_a_store_is_the_page_of_its_runs(content, html, tmp_path):

@@ -8,6 +8,7 @@ from normgauge.charts._heatmap import heatmap as heatmap
 from normgauge.charts._histogram import histogram as histogram
 from normgauge.charts._intervals import intervals as intervals
 from normgauge.charts._panels import panels as panels
+from normgauge.charts._rows import printable as printable
 from normgauge.charts._save import POLICY as POLICY
 from normgauge.charts._save import inline_svg as inline_svg
 from normgauge.charts._save import javascript as javascript
@@ -35,6 +36,7 @@ __all__ = [
     "intervals",
     "javascript",
     "panels",
+    "printable",
     "save",
     "script_json",
     "surface",

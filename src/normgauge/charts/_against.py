@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._curves import legend_toggle
-from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
+from normgauge.charts._rows import Scale, detail_field, free_scale, scale_type, series_order, tidy, value_axis
 from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
@@ -90,14 +90,14 @@ def against(
         alt.X(
             "x:Q",
             title=x if x_title is None else x_title,
-            scale=alt.Scale(type=x_kind, nice=False, zero=False, padding=18),
+            scale=alt.Scale(**free_scale(x_kind), nice=False, padding=18),
             axis=x_axis,
         ),
         color=alt.Color("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None),
     )
     heading = y if y_title is None else y_title
     # the range keeps the strip free of lines; it is in pixels, as the lanes are
-    y_room = alt.Scale(type=y_kind, zero=False, range=[height, strip])
+    y_room = alt.Scale(**free_scale(y_kind), range=[height, strip])
     y_axis = alt.Axis(**value_axis(y_kind, y_format))
     value = alt.Y("y:Q", title=heading, scale=y_room, axis=y_axis)
     shape = alt.Shape("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None)

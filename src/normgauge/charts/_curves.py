@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
+from normgauge.charts._rows import Scale, detail_field, free_scale, scale_type, series_order, tidy, value_axis
 from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
@@ -77,7 +77,7 @@ def curves(
         color=colour,
     )
     heading = y if y_title is None else y_title
-    value = alt.Y("y:Q", title=heading, scale=alt.Scale(type=kind, zero=False), axis=y_axis)
+    value = alt.Y("y:Q", title=heading, scale=alt.Scale(**free_scale(kind)), axis=y_axis)
     shown_fields = [(series, "series", ""), (x, "x", "~g"), (y, "y", y_format)]
     shown_fields += [(edge, edge, y_format) for edge in ("low", "high") if edge in data[0]]
     shown_fields += [(name, detail_field(i, name), "") for i, name in enumerate(detail)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normgauge.charts._rows import Scale, detail_field, scale_type, series_order, tidy, value_axis
+from normgauge.charts._rows import Scale, detail_field, free_scale, scale_type, series_order, tidy, value_axis
 from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
@@ -70,7 +70,7 @@ def intervals(
         tooltip=tooltip,
     )
     axis = alt.Axis(**value_axis(kind, number_format, grid=True))
-    x_scale = alt.Scale(type=kind, zero=False, padding=12)
+    x_scale = alt.Scale(**free_scale(kind), padding=12)
     heading = value if x_title is None else x_title
     bar = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round").encode(
         alt.X("low:Q", title=heading, axis=axis, scale=x_scale), alt.X2("high:Q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normgauge.charts._rows import plain, scale_type
+from normgauge.charts._rows import free_scale, plain, scale_type
 from normgauge.charts._theme import themed
 from normgauge.errors import require
 
@@ -44,12 +44,12 @@ def panels(
     alt = require("altair", "lab", "charts.panels")
     data = alt.Data(values=[{name: plain(value) for name, value in row.items()} for row in rows])
     axis = alt.Axis(tickMinStep=1) if all(isinstance(row[x], int) for row in rows) else alt.Axis()
-    scale = alt.Scale(type="log" if log_x else "linear", zero=False)
+    scale = alt.Scale(**free_scale("log" if log_x else "linear"))
     horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=scale, axis=axis)
     drawn = []
     for column, heading in ys.items():
         kind = scale_type([row[column] for row in rows], "auto")
-        vertical = alt.Y(f"{column}:Q", title="", scale=alt.Scale(type=kind, zero=False))
+        vertical = alt.Y(f"{column}:Q", title="", scale=alt.Scale(**free_scale(kind)))
         tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (x, column)]
         lines = alt.Chart(data, title=heading).mark_line(point=True).encode(horizontal, vertical, tooltip=tooltip)
         drawn.append(lines.properties(width=width, height=height))

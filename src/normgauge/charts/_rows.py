@@ -59,14 +59,24 @@ def plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
-    return str(value)
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    r"""Return text with what cannot be seen written out: a line separator ends Vega's expressions, a zero its drawing.
+
+    Examples:
+        >>> print(printable("two\nlines"), printable("plain"))
+        two\nlines plain
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def series_order(rows: Iterable[Mapping[str, Any]], order: Sequence[str] | None) -> list[str]:
     """Return the names of the series: as ordered by the caller, the others after them as they appear."""
-    return list(dict.fromkeys([*(order or ()), *(str(row["series"]) for row in rows)]))
+    return list(dict.fromkeys([*map(printable, order or ()), *(str(row["series"]) for row in rows)]))
 
 
 def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
@@ -87,6 +97,11 @@ def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
     if scale == "auto":
         return "log" if positive and max(numbers) >= span * min(numbers) else "linear"
     return scale
+
+
+def free_scale(kind: str) -> dict[str, Any]:
+    """Return the settings of a scale that need not reach zero; Vega warns where a log scale, which cannot, says so."""
+    return {"type": kind} if kind == "log" else {"type": kind, "zero": False}
 
 
 def value_axis(kind: str, number_format: str, **settings: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from normgauge.lab.runs.digests import own_digests
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.replicas import STATISTICS
 from normgauge.lab.runs.sweep import part_of, sweep
+from normgauge.lab.sentence import Exam
 from normgauge.lab.study import Study
 from normgauge.store import STORE_NAME, Store, spec_id
 
@@ -54,7 +55,8 @@ def comparison_study(
         data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
             The arrays of a path or function belong to the identity of the runs.
         norms: names of the normalizer registry.
-        rates: learning rates of SGD, tuned for each normalizer.
+        rates: learning rates of SGD, tuned for each normalizer; where the best of the size's own grid of three or more
+            is its smallest or largest, one more beyond it is tried. Rates of your own are taken as they are.
         seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
         steps: how many steps of SGD.
         batch: the batch size; full batch for the Gaussian regression, else 128.
@@ -151,7 +153,8 @@ def compare(
     Each normalizer's learning rate is tuned on validation data; arms are compared on test data, paired by seed.
     Finished runs are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
 
-    Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs.
+    Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs, and 2 for each
+    normalizer whose best rate was at the edge of the grid.
 
     Args:
         model: mlp, vgg, resnet, dln, or a function `factory(norm) -> nn.Module` of a module, or its name
@@ -159,7 +162,8 @@ def compare(
         data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
             The arrays of a path or function belong to the identity of the runs.
         norms: names of the normalizer registry.
-        rates: learning rates of SGD, tuned for each normalizer.
+        rates: learning rates of SGD, tuned for each normalizer; where the best of the size's own grid of three or more
+            is its smallest or largest, one more beyond it is tried. Rates of your own are taken as they are.
         seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
         steps: how many steps of SGD.
         batch: the batch size; full batch for the Gaussian regression, else 128.
@@ -187,17 +191,18 @@ def compare(
     )
     with Store(Path(out) / STORE_NAME) as store:
         sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
-        first = conclude(study, store, study.plan())
-        second = _second_round(study, first)
-        if not second:
-            return first
-        sweep(second, store, executor=executor, progress=progress, label="more seeds")
-        return conclude(study, store, [*study.plan(), *second])
+        specs = study.plan()
+        for label, round_after in (("beyond the grid", _beyond_the_grid), ("more seeds", _second_round)):
+            more = round_after(study, conclude(study, store, specs))
+            if more:
+                sweep(more, store, executor=executor, progress=progress, label=label)
+                specs += more
+        return conclude(study, store, specs)
 
 
 @dataclass(frozen=True)
 class ShardDone:
-    """What one shard of a comparison did: runs run now, runs of this shard, round 1 or 2, and its store."""
+    """What one shard of a comparison did: runs run now, runs of this shard, round 1 to 3, and its store."""
 
     ran: int
     runs: int
@@ -227,8 +232,9 @@ def compare_shard(
 ) -> ShardDone:
     """Run one of n parts of a comparison into a store of its own, for job arrays; `normgauge merge` joins the stores.
 
-    The rates are chosen when all their runs are there. So a comparison has two rounds: the shards of the first, a
-    merge, and then `compare` on the joined store, which runs the remaining seeds, or shards again on copies of it.
+    The rates are chosen when all their runs are there. So a comparison has rounds: the shards of the first, a merge,
+    and then `compare` on the joined store, which tries rates beyond the grid and runs the remaining seeds, or shards
+    again on copies of it: one more round for the rates beyond the grid, if any, and one for the seeds.
 
     Args:
         shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
@@ -260,13 +266,35 @@ def compare_shard(
     )
     plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:
-        number = 1
-        if {spec_id(spec) for spec in plan} <= store.ids():
-            number, plan = 2, _second_round(study, conclude(study, store, plan))
-        else:
+        number, specs = 1, plan
+        for round_after in (_beyond_the_grid, _second_round):
+            if not {spec_id(spec) for spec in plan} <= store.ids():
+                break
+            more = round_after(study, conclude(study, store, specs))
+            if more or round_after is _second_round:
+                number, plan, specs = number + 1, more, [*specs, *more]
+        if number == 1:
             store.put_document(_blank_document(study))  # so that a merge knows what the runs are about
         ran = sweep(plan, store, executor=executor, shard=shard, progress=progress, label=label)
         return ShardDone(ran, len(part_of(plan, shard)), number, store.path)
+
+
+def _beyond_the_grid(study: Study, first: Comparison) -> list[dict[str, Any]]:
+    """Return one more rate for each normalizer whose best one is the smallest or largest of the size's own grid.
+
+    A grid of two has nothing between its ends, so that every choice would extend it: it is left as it is.
+    """
+    grid = sorted(study.nuisance["lr"])
+    if len(grid) < 3 or tuple(grid) != SIZES[_size_of(study)]["rates"]:
+        return []
+    # the grid goes on in the rhythm of its last two steps: 0.3, 1, 3 is followed by 10
+    beyond = {grid[0]: grid[1] * grid[0] / grid[2], grid[-1]: grid[-2] * grid[-1] / grid[-3]}
+    return [
+        {**study.fixed, "norm": norm, "lr": float(f"{beyond[setting['lr']]:.2g}"), "seed": seed}
+        for seed in range(study.tried)
+        for norm, setting in first.chosen.items()
+        if setting["lr"] in beyond
+    ]
 
 
 def _second_round(study: Study, first: Comparison) -> list[dict[str, Any]]:
@@ -277,7 +305,8 @@ def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Com
     """Judge the stored runs of these specs, and write what was found beside them."""
     ids = tuple(spec_id(spec) for spec in specs)
     runs = store.runs(ids)
-    arms, answer, decided = judge(runs, tuning_seeds=study.tried)
+    exam = Exam.of(datasets.load(study.fixed["data"]))
+    arms, answer, decided = judge(runs, tuning_seeds=study.tried, exam=exam, rates=study.nuisance["lr"])
     document = replace(_blank_document(study), arms=arms, answer=answer, decided=decided, runs=ids)
     store.put_document(document)
     return Comparison(document, store.path, Counter(run.status for run in runs))

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
+from normgauge.lab.sentence import Exam, write_answer
 from normgauge.records import Run, format_number, format_table, plain
 from normgauge.results import Result
-from normgauge.stats import (
-    MOST_SEEDS,
-    Bounds,
-    Choice,
-    Interval,
-    choose,
-    interval,
-    joint_confidence,
-    leads,
-    seeds_to_decide,
-)
+from normgauge.stats import Bounds, Choice, Interval, choose, interval
 
 if TYPE_CHECKING:
     import altair
@@ -187,7 +178,9 @@ class Comparison(Result):
         return intervals(rows, value="mean", series="norm", title=metric.title)
 
 
-def judge(runs: Sequence[Run], *, tuning_seeds: int) -> tuple[tuple[Arm, ...], str, bool]:
+def judge(
+    runs: Sequence[Run], *, tuning_seeds: int, exam: Exam | None = None, rates: Collection[float] | None = None
+) -> tuple[tuple[Arm, ...], str, bool]:
     """Judge stored runs: tune the learning rate of each arm on validation data, compare on test data.
 
     Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
@@ -196,6 +189,8 @@ def judge(runs: Sequence[Run], *, tuning_seeds: int) -> tuple[tuple[Arm, ...], s
     Args:
         runs: with norm, lr and seed in their spec.
         tuning_seeds: rates are chosen on seeds below this one, so that later seeds cannot change the choice.
+        exam: what the test split can show; without it nobody asks whether accuracies are above chance.
+        rates: the grid that was planned; rates of runs beyond it are said to be an extension.
 
     Returns:
         The arms, best first, the sentence, and whether the data can tell the best arm from all others.
@@ -210,17 +205,17 @@ def judge(runs: Sequence[Run], *, tuning_seeds: int) -> tuple[tuple[Arm, ...], s
         higher=accuracy,
     )
     chosen = {choice.arm["norm"]: choice for choice in choices}
-    arms = [_arm(norm, runs, chosen.get(norm)) for norm in dict.fromkeys(run.spec["norm"] for run in runs)]
+    arms = [_arm(norm, runs, chosen.get(norm), rates) for norm in dict.fromkeys(run.spec["norm"] for run in runs)]
 
     def place(arm: Arm) -> tuple[bool, float, str]:
         mean = arm.values.get(primary.name, _NOTHING).mean
         return math.isnan(mean), -mean if accuracy else mean, arm.knobs["norm"]
 
     arms.sort(key=place)
-    return tuple(arms), *_answer(arms, runs, primary)
+    return tuple(arms), *write_answer(arms, runs, primary, exam)
 
 
-def _arm(norm: str, runs: Sequence[Run], choice: Choice | None) -> Arm:
+def _arm(norm: str, runs: Sequence[Run], choice: Choice | None, rates: Collection[float] | None) -> Arm:
     own = [run for run in runs if run.spec["norm"] == norm]
     stable = _stable_up_to(own)
     if choice is None:
@@ -228,7 +223,11 @@ def _arm(norm: str, runs: Sequence[Run], choice: Choice | None) -> Arm:
     finished = _finished_runs(own, choice.arm, choice.setting)
     values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in METRICS}
     measured = {name: value for name, value in values.items() if value.n}
-    return Arm(choice.arm, choice.setting, len(finished), measured, stable, tuple(choice.remarks()))
+    beyond = sorted({run.spec["lr"] for run in own} - set(rates)) if rates else []
+    remarks = [
+        f"norm {norm}: lr {format_number(rate)} was tried too: the best was the edge of the grid." for rate in beyond
+    ]
+    return Arm(choice.arm, choice.setting, len(finished), measured, stable, (*remarks, *choice.remarks()))
 
 
 def _finished_runs(runs: Sequence[Run], *knobs: Mapping[str, Any]) -> list[Run]:
@@ -249,66 +248,3 @@ def _stable_up_to(runs: Sequence[Run]) -> str:
             return format_number(stable)
         stable = rate
     return f">= {format_number(stable)}"
-
-
-def _answer(arms: Sequence[Arm], runs: Sequence[Run], metric: Metric) -> tuple[str, bool]:
-    """Write the sentence: use this one, at this rate, by this margin; or that the data cannot tell."""
-    spec = runs[0].spec if runs else {}
-    where = f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"
-    trained = [arm for arm in arms if metric.name in arm.values]
-    if not trained:
-        return f"No normalizer trained on {where}: every run diverged or failed. Try smaller rates (--rates).", False
-    best, rate = trained[0].knobs["norm"], f"learning rate {trained[0].setting['lr']:g}"
-    mean = metric.factor * trained[0].values[metric.name].mean
-    result = f"{mean:.1f} % {metric.title}" if metric.unit else f"{metric.title} {mean:.3g}"
-    if len(trained) == 1:
-        return f"Only {best} trained on {where}: {result} at {rate}.", True
-    scores = {arm.knobs["norm"]: _scores(metric, _finished_runs(runs, arm.knobs, arm.setting)) for arm in trained}
-    ahead = leads(scores, best, higher=metric.better == "higher", bounds=metric.bounds)
-    order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
-    rivals = [norm for norm in order if not ahead[norm].excludes_zero]
-    closest = (rivals or order)[0]
-    lead = _lead(ahead[closest], metric)
-    if not rivals:
-        return f"Use {best} at {rate} here ({where}): {result}, {lead} ahead of the next best, {closest}.", True
-    beaten = [norm for norm in order if norm not in rivals]
-    also = f"; {best} does beat {_join_names(beaten)}" if beaten else ""
-    more = _seeds_needed(scores[best], scores[closest], len(ahead))
-    sentence = (
-        f"The data cannot tell {_join_names([best, *rivals])} apart on {where}: {best} leads with {result} at {rate}, "
-        f"{lead} ahead of {closest}{also}. {more} tell {best} from {closest}."
-    )
-    return sentence, False
-
-
-def _scores(metric: Metric, runs: Sequence[Run]) -> dict[int, float]:
-    return {run.spec["seed"]: value for run in runs if (value := run.last(metric.name)) is not None}
-
-
-def _seeds_needed(best: Mapping[int, float], rival: Mapping[int, float], others: int) -> str:
-    """Say how many seeds would tell two arms apart, as the beginning of a sentence."""
-    differences = [best[seed] - rival[seed] for seed in sorted(best.keys() & rival.keys())]
-    if len(differences) < 2:
-        return "It takes at least two seeds that both finish to"
-    seeds = seeds_to_decide(differences, confidence=joint_confidence(others))
-    if seeds is None:
-        return f"If lead and spread stay as they are, no number of seeds up to {MOST_SEEDS:,} would"
-    return f"If lead and spread stay as they are, about {seeds:,} seeds would"
-
-
-def _lead(lead: Interval, metric: Metric) -> str:
-    shown = lead.times(metric.factor)
-    unit = " points" if metric.unit else ""
-    if math.isnan(lead.low):
-        return f"{_decimals(shown.mean)}{unit} (no interval from n = {lead.n})"
-    ends = f"{_decimals(shown.low)} to {_decimals(shown.high)}"
-    return f"{_decimals(shown.mean)}{unit} (95 % interval {ends}, paired over n = {lead.n} seeds)"
-
-
-def _decimals(value: float) -> str:
-    """Write a difference without an exponent where two decimals can show it."""
-    return f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.1g}"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from normgauge.errors import InputError, NormgaugeError, explain
@@ -24,23 +25,30 @@ _IMPORTED: dict[str, tuple[ModuleSpec | None, str]] = {}  # module -> its import
 def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
     """Import `package.module:function`, also from the folder the command is run in.
 
+    The folder is searched last, so that no file in it can stand in for a library that others import.
+
     Args:
         kind: what the name stands for in messages: "model" or "data".
         path: the name.
         what: what the function is, for messages.
 
     Raises:
-        InputError: when there is no such module or function, or the module cannot be imported.
+        InputError: when there is no such module or function, the module cannot be imported, or a library has the name
+            of the user's file.
     """
     module_name, _, name = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:  # `python -m` and scripts have it; console scripts and worker processes do not
-        sys.path.insert(0, here)
+    here = Path.cwd()
+    if str(here) not in sys.path:  # `python -m` and scripts have it; console scripts and worker processes do not
+        sys.path.append(str(here))
     try:
-        product: Any = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
+        _refuse_namesake(kind, path, here, module)
+        function: Any = module
         for part in name.split("."):
-            product = getattr(product, part)
-        return product
+            function = getattr(function, part)
+        return function
+    except NormgaugeError:
+        raise
     except Exception as error:
         missing = isinstance(error, (ImportError, AttributeError, ValueError))
         raise InputError(
@@ -51,6 +59,16 @@ def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
                 "Run from the folder that holds the package, or install it" if missing else "Correct the module",
             )
         ) from error
+
+
+def _refuse_namesake(kind: str, path: str, here: Path, module: ModuleType) -> None:
+    """Refuse a library that was imported although a file of that name lies here: it is not what was meant."""
+    top = module.__name__.partition(".")[0]
+    own = next((file for file in (here / f"{top}.py", here / top / "__init__.py") if file.is_file()), None)
+    origin = getattr(sys.modules[top], "__file__", None)
+    if own is not None and (origin is None or not Path(origin).resolve().is_relative_to(own.parent.resolve())):
+        rule = f"{own.name if own.parent == here else own.parent.name} must not have the name of a library"
+        raise InputError(explain(f"{kind} {path!r}", rule, f"{top} from {origin or 'Python'}", "Rename your file"))
 
 
 def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:

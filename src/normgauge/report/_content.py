@@ -11,6 +11,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from normgauge.charts import printable
 from normgauge.documents import ComparisonDocument, Metric
 from normgauge.records import Run, Spec
 
@@ -53,12 +54,12 @@ class PageContent:
         )
 
     def arm(self, knobs: Spec) -> str:
-        """Return the arm a spec belongs to: its scientific values, joined."""
-        return " / ".join(str(knobs.get(knob)) for knob in self.scientific) or "all runs"
+        """Return the arm a spec belongs to: its scientific values, joined, as charts write them."""
+        return printable(" / ".join(str(knobs.get(knob)) for knob in self.scientific)) or "all runs"
 
     def setting(self, knobs: Spec) -> str:
         """Return the nuisance values of a spec or a choice, as `lr 0.3`."""
-        return ", ".join(f"{knob} {show(knobs.get(knob))}" for knob in self.nuisance)
+        return printable(", ".join(f"{knob} {show(knobs.get(knob))}" for knob in self.nuisance))
 
     @cached_property
     def arms(self) -> list[str]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
-from string import Template
 from typing import TYPE_CHECKING
 
 from normgauge import charts
 from normgauge.papers.shelf import PAPERS
 from normgauge.references import bibliography, title
 from normgauge.report._claim import card, spoken_word
-from normgauge.report._markup import text
+from normgauge.report._markup import Markup, asset, concat, fill_page
 
 if TYPE_CHECKING:
     from normgauge.papers.court import Claim
@@ -59,23 +57,23 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     shown = list(claims)
     papers = list(dict.fromkeys(claim.paper for claim in shown))
     parts = {
-        "policy": charts.POLICY,
-        "palette": "".join(
+        "policy": Markup(charts.POLICY),
+        "palette": Markup("").join(
             f"--c{k}: light-dark({light}, {dark});"
             for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
         ),
-        "css": _asset("page.css") + _asset("claim.css") + _asset("ledger.css"),
-        "js": _asset("ledger.js"),
+        "css": concat(map(asset, ("page.css", "claim.css", "ledger.css"))),
+        "js": asset("ledger.js"),
         "total": str(len(shown)),
         "summary": _summary(shown, papers),
         "counts": _counts(shown, papers),
-        "meanings": "".join(
-            f"<div><dt>{spoken_word(w)}</dt><dd>{text(said)}</dd></div>" for w, said in MEANINGS.items()
+        "meanings": concat(
+            Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(spoken_word(w), said) for w, said in MEANINGS.items()
         ),
-        "filters": "".join(_filter(name, shown) for name in FILTERS),
-        "papers": "".join(_paper(paper, shown) for paper in papers),
+        "filters": concat(_filter(name, shown) for name in FILTERS),
+        "papers": concat(_paper(paper, shown) for paper in papers),
     }
-    return Template(_asset("ledger.html")).substitute(parts)
+    return fill_page("ledger.html", parts)
 
 
 def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
@@ -90,52 +88,51 @@ def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
     )
 
 
-def _counts(claims: Sequence[Claim], papers: Sequence[str]) -> str:
+def _counts(claims: Sequence[Claim], papers: Sequence[str]) -> Markup:
     """Return the table of papers and verdicts; every number is a link to the claims behind it."""
     columns = {name: asks for name, asks in COLUMNS.items() if any(_meets(claim, asks) for claim in claims)}
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in ("paper", *columns, "all"))
+    head = concat(Markup('<th scope="col">{}</th>').format(name) for name in ("paper", *columns, "all"))
     body = []
     for paper in [*papers, *([""] if len(papers) > 1 else [])]:
         own = [claim for claim in claims if claim.paper == (paper or claim.paper)]
-        name = (
-            f'<a href="#{text(paper)}">{text(_name(paper))}</a> <span>{text(_title(own))}</span>'
-            if paper
-            else "all papers"
-        )
+        link = Markup('<a href="#{}">{}</a> <span>{}</span>')
+        name = link.format(paper, _name(paper), _title(own)) if paper else "all papers"
         cells = [_number(own, asks, {"paper": paper} if paper else {}) for asks in (*columns.values(), {})]
-        body.append(f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>')
-    return (
-        '<div class="scroll"><table class="counts">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+        body.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, concat(cells)))
+    return Markup(
+        '<div class="scroll"><table class="counts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    ).format(head, concat(body))
 
 
-def _number(claims: Sequence[Claim], asks: Mapping[str, str], where: Mapping[str, str]) -> str:
+def _number(claims: Sequence[Claim], asks: Mapping[str, str], where: Mapping[str, str]) -> Markup:
     number = sum(_meets(claim, asks) for claim in claims)
     if not number:
-        return '<td class="num">&ndash;</td>'
-    address = "&amp;".join(f"{name}={text(value)}" for name, value in {**where, **asks}.items()) or "all"
-    return f'<td class="num"><a href="#{address}">{number}</a></td>'
+        return Markup('<td class="num">&ndash;</td>')
+    address = "&".join(f"{name}={value}" for name, value in {**where, **asks}.items()) or "all"
+    return Markup('<td class="num"><a href="#{}">{}</a></td>').format(address, number)
 
 
 def _meets(claim: Claim, asks: Mapping[str, str]) -> bool:
     return all(getattr(claim, name) == value for name, value in asks.items())
 
 
-def _filter(name: str, claims: Sequence[Claim]) -> str:
+def _filter(name: str, claims: Sequence[Claim]) -> Markup:
     """Return a choice with the number of claims behind each value; a value of the vocabulary nobody has is said too."""
     from normgauge.papers.court import OUTCOMES, STANDINGS, WORDS
 
     tally = Counter(getattr(claim, name) for claim in claims)
     values = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}.get(name, tuple(tally))
-    options = "".join(f'<option value="{text(v)}">{spoken_word(v)} ({tally[v]})</option>' for v in values)
-    return f'<label>{name}<select name="{name}"><option value="">any</option>{options}</select></label>'
+    option = Markup('<option value="{}">{} ({})</option>')
+    options = concat(option.format(v, spoken_word(v), tally[v]) for v in values)
+    label = Markup('<label>{0}<select name="{0}"><option value="">any</option>{1}</select></label>')
+    return label.format(name, options)
 
 
-def _paper(paper: str, claims: Sequence[Claim]) -> str:
+def _paper(paper: str, claims: Sequence[Claim]) -> Markup:
     own = [claim for claim in claims if claim.paper == paper]
-    cards = "".join(card(claim, {other.id for other in claims}) for claim in own)
-    return f'<section id="{text(paper)}"><h2>{text(_name(paper))}: {text(_title(own))}</h2>{cards}</section>'
+    cards = concat(card(claim, {other.id for other in claims}) for claim in own)
+    section = Markup('<section id="{}"><h2>{}: {}</h2>{}</section>')
+    return section.format(paper, _name(paper), _title(own), cards)
 
 
 def _name(paper: str) -> str:
@@ -146,7 +143,3 @@ def _name(paper: str) -> str:
 def _title(claims: Sequence[Claim]) -> str:
     key = next((claim.cite[0] for claim in claims if claim.cite), "")
     return title(key) if key in bibliography() else key
-
-
-def _asset(name: str) -> str:
-    return (files("normgauge.report") / "assets" / name).read_text(encoding="utf-8")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from normgauge import charts
@@ -14,7 +12,7 @@ from normgauge.errors import StoreError, explain
 from normgauge.records import Run, plain
 from normgauge.report import _pictures, _sections
 from normgauge.report._content import PageContent
-from normgauge.report._markup import swatch, text
+from normgauge.report._markup import Markup, asset, concat, fill_page, swatch
 from normgauge.store import Store
 
 
@@ -77,10 +75,10 @@ def compose(content: PageContent) -> str:
         "chosen": {arm: content.setting(setting) for arm, setting in content.chosen_settings.items()},
     }
     parts = {
-        "title": text(study.title if study else "normgauge report"),
-        "policy": charts.POLICY,
-        "question": text(study.question if study else ""),
-        "palette": "".join(
+        "title": study.title if study else "normgauge report",
+        "policy": Markup(charts.POLICY),
+        "question": study.question if study else "",
+        "palette": concat(
             f"--c{k}: light-dark({light}, {dark});"
             for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
         ),
@@ -90,84 +88,81 @@ def compose(content: PageContent) -> str:
         "comparison": _section("comparison", "Comparison", _comparison_hint(content), _sections.comparison(content)),
         "pictures": _charts(content, pictures),
         "runs": _section("runs", "Runs", _runs_hint(content), _sections.runs(content)),
-        "settings": _section("settings", "Settings", "", _cards(_sections.settings(content))),
-        "provenance": _section("provenance", "Made with", "", _cards(_sections.provenance(content))),
-        "citation": _section("citation", "How to cite", "", _sections.citation(content)),
-        "css": _asset("page.css"),
-        "js": _asset("page.js"),
-        "vega": charts.javascript() if pictures else "",
-        "data": charts.script_json(plain(data)),
+        "settings": _section("settings", "Settings", Markup(), _cards(_sections.settings(content))),
+        "provenance": _section("provenance", "Made with", Markup(), _cards(_sections.provenance(content))),
+        "citation": _section("citation", "How to cite", Markup(), _sections.citation(content)),
+        "css": asset("page.css"),
+        "js": asset("page.js"),
+        "vega": Markup(charts.javascript() if pictures else ""),
+        "data": Markup(charts.script_json(plain(data))),
     }
-    return Template(_asset("page.html")).substitute(parts)
+    return fill_page("page.html", parts)
 
 
-def _charts(content: PageContent, pictures: Mapping[str, Mapping[str, Any]]) -> str:
+def _charts(content: PageContent, pictures: Mapping[str, Mapping[str, Any]]) -> Markup:
     """Return the curves and the sweep, under one bar of switches that rules them all."""
     curves = {name: entry for name, entry in pictures.items() if entry["kind"] == "curve"}
     finals = {name: entry for name, entry in pictures.items() if entry["kind"] == "final"}
     if not curves and not finals:
-        return ""
-    chips = "".join(
-        f'<button type="button" class="chip" aria-pressed="true" data-arm="{text(arm)}">{swatch(k)}{text(arm)}</button>'
-        for k, arm in enumerate(content.arms)
-    )
-    parts = [f'<div class="toolbar" role="group" aria-label="Series"><span class="label">Show</span>{chips}']
+        return Markup()
+    chip = Markup('<button type="button" class="chip" aria-pressed="true" data-arm="{arm}">{mark}{arm}</button>')
+    option = Markup('<option value="{}">{}</option>')
+    switches = [chip.format(arm=arm, mark=swatch(k)) for k, arm in enumerate(content.arms)]
     if curves and len(content.settings) > 1:
-        first = ['<option value="">each at its chosen setting</option>'] if content.chosen_settings else []
-        options = first + [f'<option value="{text(s)}">all at {text(s)}</option>' for s in content.settings]
-        parts.append(f'<label class="label">Curves <select id="setting">{"".join(options)}</select></label>')
-    parts.append("</div>")
+        options = [option.format("", "each at its chosen setting")] if content.chosen_settings else []
+        options += [option.format(setting, f"all at {setting}") for setting in content.settings]
+        select = Markup('<label class="label">Curves <select id="setting">{}</select></label>')
+        switches.append(select.format(concat(options)))
+    bar = Markup('<div class="toolbar" role="group" aria-label="Series"><span class="label">Show</span>{}</div>')
+    parts = [bar.format(concat(switches))]
     if curves:
-        figures = "".join(_figure(name, entry) for name, entry in curves.items())
         hint = "Line: mean over seeds. Band: smallest to largest. A run that fails counts until it does."
-        parts.append(f'<h2 id="curves">Over training</h2><p class="hint">{hint}</p><div class="grid">{figures}</div>')
+        block = Markup('<h2 id="curves">Over training</h2><p class="hint">{}</p><div class="grid">{}</div>')
+        parts.append(block.format(hint, concat(_figure(name, entry) for name, entry in curves.items())))
     if finals:
-        metrics = "".join(
-            f'<option value="{text(name)}">{text(entry["title"])} against {text(entry["knob"])}</option>'
-            for name, entry in finals.items()
-        )
+        metrics = [option.format(name, f"{entry['title']} against {entry['knob']}") for name, entry in finals.items()]
         hint = "Last value of the runs that finished, mean and range over seeds; a faint cross: only some runs failed."
-        parts.append(
-            f'<h2 id="sweep">Sensitivity to tuning</h2><p class="hint">{hint}</p>'
-            f'<label class="label">Metric <select id="metric">{metrics}</select></label>'
-            f"{''.join(_figure(name, entry) for name, entry in finals.items())}"
+        block = Markup(
+            '<h2 id="sweep">Sensitivity to tuning</h2><p class="hint">{}</p>'
+            '<label class="label">Metric <select id="metric">{}</select></label>{}'
         )
-    return f'<section id="charts">{"".join(parts)}</section>'
+        figures = concat(_figure(name, entry) for name, entry in finals.items())
+        parts.append(block.format(hint, concat(metrics), figures))
+    return Markup('<section id="charts">{}</section>').format(concat(parts))
 
 
-def _figure(name: str, entry: Mapping[str, Any]) -> str:
-    unit = f" <small>({text(entry['unit'])})</small>" if entry["unit"] else ""
-    hint = f'<p class="hint">{text(entry["help"])}</p>' if entry["help"] else ""
-    return (
-        f'<figure class="card figure figure-{entry["kind"]}"><figcaption><h3>{text(entry["title"])}{unit}</h3>'
-        f'{hint}</figcaption><div class="chart" data-chart="{text(name)}"></div></figure>'
+def _figure(name: str, entry: Mapping[str, Any]) -> Markup:
+    return Markup(
+        '<figure class="card figure figure-{kind}"><figcaption><h3>{title}{unit}</h3>'
+        '{hint}</figcaption><div class="chart" data-chart="{name}"></div></figure>'
+    ).format(
+        kind=entry["kind"],
+        title=entry["title"],
+        unit=Markup(" <small>({})</small>").format(entry["unit"]) if entry["unit"] else "",
+        hint=Markup('<p class="hint">{}</p>').format(entry["help"]) if entry["help"] else "",
+        name=name,
     )
 
 
-def _section(name: str, title: str, hint: str, body: str) -> str:
+def _section(name: str, title: str, hint: Markup, body: Markup) -> Markup:
     if not body:
-        return ""
-    return f'<section id="{name}"><h2>{title}</h2>{hint}{body}</section>'
+        return Markup()
+    return Markup('<section id="{}"><h2>{}</h2>{}{}</section>').format(name, title, hint, body)
 
 
-def _cards(body: str) -> str:
-    return f'<div class="cards">{body}</div>' if body else ""
+def _cards(body: Markup) -> Markup:
+    return Markup('<div class="cards">{}</div>').format(body) if body else Markup()
 
 
-def _comparison_hint(content: PageContent) -> str:
+def _comparison_hint(content: PageContent) -> Markup:
     decided = content.document is not None and content.document.decided
     mark = "The best of a column is marked." if decided else "No best is marked: the data cannot tell."
-    return f'<p class="hint">Mean with interval; click a heading to sort. {mark}</p>'
+    return Markup('<p class="hint">Mean with interval; click a heading to sort. {}</p>').format(mark)
 
 
-def _runs_hint(content: PageContent) -> str:
-    bad = sum(not run.ok for run in content.runs)
-    return (
+def _runs_hint(content: PageContent) -> Markup:
+    return Markup(
         '<div class="filter" role="group" aria-label="Which runs">'
-        f'<button type="button" class="chip" aria-pressed="true" data-runs="all">all {len(content.runs)}</button>'
-        f'<button type="button" class="chip" aria-pressed="false" data-runs="bad">not ok {bad}</button></div>'
-    )
-
-
-def _asset(name: str) -> str:
-    return (files("normgauge.report") / "assets" / name).read_text(encoding="utf-8")
+        '<button type="button" class="chip" aria-pressed="true" data-runs="all">all {}</button>'
+        '<button type="button" class="chip" aria-pressed="false" data-runs="bad">not ok {}</button></div>'
+    ).format(len(content.runs), sum(not run.ok for run in content.runs))

@@ -10,43 +10,39 @@ from typing import Any
 from normgauge.documents import Arm, Metric
 from normgauge.references import bibliography, cite
 from normgauge.report._content import PageContent
-from normgauge.report._markup import badge, heading, number, pairs, seconds, swatch, text
+from normgauge.report._markup import Markup, badge, concat, heading, number, pairs, seconds, swatch
 from normgauge.stats import Interval
 from normgauge.store import spec_id
 
 
-def answer(content: PageContent) -> str:
+def answer(content: PageContent) -> Markup:
     """Return the sentence the study ends with, and whether the data decide."""
     document = content.document
     if document is None:
-        return '<p class="answer-text">No answer is stored yet: run the same command again.</p>'
+        return Markup('<p class="answer-text">No answer is stored yet: run the same command again.</p>')
     if not document.answer:
         how = "join the shards by normgauge merge, then run the same command without --shard"
-        return f'<p class="answer-text">No answer is stored yet: {how}.</p>'
+        return Markup('<p class="answer-text">No answer is stored yet: {}.</p>').format(how)
     verdict = "The data decide" if document.decided else "The data cannot tell"
-    return (
-        f'<p class="verdict {"yes" if document.decided else "no"}">{verdict}</p>'
-        f'<p class="answer-text">{text(document.answer)}</p>'
-    )
+    said = Markup('<p class="verdict {}">{}</p><p class="answer-text">{}</p>')
+    return said.format("yes" if document.decided else "no", verdict, document.answer)
 
 
-def tiles(content: PageContent) -> str:
+def tiles(content: PageContent) -> Markup:
     """Return the counts a reader wants before believing a table."""
     counts = Counter[str](run.status for run in content.runs)
     spent = sum(run.seconds for run in content.runs)
     shown = [("runs", str(len(content.runs)), ""), ("ok", str(counts.pop("ok", 0)), "ok")]
     shown += [(status, str(count), status) for status, count in sorted(counts.items())]
     shown += [("arms", str(len(content.arms)), ""), ("compute time", seconds(spent), "")]
-    return "".join(
-        f'<div class="tile tile-{text(kind) or "plain"}"><strong>{text(value)}</strong><span>{text(name)}</span></div>'
-        for name, value, kind in shown
-    )
+    tile = Markup('<div class="tile tile-{}"><strong>{}</strong><span>{}</span></div>')
+    return concat(tile.format(kind or "plain", value, name) for name, value, kind in shown)
 
 
-def comparison(content: PageContent) -> str:
+def comparison(content: PageContent) -> Markup:
     """Return the table of arms, mean, interval and a small picture of it in every cell, and the remarks under it."""
     if content.document is None or not content.document.arms:
-        return ""
+        return Markup()
     arms = content.document.arms
     metrics = [metric for name, metric in content.metrics.items() if any(name in arm.values for arm in arms)]
     head = [heading(knob) for knob in content.scientific] + [heading(knob, numeric=True) for knob in content.nuisance]
@@ -62,7 +58,7 @@ def comparison(content: PageContent) -> str:
     for arm in arms:
         place = content.arms.index(content.arm(arm.knobs))
         cells = [
-            f'<th scope="row">{"" if index else swatch(place)}{text(arm.knobs.get(knob))}</th>'
+            Markup('<th scope="row">{}{}</th>').format("" if index else swatch(place), arm.knobs.get(knob))
             for index, knob in enumerate(content.scientific)
         ]
         cells += [_plain_cell(arm.setting.get(knob)) for knob in content.nuisance]
@@ -71,13 +67,14 @@ def comparison(content: PageContent) -> str:
             value = arm.values.get(metric.name)
             shown = None if value is None else value.times(metric.factor)
             cells.append(_cell(shown, metric.unit, span, winner, place))
-        cells.append(f'<td class="num" data-value="{_key(arm.stable_up_to)}">{text(arm.stable_up_to)}</td>')
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    remarks = "<br>".join(text(remark) for arm in arms for remark in arm.remarks)
-    return _table("comparison", head, body) + (f'<p class="hint remarks">{remarks}</p>' if remarks else "")
+        cells.append(Markup('<td class="num" data-value="{0}">{0}</td>').format(arm.stable_up_to))
+        body.append(Markup("<tr>{}</tr>").format(concat(cells)))
+    remarks = Markup("<br>").join(remark for arm in arms for remark in arm.remarks)
+    under = Markup('<p class="hint remarks">{}</p>').format(remarks) if remarks else ""
+    return _table("comparison", head, body) + under
 
 
-def runs(content: PageContent) -> str:
+def runs(content: PageContent) -> Markup:
     """Return every run with its status and the sentence that explains a failure."""
     knobs = [*content.scientific, *content.nuisance, "seed"]
     numeric = {knob for knob in knobs if all(_is_number(run.spec.get(knob)) for run in content.runs)}
@@ -87,20 +84,21 @@ def runs(content: PageContent) -> str:
     for run in content.runs:
         identity = spec_id(run.spec)
         mark = swatch(content.arms.index(content.arm(run.spec)))
-        cells = [f'<th scope="row"><code title="{identity}">{identity[:8]}</code></th>']
+        cells = [Markup('<th scope="row"><code title="{}">{}</code></th>').format(identity, identity[:8])]
         for place, knob in enumerate(knobs):
             cells.append(_plain_cell(run.spec.get(knob), prefix="" if place else mark))
-        cells.append(f'<td data-value="{text(run.status)}">{badge(run.status)}</td>')
-        cells.append(f'<td class="num" data-value="{_key(run.seconds)}">{seconds(run.seconds)}</td>')
-        cells.append(f'<td class="note">{text(run.sentence)}</td>')
-        body.append(f'<tr data-ok="{"yes" if run.ok else "no"}">{"".join(cells)}</tr>')
-    return _table("runs", head, body) if body else ""
+        cells.append(Markup('<td data-value="{}">{}</td>').format(run.status, badge(run.status)))
+        spent = Markup('<td class="num" data-value="{}">{}</td>')
+        cells.append(spent.format(_key(run.seconds), seconds(run.seconds)))
+        cells.append(Markup('<td class="note">{}</td>').format(run.sentence))
+        body.append(Markup('<tr data-ok="{}">{}</tr>').format("yes" if run.ok else "no", concat(cells)))
+    return _table("runs", head, body) if body else Markup()
 
 
-def settings(content: PageContent) -> str:
+def settings(content: PageContent) -> Markup:
     """Return what was asked, what was tuned, and what was fixed: the last is what the answer depends on."""
     if content.document is None:
-        return ""
+        return Markup()
     study = content.document.question
     groups = [
         ("Asked about", "the question: every value is an arm", study.scientific),
@@ -112,61 +110,61 @@ def settings(content: PageContent) -> str:
             {"seeds": study.seeds, "tuning seeds": study.tuning_seeds},
         ),
     ]
-    return "".join(
-        f"<section class='card'><h3>{title}</h3><p class='hint'>{hint}</p>{pairs(values)}</section>"
-        for title, hint, values in groups
-        if values
-    )
+    card = Markup("<section class='card'><h3>{}</h3><p class='hint'>{}</p>{}</section>")
+    return concat(card.format(title, hint, pairs(values)) for title, hint, values in groups if values)
 
 
-def provenance(content: PageContent) -> str:
+def provenance(content: PageContent) -> Markup:
     """Return versions, machine, revision and the command that makes the same page again."""
     if content.document is None:
-        return ""
+        return Markup()
     origin = content.document.provenance
     rest = {"python": origin.python, "revision": origin.revision, "finished": content.document.finished}
     parts = [
-        f"<section class='card'><h3>{title}</h3>{pairs(values)}</section>"
+        Markup("<section class='card'><h3>{}</h3>{}</section>").format(title, pairs(values))
         for title, values in (("Versions", origin.versions), ("Machine", origin.machine), ("Run", rest))
         if values
     ]
-    parts.append(f"<section class='card wide'><h3>Command</h3>{_copyable_block(content.document.command)}</section>")
-    return "".join(parts)
+    command = Markup("<section class='card wide'><h3>Command</h3>{}</section>")
+    return concat([*parts, command.format(_copyable_block(content.document.command))])
 
 
-def citation(content: PageContent) -> str:
+def citation(content: PageContent) -> Markup:
     """Return the BibTeX of the papers the study rests on; keys nobody knows are named, not dropped."""
     keys = content.document.question.cite if content.document else ()
     here = [key for key in keys if key in bibliography()]
     lost = [key for key in keys if key not in bibliography()]
     parts = [_copyable_block(cite(*here))] if here else []
     if lost:
-        parts.append(f"<p class='hint'>Not in the bibliography: {text(lost)}</p>")
-    return "".join(parts)
+        parts.append(Markup("<p class='hint'>Not in the bibliography: {}</p>").format(lost))
+    return concat(parts)
 
 
-def _cell(value: Interval | None, unit: str, span: tuple[float, float], winner: str | None, arm: int) -> str:
+def _cell(value: Interval | None, unit: str, span: tuple[float, float], winner: str | None, arm: int) -> Markup:
     if value is None:
-        return '<td class="num missing" data-value="">-</td>'
-    interval = ""
+        return Markup('<td class="num missing" data-value="">-</td>')
+    interval = Markup()
     if math.isfinite(value.low) and math.isfinite(value.high):
-        interval = (
-            f"<small>{number(value.low, unit)} &ndash; {number(value.high, unit)}</small>{_bar(value, span, arm)}"
-        )
+        ends = Markup("<small>{} &ndash; {}</small>").format(number(value.low, unit), number(value.high, unit))
+        interval = ends + _bar(value, span, arm)
     best = winner is not None and number(value.mean, unit) == winner
-    mark = ' <span class="best" title="best of this column">best</span>' if best else ""
-    kind = "num is-best" if best else "num"
-    return f'<td class="{kind}" data-value="{_key(value.mean)}"><b>{number(value.mean, unit)}</b>{mark}{interval}</td>'
+    return Markup('<td class="{kind}" data-value="{key}"><b>{mean}</b>{mark}{interval}</td>').format(
+        kind="num is-best" if best else "num",
+        key=_key(value.mean),
+        mean=number(value.mean, unit),
+        mark=Markup(' <span class="best" title="best of this column">best</span>') if best else "",
+        interval=interval,
+    )
 
 
-def _bar(value: Interval, span: tuple[float, float], arm: int) -> str:
+def _bar(value: Interval, span: tuple[float, float], arm: int) -> Markup:
     start, end = span
     width = end - start or 1.0
-    left, right, dot = (100 * (v - start) / width for v in (value.low, value.high, value.mean))
-    return (
-        f'<span class="range" aria-hidden="true" style="--arm: var(--c{arm % 8}); --from: {left:.1f}%; '
-        f'--to: {right:.1f}%; --at: {dot:.1f}%"></span>'
+    left, right, dot = (f"{100 * (v - start) / width:.1f}" for v in (value.low, value.high, value.mean))
+    bar = Markup(
+        '<span class="range" aria-hidden="true" style="--arm: var(--c{}); --from: {}%; --to: {}%; --at: {}%"></span>'
     )
+    return bar.format(arm % 8, left, right, dot)
 
 
 def _span(arms: Sequence[Arm], metric: Metric) -> tuple[float, float]:
@@ -183,30 +181,30 @@ def _best(arms: Sequence[Arm], metric: Metric) -> str | None:
     return number((max if metric.better == "higher" else min)(values), metric.unit)
 
 
-def _plain_cell(value: Any, prefix: str = "") -> str:
-    kind = ' class="num"' if _is_number(value) else ""
-    return f'<td{kind} data-value="{_key(value)}">{prefix}{text(value)}</td>'
+def _plain_cell(value: Any, prefix: str = "") -> Markup:
+    kind = Markup(' class="num"') if _is_number(value) else ""
+    return Markup('<td{} data-value="{}">{}{}</td>').format(kind, _key(value), prefix, value)
 
 
-def _key(value: Any) -> str:
+def _key(value: Any) -> Any:
     """Return what a column is sorted by: the number in full, or the text; empty sorts last."""
     if value is None:
         return ""
-    return repr(value) if isinstance(value, float) else text(value)
+    return repr(value) if isinstance(value, float) else value
 
 
-def _table(name: str, head: Sequence[str], body: Sequence[str]) -> str:
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name} table"><table id="{name}-table">'
-        f"<thead><tr>{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+def _table(name: str, head: Sequence[Markup], body: Sequence[Markup]) -> Markup:
+    return Markup(
+        '<div class="scroll" tabindex="0" role="region" aria-label="{name} table"><table id="{name}-table">'
+        "<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    ).format(name=name, head=concat(head), body=concat(body))
 
 
-def _copyable_block(body: Any) -> str:
-    return (
+def _copyable_block(body: Any) -> Markup:
+    return Markup(
         '<div class="copyable"><button type="button" class="copy">Copy</button>'
-        f'<pre tabindex="0"><code>{text(body)}</code></pre></div>'
-    )
+        '<pre tabindex="0"><code>{}</code></pre></div>'
+    ).format(body)
 
 
 def _is_number(value: Any) -> bool:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from normgauge import charts
 from normgauge.documents import About, CriterionDocument, StudyDocument, write_whole
 from normgauge.records import Row, format_number, plain
+from normgauge.report._markup import Markup, asset, concat, fill_page
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import interval, natural_bounds
 
@@ -67,29 +65,26 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
     """Return the page as one self-contained HTML file."""
     body = []
     for block in blocks(about, document, pictures):
-        body.append(f"<section><h2>{escape(block.title)}</h2>")
-        body += [f"<p>{escape(text)}</p>" for text in block.paragraphs]
-        body += [
-            f'<figure class="card">{p.svg}<figcaption class="hint">{escape(p.caption)}</figcaption></figure>'
-            for p in block.pictures
-        ]
+        parts = [Markup("<h2>{}</h2>").format(block.title)]
+        parts += [Markup("<p>{}</p>").format(paragraph) for paragraph in block.paragraphs]
+        figure = Markup('<figure class="card">{}<figcaption class="hint">{}</figcaption></figure>')
+        parts += [figure.format(Markup(picture.svg), picture.caption) for picture in block.pictures]
         if block.rows:
-            head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in block.header)
-            lines = "".join(
-                "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in block.rows
-            )
-            body.append(
-                f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
-            )
-        body.append("</section>")
-    assets = files("normgauge.report") / "assets"
-    return Template((assets / "study.html").read_text(encoding="utf-8")).substitute(
-        title=escape(document.study),
-        policy=charts.POLICY,
-        origin=escape(_origin(about)),
-        question=escape(about.question),
-        css=(assets / "page.css").read_text(encoding="utf-8"),
-        body="".join(body),
+            head = concat(Markup('<th scope="col">{}</th>').format(cell) for cell in block.header)
+            lines = (concat(Markup("<td>{}</td>").format(cell) for cell in row) for row in block.rows)
+            table = Markup('<div class="scroll"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>')
+            parts.append(table.format(head, concat(Markup("<tr>{}</tr>").format(line) for line in lines)))
+        body.append(Markup("<section>{}</section>").format(concat(parts)))
+    return fill_page(
+        "study.html",
+        {
+            "title": document.study,
+            "policy": Markup(charts.POLICY),
+            "origin": _origin(about),
+            "question": about.question,
+            "css": asset("page.css"),
+            "body": concat(body),
+        },
     )
 
 

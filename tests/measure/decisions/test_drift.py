@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from normgauge.errors import DataError
+from normgauge.lab import data, models
+from normgauge.lab.runs.train import train
 from normgauge.measure.decisions.drift import drift
 from reference.drift import recalibrated_by_inputs
 from reference.tracks import same, tracks
@@ -68,6 +70,87 @@ def test_farther_data_drift_farther():
     assert shifts == sorted(shifts) and shifts[0] < 3 * drift(model, loader()).layers[0].floor + 0.2
 
 
+def trained(kind, batch, rate):
+    """A network trained on the digits, and unseen digits in batches."""
+    torch.set_default_dtype(torch.float32)
+    digits = data.load("digits")
+    model = models.build(kind, "batch", digits.shape, digits.classes, 0)
+    train(model, digits, torch.optim.SGD(model.parameters(), lr=rate), steps=60, batch=batch, seed=0)
+    return model, list(zip(*(part[:256].split(batch) for part in digits.test), strict=True))
+
+
+@pytest.mark.parametrize(("kind", "batch", "rate"), [("mlp", 128, 0.1), ("vgg", 128, 0.1), ("vgg", 16, 0.03)])
+def test_a_healthy_network_is_near_the_floor_and_a_sick_one_far_above(double_precision, kind, batch, rate):
+    model, unseen = trained(kind, batch, rate)
+    healthy = drift(model, unseen)
+    for entry in healthy.layers:
+        assert 0.2 < entry.mean_shift / entry.floor < 5 and entry.cause == "", entry
+        assert entry.log_variance_ratio < 3 * entry.variance_floor
+    assert "leave them" in healthy.meaning()
+    for shift, scale in ((2.0, 1.0), (0.0, 10.0), (0.0, 0.01)):
+        sick = drift(model, [(shift + scale * x, y) for x, y in unseen])
+        assert sick.layers[0].cause == "shifted" and "the data shifted" in sick.meaning(), (shift, scale)
+
+
+def test_the_floor_is_what_sampling_gives():
+    """Statistics stored from batches of 16 and fresh data of the same law: the mean of many shifts is the floor."""
+    torch.manual_seed(0)
+    shifts, floors = [], []
+    for _ in range(40):
+        layer = nn.BatchNorm2d(3)
+        for _ in range(40):
+            layer(torch.randn(16, 3, 1, 1) + 0.1 * torch.randn(16, 3, 4, 4))  # pixels of a sample are nearly equal
+        fresh = torch.randn(16, 3, 1, 1) + 0.1 * torch.randn(16, 3, 4, 4)
+        (entry,) = drift(nn.Sequential(layer, nn.Conv2d(3, 1, 1)), [fresh]).layers
+        shifts.append(entry.mean_shift**2)
+        floors.append(entry.floor**2)
+    assert sum(shifts) / sum(floors) == pytest.approx(1.0, rel=0.3)
+
+
+def test_the_verdict_names_the_cause():
+    far = loader(5.0, 4.0)
+    fresh = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(25, 3))
+    told = drift(fresh, far)
+    assert told.layers[0].cause == "never updated" and "as they were made" in told.meaning()
+    still = network()
+    still[1].momentum = 0.0
+    assert "its momentum is 0" in drift(still, loader(50.0)).meaning()
+    part = network()
+    for _ in range(3):
+        part[1].eval(), part[5].train()
+        part(torch.randn(16, 1, 5, 5))
+    part.eval()
+    told = drift(part, loader(50.0)).layers[0]
+    assert (told.cause, told.sentence) == ("frozen", "it was updated 30 times, others 33 times")
+    sick = network()
+    sick[1].running_var[0] = math.nan
+    told = drift(sick, loader())
+    assert told.layers[0].cause == "poisoned" and "'1' is poisoned" in told.meaning() and told.status == "diverged"
+    assert math.isnan(told.accuracy) and told.recalibrated and "nan" not in str(told).replace("finite", "")
+    sick.load_state_dict(told.recalibrated, strict=False)
+    assert drift(sick, loader()).layers[0].cause == ""
+
+
+def test_recalibrated_statistics_can_be_kept():
+    model, data = network(), loader(1.0, 2.0)
+    twin = recalibrated_by_inputs(model, [x for x, _ in data])
+    before = tracks(model)
+    found = drift(model, data)
+    assert same(before, tracks(model))
+    model.load_state_dict(found.recalibrated, strict=False)
+    for name in found.recalibrated:
+        torch.testing.assert_close(model.state_dict()[name], twin.state_dict()[name])
+    whole = nn.BatchNorm1d(2)
+    assert set(drift(whole, [torch.randn(8, 2)]).recalibrated) == {"running_mean", "running_var"}
+
+
+def test_data_that_are_not_finite_are_named():
+    data = loader()
+    data[1][0][0, 0, 0, :2] = math.nan
+    with pytest.raises(DataError, match="2 of 200 numbers in batch 1 nan or infinite"):
+        drift(network(), data)
+
+
 def test_data_of_any_form():
     model, data = network(), loader()
     dataset = torch.utils.data.TensorDataset(*(torch.cat(part) for part in zip(*data, strict=True)))
@@ -97,7 +180,7 @@ def test_what_cannot_be_measured_is_said():
     single = drift(Idle(), [(torch.randn(1, 2), torch.zeros(1).long()), (torch.randn(1, 2), torch.zeros(1).long())])
     assert "no recalibration" in single.sentence and math.isfinite(single.layers[0].mean_shift)
     none = drift(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), [torch.randn(4, 2)])
-    assert none.layers == () and "no normalizer stores statistics" in str(none)
+    assert none.layers == () and "no normalizer stores statistics" in str(none) and "nan" not in str(none)
 
 
 def test_three_ways_out():

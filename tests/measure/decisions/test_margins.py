@@ -69,9 +69,11 @@ def test_shapes_of_sequences_images_and_single_logits():
     tokens, labels = torch.randn(3, 5, 4), torch.randint(3, (3, 5))
     labels[0, 0] = -100
     head = nn.Linear(4, 3)
-    found = margins(Objective(head, lambda out, y: out.mean(), (tokens, labels), mode="eval"))
+    found = margins(
+        Objective(head, lambda out, y: nn.functional.cross_entropy(out.mT, y), (tokens, labels), mode="eval")
+    )
     assert found.raw.shape == (14,) and "one decision per sample" in found.sentences["input_gradient"]
-    channels = Objective(head, lambda out, y: out.mean(), (tokens, labels), mode="eval", forward=_channels_first)
+    channels = Objective(head, F.cross_entropy, (tokens, labels), mode="eval", forward=_channels_first)
     torch.testing.assert_close(margins(channels).raw, found.raw)
     single, signs = nn.Linear(4, 1), torch.tensor([0, 1, 1])
     one = margins(Objective(single, lambda out, y: out.mean(), (torch.randn(3, 4), signs), mode="eval"))

@@ -103,7 +103,8 @@ def test_discrepancies():
         ({"a": [1.0, 1.1]}, "too_small_to_tell"),
         ({"a": [1.0, 1.1, 0.9], "b": [-1.0, -1.1, -0.9]}, "contradicted"),
         ({"a": [1.0, 1.1, 0.9], "b": [0.5, -0.5, 0.1]}, "too_small_to_tell"),
-        ({"a": [0.0, 0.0, 0.0]}, "contradicted"),
+        ({"a": [0.0, 0.0, 0.0]}, "too_small_to_tell"),
+        ({"a": [0.1 + 0.2, 0.3, 0.3]}, "too_small_to_tell"),
         ({}, "too_small_to_tell"),
     ],
 )

@@ -255,9 +255,10 @@ def test_failed_runs_are_no_measurements():
         ({GAIN: [1.0]}, "1 seed cannot tell, 3 are the least"),
         ({GAIN: [1.0, 1.0]}, "2 seeds cannot tell, 3 are the least"),
         ({GAIN: [1.0, 1.1, 0.9], "loss": [1.0, 1.1]}, "2 seeds cannot tell, 3 are the least"),
+        ({GAIN: [1.0, 1.0, 1.0]}, "equal values on every seed have an interval without width"),
     ],
 )
-def test_fewer_than_three_seeds_say_so(values, words):
+def test_too_few_or_too_equal_seeds_say_so(values, words):
     verdict = poll(values)
     assert verdict.outcome == "too_small_to_tell"
     assert words in verdict.sentence
@@ -278,7 +279,7 @@ def test_arms_that_are_equal_on_average_need_more_seeds_than_anyone_has():
 def test_one_margin_against_decides_and_all_for_are_needed():
     assert poll({GAIN: [1.0, 1.1, 0.9], "loss": [-1.0, -1.1, -0.9]}).outcome == "contradicted"
     assert poll({GAIN: [1.0, 1.1, 0.9], "loss": [1.0, 1.1, 0.9]}).outcome == "reproduced"
-    assert poll({GAIN: [0.0, 0.0, 0.0]}).outcome == "contradicted"  # no gain at all, in every seed
+    assert poll({GAIN: [0.0, 0.0, 0.0]}).outcome == "too_small_to_tell"  # no width: as if nothing was measured
     (item,) = poll({GAIN: [1.0, 1.1, 0.9]}).evidence
     assert (item.name, item.role, item.value, item.instances) == (GAIN, "margin", pytest.approx(1.0), 3)
     assert item.tolerance == pytest.approx(4.302653 * 0.1 / math.sqrt(3))  # Student's quantile of two degrees

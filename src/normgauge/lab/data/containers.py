@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -14,6 +16,9 @@ from normgauge.errors import DataError, explain
 
 # No file of the known layouts is larger; an archive that claims more is broken or hostile.
 LARGEST_FILE = 2**29
+# All that is read at once: as floats it takes four times the memory.
+LARGEST_SUM = 2**31
+MOST_FILES = 10**6
 # How deep a folder is searched: DIR/FashionMNIST/raw/file is three, DIR/data/train/class/image four.
 DEEPEST = 4
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -44,11 +49,20 @@ class Folder:
             depth = len(Path(place).relative_to(self.path).parts)
             folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < DEEPEST else []
             paths += [(Path(place) / name).relative_to(self.path).as_posix() for name in sorted(files)]
+            _check_count(self.path, len(paths))
         return [name for name in paths if not PurePosixPath(name).name.startswith(".")]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of these files."""
-        return {name: (self.path / name).read_bytes() for name in names}
+        """Return the bytes of these files; a pipe or a device, which may never end, is none."""
+        contents, sizes = {}, _Sizes(self.path)
+        for name in names:
+            state = (self.path / name).stat()
+            if not stat.S_ISREG(state.st_mode):
+                what = "a pipe, a device or a socket"
+                raise DataError(explain(f"{name} in {self.path}", "it must be a regular file", what, "Remove it"))
+            sizes.add(name, state.st_size)
+            contents[name] = (self.path / name).read_bytes()
+        return contents
 
 
 class Tar:
@@ -59,8 +73,14 @@ class Tar:
 
     def names(self) -> list[str]:
         """Return the regular files inside."""
+        names: list[str] = []
+        sizes = _Sizes(self.path)
         with _OpenTar(self.path) as archive:
-            return [member.name for member in archive if member.isreg()]
+            for member in archive:
+                sizes.add(member.name, member.size)  # what is not wanted must be unpacked too, to find the next one
+                _check_count(self.path, len(names))
+                names += [member.name] if member.isreg() else []
+        return names
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members, in one pass: a compressed tar cannot be entered in the middle."""
@@ -68,7 +88,6 @@ class Tar:
         with _OpenTar(self.path) as archive:
             for member in archive:
                 if member.isreg() and member.name in wanted:
-                    _check_size(self.path, member.name, member.size)
                     stream = archive.extractfile(member)
                     contents[member.name] = stream.read() if stream else b""
                     if len(contents) == len(wanted):
@@ -85,17 +104,18 @@ class Zip:
     def names(self) -> list[str]:
         """Return the files inside."""
         with _OpenZip(self.path) as archive:
+            _check_count(self.path, len(archive.infolist()))
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members."""
-        contents = {}
+        contents, sizes = {}, _Sizes(self.path)
         with _OpenZip(self.path) as archive:
             for name in names:
-                _check_size(self.path, name, archive.getinfo(name).file_size)
+                sizes.add(name, archive.getinfo(name).file_size)
                 try:
                     contents[name] = archive.read(name)
-                except (zipfile.BadZipFile, OSError) as error:
+                except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error) as error:
                     raise _archive_error(self.path, error) from error
         return contents
 
@@ -111,6 +131,9 @@ def containers(path: Path) -> Iterator[Container]:
     if path.is_file():
         yield _archive(path)
         return
+    if not path.is_dir():
+        what = "a pipe, a device or a socket"
+        raise DataError(explain(f"data in {path}", "it must be a folder or an archive", what, "Check the path"))
     yield Folder(path)
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name.endswith(ARCHIVES):
@@ -148,13 +171,13 @@ class _OpenTar:
     def __enter__(self) -> tarfile.TarFile:
         try:
             self._archive = tarfile.open(self._path)
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             raise _archive_error(self._path, error) from error
         return self._archive
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._archive.close()
-        if isinstance(error, (tarfile.TarError, OSError, EOFError)) and not isinstance(error, DataError):
+        if isinstance(error, (tarfile.TarError, OSError, EOFError, zlib.error)) and not isinstance(error, DataError):
             raise _archive_error(self._path, error) from error
 
 
@@ -175,16 +198,25 @@ class _OpenZip:
         self._archive.close()
 
 
-def _check_size(path: Path, name: str, size: int) -> None:
-    if size > LARGEST_FILE:
-        raise DataError(
-            explain(
-                f"archive {path.name}",
-                f"no file in it may be larger than {LARGEST_FILE >> 20} MiB",
-                f"{size >> 20} MiB in {name}",
-                "Get the archive again from its home page",
-            )
-        )
+class _Sizes:
+    """Adds up what is read of one container, and refuses before there is too much of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._sum = path, 0
+
+    def add(self, name: str, size: int) -> None:
+        """Count a file that is about to be read."""
+        self._sum += size
+        for limit, what, amount in ((LARGEST_FILE, "one file", size), (LARGEST_SUM, "all files", self._sum)):
+            if amount > limit:
+                rule = f"{what} of it may hold {limit >> 20} MiB when unpacked"
+                remedy = "Get it again from its home page, or take fewer images"
+                raise DataError(explain(self._path.name, rule, f"{amount >> 20} MiB at {name}", remedy))
+
+
+def _check_count(path: Path, count: int) -> None:
+    if count > MOST_FILES:
+        raise DataError(explain(path.name, f"it may hold {MOST_FILES:,} files", "more", "Take fewer images"))
 
 
 def _archive_error(path: Path, error: Exception) -> DataError:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import pickle
 import struct
+import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,14 +17,24 @@ from typing import Any
 import numpy as np
 
 from normgauge.errors import DataError, explain, require
-from normgauge.lab.data.containers import Container, containers, find
+from normgauge.lab.data.containers import LARGEST_FILE, LARGEST_SUM, Container, containers, find
 
+#: Modes of pillow with more than 8 bits for a grey value; to convert them would cut off what is above 255.
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+#: Pixels of one picture: a strip of 10,000 images of 32x32 is a third of it.
+MOST_PIXELS = 2**25
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
 
 
 @dataclass(frozen=True)
 class Images:
-    """Decoded images: uint8 of shape (count, channels, height, width), training ones first, and integer labels."""
+    """Decoded images, training ones first, and integer labels.
+
+    Attributes:
+        pixels: of shape (count, channels, height, width), uint8, or uint16 where files hold 16 bits.
+        labels: from 0 on.
+        train: how many are for training.
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
@@ -29,9 +42,23 @@ class Images:
 
     @classmethod
     def join(cls, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
-        """Put the training and the test part behind each other."""
-        labels = np.concatenate([np.asarray(train[1]), np.asarray(test[1])]).astype(np.int32)
-        return cls(np.concatenate([train[0], test[0]]), labels, len(train[0]))
+        """Put the training and the test part behind each other.
+
+        Raises:
+            ValueError: where images and labels differ in number, or a label is none of training.
+        """
+        for pixels, labels in (train, test):
+            if len(pixels) != len(labels):
+                raise ValueError(f"{len(labels)} labels for {len(pixels)} images")
+            if not len(pixels):
+                raise ValueError("no images")
+        labels = np.concatenate([np.asarray(train[1]), np.asarray(test[1])])
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError(f"labels of {labels.dtype} and shape {labels.shape[1:]}")
+        highest = int(labels[: len(train[0])].max())
+        if labels.min() < 0 or labels.max() > highest:
+            raise ValueError(f"labels from {labels.min()} to {labels.max()}, those of training from 0 to {highest}")
+        return cls(np.concatenate([train[0], test[0]]), labels.astype(np.int32), len(train[0]))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -82,7 +109,7 @@ def _cifar10_batches(container: Container, names: list[str]) -> Images | None:
     parts = [_unpickle_batch(container, name, files[name], b"labels") for name in paths]
     pixels, labels = [part[0] for part in parts], [part[1] for part in parts]
     train = np.concatenate(pixels[:-1]), np.concatenate(labels[:-1])
-    return Images.join(train, (pixels[-1], labels[-1]))
+    return _join(container, paths[-1], train, (pixels[-1], labels[-1]))
 
 
 def _is_batch(name: str) -> bool:
@@ -98,15 +125,17 @@ def _cifar100_batches(container: Container, names: list[str]) -> Images | None:
         return None
     files = container.read(paths)
     train, test = (_unpickle_batch(container, name, files[name], b"fine_labels") for name in paths)
-    return Images.join(train, test)
+    return _join(container, paths[-1], train, test)
 
 
 def _unpickle_batch(container: Container, name: str, data: bytes, key: bytes) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-        pixels = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-        return pixels, np.asarray(batch[key], dtype=np.int32)
-    except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        pixels = np.asarray(batch[b"data"])
+        if pixels.dtype != np.uint8:
+            raise ValueError(f"pixels of {pixels.dtype}")
+        return pixels.reshape(-1, 3, 32, 32), np.asarray(batch[key])
+    except Exception as error:
         raise _layout_error(
             container, name, "a batch holds arrays of 3x32x32 images and their labels", error
         ) from error
@@ -121,14 +150,14 @@ def _png_strips(container: Container, names: list[str]) -> Images | None:
         return None
     files = container.read(paths)
     parts = [_decode_image(container, name, files[name]) for name in paths[:-2]]
+    if any(part.size % 3072 or part.ndim != 3 for part in parts):
+        raise _layout_error(container, paths[0], "a row of a strip is a colour image of 32x32", "other sizes")
     pixels = [part.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2) for part in parts]
-    train, test = (json.loads(files[name]) for name in paths[-2:])
-    images = Images.join((np.concatenate(pixels[:-1]), train), (pixels[-1], test))
-    if len(images.labels) != len(images.pixels):
-        raise _layout_error(
-            container, paths[-1], "there is one label per image", f"{len(images.labels)} for {len(images.pixels)}"
-        )
-    return images
+    try:
+        train, test = (json.loads(files[name]) for name in paths[-2:])
+    except ValueError as error:
+        raise _layout_error(container, paths[-2], "labels are a list in JSON", error) from error
+    return _join(container, paths[-1], (np.concatenate(pixels[:-1]), train), (pixels[-1], test))
 
 
 def _idx(container: Container, names: list[str]) -> Images | None:
@@ -140,24 +169,37 @@ def _idx(container: Container, names: list[str]) -> Images | None:
     if len(paths) != 4:
         return None
     files = container.read(paths)
-    arrays = [_idx_array(container, name, files[name]) for name in paths]
-    return Images.join((arrays[0][:, None], arrays[1]), (arrays[2][:, None], arrays[3]))
+    arrays = [_idx_array(container, name, files[name], 1 if place % 2 else 3) for place, name in enumerate(paths)]
+    return _join(container, paths[-1], (arrays[0][:, None], arrays[1]), (arrays[2][:, None], arrays[3]))
 
 
-def _idx_array(container: Container, name: str, data: bytes) -> np.ndarray:
+def _join(container: Container, name: str, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
     try:
-        data = gzip.decompress(data) if name.endswith(".gz") else data
-        axes = data[3]
+        return Images.join(train, test)
+    except ValueError as error:
+        raise _layout_error(container, name, "each image has one label, a class of training", error) from error
+
+
+def _idx_array(container: Container, name: str, data: bytes, axes: int) -> np.ndarray:
+    """Return the array of an idx file: two zeros, 8 for bytes, the number of axes, sizes, values."""
+    try:
+        if name.endswith(".gz"):
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(LARGEST_FILE + 1)
+            if len(data) > LARGEST_FILE:
+                raise ValueError(f"more than {LARGEST_FILE >> 20} MiB")
+        if data[:4] != bytes((0, 0, 8, axes)):
+            raise ValueError(f"the magic number {data[:4].hex()} instead of 000008{axes:02x}")
         shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
         return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape)
-    except (OSError, EOFError, IndexError, ValueError, struct.error) as error:
+    except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
         raise _layout_error(container, name, "an idx file holds a magic number, sizes and bytes", error) from error
 
 
 def _class_folders(container: Container, names: list[str]) -> Images | None:
     """Read `train/<class>/<image>` and `test/<class>/<image>`; `val` stands for `test` where there is no `test`."""
-    pictures = [PurePosixPath(name) for name in names if name.lower().endswith(PICTURES)]
-    split = {part: [p for p in pictures if len(p.parts) >= 3 and p.parts[-3] == part] for part in _PARTS}
+    own = {PurePosixPath(name): name for name in names if name.lower().endswith(PICTURES)}  # `./a` is the path `a`
+    split = {part: [p for p in own if len(p.parts) >= 3 and p.parts[-3] == part] for part in _PARTS}
     testing = split["test"] or split["val"]
     if not split["train"] or not testing:
         return None
@@ -166,11 +208,15 @@ def _class_folders(container: Container, names: list[str]) -> Images | None:
     unknown = {path.parts[-2] for path in ordered} - set(classes)
     if unknown:
         raise _layout_error(container, "test", "its classes are those of train", ", ".join(sorted(unknown)))
-    files = container.read([str(path) for path in ordered])
-    decoded = [_decode_image(container, str(path), files[str(path)]) for path in ordered]
-    shapes = {image.shape for image in decoded}
+    files = container.read([own[path] for path in ordered])
+    decoded: list[np.ndarray] = []
+    for path in ordered:
+        decoded.append(_decode_image(container, str(path), files.pop(own[path])))
+        if len(decoded) * decoded[0].nbytes > LARGEST_SUM:
+            raise _layout_error(container, "train", f"images hold {LARGEST_SUM >> 20} MiB when decoded", "more")
+    shapes = {(image.shape, image.dtype) for image in decoded}
     if len(shapes) != 1:
-        raise _layout_error(container, "train", "all images have one size", f"{len(shapes)} sizes")
+        raise _layout_error(container, "train", "all images have one size and depth", f"{len(shapes)} of them")
     pixels = np.stack(decoded)
     pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
     labels = np.array([classes.index(path.parts[-2]) for path in ordered], dtype=np.int32)
@@ -181,13 +227,22 @@ _PARTS = ("train", "test", "val")
 
 
 def _decode_image(container: Container, name: str, data: bytes) -> np.ndarray:
-    """Return an image as (height, width) if it is grey, else as (height, width, 3)."""
+    """Return an image as (height, width) if it is grey, of 8 or 16 bits, else as (height, width, 3) of 8 bits."""
     pillow = require("PIL.Image", "lab", "reading images")
     try:
-        with pillow.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB"))
+        with warnings.catch_warnings(), pillow.open(io.BytesIO(data)) as image:
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # refused here, at fewer pixels
+            if math.prod(image.size) > MOST_PIXELS:
+                raise ValueError(f"{image.size[0]} x {image.size[1]} pixels, more than {MOST_PIXELS:,}")
+            if image.mode not in DEEP:
+                return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+            values = np.asarray(image)
+            if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= 2**16:
+                raise ValueError(f"grey values of mode {image.mode} from {values.min()} to {values.max()}")
+            return values.astype(np.uint16)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise _layout_error(container, name, "an image must be complete", error) from error
+        rule = "an image must be complete, of moderate size, and of 8 or 16 bits"
+        raise _layout_error(container, name, rule, error) from error
 
 
 def _layout_error(container: Container, name: str, rule: str, problem: object) -> DataError:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ class Prepared:
 
     Attributes:
         path: the file.
-        rows: the memory-mapped records with fields `test` (0 or 1), `label` and `pixels` (uint8), training rows first.
+        rows: the memory-mapped records, training first: `test` (0 or 1), `label` and `pixels` (8 or 16 bits).
         source: where the data came from, in words.
     """
 
@@ -58,7 +59,7 @@ class Prepared:
 
 
 def checksum(pixels: np.ndarray, labels: np.ndarray) -> str:
-    """Return the SHA-256 over uint8 pixels (count, channels, height, width), then little-endian int32 labels."""
+    """Return the SHA-256 over pixels (count, channels, height, width), then little-endian int32 labels."""
     digest = hashlib.sha256()
     for start in range(0, len(pixels), 4096):  # a slice at a time: a memory-mapped file need not fit in memory
         digest.update(np.ascontiguousarray(pixels[start : start + 4096]).tobytes())
@@ -68,7 +69,7 @@ def checksum(pixels: np.ndarray, labels: np.ndarray) -> str:
 
 def write(images: Images, folder: Path, name: str, source: str) -> Prepared:
     """Write images as the file `name`.npy in `folder`; it appears by a rename, so half a file never counts as data."""
-    kind = np.dtype([("test", "u1"), ("label", "<i4"), ("pixels", "u1", images.pixels.shape[1:])])
+    kind = np.dtype([("test", "u1"), ("label", "<i4"), ("pixels", images.pixels.dtype.str, images.pixels.shape[1:])])
     rows = np.empty(len(images.pixels), kind)
     rows["pixels"], rows["label"] = images.pixels, images.labels
     rows["test"] = np.arange(len(rows)) >= images.train
@@ -99,16 +100,26 @@ def write(images: Images, folder: Path, name: str, source: str) -> Prepared:
 
 
 def read(folder: Path, name: str) -> Prepared | None:
-    """Return the dataset `name` in `folder`, memory-mapped, or None when it is not there or not whole."""
+    """Return the dataset `name` in `folder`, memory-mapped, or None when it is not there or not what was written.
+
+    The note beside it holds the checksum; a file is read in full to compare it once per process and change.
+    """
     path = folder / f"{name}.npy"
     try:
+        note = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        source, wanted = str(note["source"]), note["sha256"]
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
+        state = path.stat()
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     if rows.dtype.names != ("test", "label", "pixels") or not len(rows):
         return None
-    try:
-        source = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["source"]
-    except (OSError, ValueError, KeyError, TypeError):
-        source = "unknown"
-    return Prepared(path, rows, str(source))
+    whole = _checksum_of_file(path, (state.st_mtime_ns, state.st_size, state.st_ino)) == wanted
+    return Prepared(path, rows, source) if whole else None
+
+
+@lru_cache(maxsize=64)
+def _checksum_of_file(path: Path, stamp: tuple[int, int, int]) -> str:
+    del stamp  # part of the key only: a file that was written anew is read anew
+    rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    return checksum(rows["pixels"], rows["label"])

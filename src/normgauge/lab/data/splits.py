@@ -186,20 +186,19 @@ def _split(name: str, path: str, counts: tuple[int, int, int], stamp: tuple[int,
 
 
 def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-    pixels = torch.from_numpy(np.ascontiguousarray(rows["pixels"][chosen]))
-    return pixels.to(torch.float32), torch.from_numpy(rows["label"][chosen].astype(np.int64))
+    pixels = torch.from_numpy(rows["pixels"][chosen].astype(np.float32))  # torch computes little with 16 bits
+    return pixels, torch.from_numpy(rows["label"][chosen].astype(np.int64))
 
 
 def _load_from_function(path: str) -> Dataset:
     product = call_function("data", path, "a function that returns data")
     if isinstance(product, Dataset):
-        return replace(product, name=path)  # the name is how a worker process finds it again
+        return _check_splits(replace(product, name=path))  # the name is how a worker process finds it again
     try:
-        (inputs, targets), validation, test = product
-        task: Task = "regression" if targets.is_floating_point() else "classification"
-        classes = int(targets.shape[1]) if task == "regression" else int(targets.max()) + 1
-        return Dataset(path, task, (inputs, targets), tuple(validation), tuple(test), classes)
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        train, validation, test = ((inputs, targets) for inputs, targets in product)
+        if not all(isinstance(part, Tensor) for pair in (train, validation, test) for part in pair):
+            raise TypeError
+    except (TypeError, ValueError) as error:
         raise DataError(
             explain(
                 f"data {path!r}",
@@ -208,3 +207,54 @@ def _load_from_function(path: str) -> Dataset:
                 "Return them, or a normgauge.lab.data.Dataset",
             )
         ) from error
+    targets = train[1]
+    task: Task = "regression" if targets.is_floating_point() else "classification"
+    classes = (targets.shape[1] if targets.ndim == 2 else 1) if task == "regression" else _highest(targets) + 1
+    return _check_splits(Dataset(path, task, train, validation, test, classes))
+
+
+def _check_splits(data: Dataset) -> Dataset:
+    """Return a user's dataset with labels as torch wants them; what no training could use is named before one starts.
+
+    Raises:
+        DataError: for numbers that are not finite, counts that differ, labels out of range, targets of the wrong shape.
+    """
+    for split in ("train", "validation", "test"):
+        inputs, targets = getattr(data, split)
+        problem = _problem(data, inputs, targets)
+        if problem:
+            rule, got, remedy = problem
+            raise DataError(explain(f"data {data.name!r}, {split} split", rule, got, remedy))
+    if data.task == "regression":
+        return data
+    train, validation, test = ((x, y.long()) for x, y in (data.train, data.validation, data.test))
+    return replace(data, train=train, validation=validation, test=test)
+
+
+def _problem(data: Dataset, inputs: Tensor, targets: Tensor) -> tuple[str, str, str] | None:
+    """Return rule, what came and the next step where a split cannot be trained or tested on."""
+    if inputs.ndim == 0 or targets.ndim == 0 or not len(inputs) or len(inputs) != len(targets):
+        counts = " and ".join(str(len(part) if part.ndim else "a single number") for part in (inputs, targets))
+        return "there is one target for each input, and at least one", counts, "Check how the split is cut"
+    if inputs.shape[1:] != data.train[0].shape[1:]:
+        rule = f"inputs have the shape of those of training, {tuple(data.train[0].shape[1:])}"
+        return rule, str(tuple(inputs.shape[1:])), "Prepare all splits alike"
+    for name, part in (("inputs", inputs), ("targets", targets)):
+        bad = int((~torch.isfinite(part)).sum()) if part.is_floating_point() or part.is_complex() else 0
+        if bad:
+            return "data are finite", f"{bad} of {part.numel()} numbers in the {name} nan or infinite", "Clean the data"
+    if data.task == "regression":
+        if not targets.is_floating_point() or targets.ndim != 2:
+            remedy = "Return targets[:, None]; labels of classes are integers: targets.long()"
+            return "targets of a regression are floats (samples, components)", str(tuple(targets.shape)), remedy
+        return None
+    if targets.is_floating_point() or targets.is_complex():
+        return "labels of classes are integers", f"targets of {targets.dtype}", "Return targets.long()"
+    if int(targets.min()) < 0 or _highest(targets) >= data.classes:
+        rule = f"labels lie between 0 and {data.classes - 1}, the highest of training"
+        return rule, f"labels from {int(targets.min())} to {_highest(targets)}", "Check the labels"
+    return None
+
+
+def _highest(labels: Tensor) -> int:
+    return int(labels.max()) if labels.numel() else -1

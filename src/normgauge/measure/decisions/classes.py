@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normgauge.errors import DataError, explain
 from normgauge.network import first_tensor
+from normgauge.objective import Objective, tensors
 
+TARGETS = ("labels", "label", "targets", "target")  # where a mapping carries them
 IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 
 
@@ -27,7 +30,7 @@ def targets_of(batch: Any) -> Any:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[1]
     if isinstance(batch, Mapping):
-        for name in ("labels", "label", "targets", "target"):
+        for name in TARGETS:
             if name in batch:
                 return batch[name]
     raise NotClasses(
@@ -44,8 +47,7 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     Raises:
         NotClasses: for anything else.
     """
-    logits = getattr(output, "logits", None)
-    logits = logits if isinstance(logits, Tensor) else first_tensor(output)
+    logits = _logits(output)
     label = target if isinstance(target, Tensor) else first_tensor(target)
     if logits is None or label is None or not logits.is_floating_point():
         raise NotClasses(
@@ -89,6 +91,88 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
             )
         )
     return flat, wanted
+
+
+def batch_decisions(objective: Objective, model: nn.Module, number: int, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the decisions of one batch, labels where the objective's loss puts them; for use inside `evaluate`.
+
+    Raises:
+        NotClasses: see `decisions` and `aligned_decisions`.
+    """
+    target = targets_of(batch)
+    loss = None
+    if objective.loss_function is None and _is_sequence(target):
+        output, loss = objective.outputs_and_loss_of(model, number, batch)
+    else:
+        output = objective.outputs_of(model, batch)
+        loss = None if objective.loss_function is None else objective.loss_function(output, target)
+    return aligned_decisions(output, batch, loss)
+
+
+def aligned_decisions(output: Any, batch: Any, loss: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the decisions of a batch whose cross-entropy, a mean or a sum, is the loss.
+
+    A language model's loss compares the output at a position with the label at the next one. Which it is is found by
+    behaviour: labels as they stand, or each at the position before its own. For sequences (labels `[n, positions]`, a
+    class each) where not exactly one of them gives the loss, nobody knows what is right.
+
+    Args:
+        output: of the model.
+        batch: with its targets.
+        loss: of this batch; `None` where there is none.
+
+    Raises:
+        NotClasses: where labels of sequences cannot be placed, or are the inputs themselves; see `decisions` too.
+    """
+    target = targets_of(batch)
+    plain = decisions(output, target)
+    label = target if isinstance(target, Tensor) else first_tensor(target)
+    assert label is not None  # `decisions` had it
+    sequence = _is_sequence(label) and plain[0].shape[0] and _logits(output).ndim == 3 and plain[0].shape[1] > 1
+    if loss is not None and (sequence or (label.ndim == 1 and len(label) > 1)):
+        ignored = torch.full_like(label.narrow(-1, 0, 1), IGNORED)
+        shifted = decisions(output, torch.cat([label.narrow(-1, 1, label.shape[-1] - 1), ignored], dim=-1))
+        fits = [_reproduces(pair, loss) for pair in (plain, shifted)]
+        if fits == [False, True]:
+            return shifted
+        if sequence and fits != [True, False]:
+            both = "both do" if all(fits) else "neither does"
+            rule = "the cross-entropy with labels at their positions, or at those before, must give the loss"
+            raise NotClasses(explain("labels of sequences", rule, both, "Use the mean cross-entropy as loss"))
+    if sequence and any(t.shape == label.shape and torch.equal(t, label) for t in _whole_inputs(batch, label)):
+        rule = "labels are what is to be told, shifted by the loss or beforehand"
+        raise NotClasses(
+            explain("labels of sequences", rule, "the inputs themselves", "Pass (ids[:, :-1], ids[:, 1:])")
+        )
+    return plain
+
+
+def _reproduces(pair: tuple[Tensor, Tensor], loss: Tensor) -> bool:
+    """Say whether the loss is the cross-entropy of these decisions, up to the rounding of the logits."""
+    logits, labels = pair
+    if not labels.numel():
+        return False
+    mean = float(nn.functional.cross_entropy(logits.detach().double(), labels))
+    tolerance = 1e-5 if torch.finfo(logits.dtype).bits >= 32 else 2e-2
+    return any(math.isclose(float(loss.detach()), value, rel_tol=tolerance) for value in (mean, mean * labels.numel()))
+
+
+def _is_sequence(target: Any) -> bool:
+    label = target if isinstance(target, Tensor) else first_tensor(target)
+    return label is not None and label.ndim == 2
+
+
+def _whole_inputs(batch: Any, label: Tensor) -> Iterator[Tensor]:
+    """Yield the inputs that are whole numbers, as tokens are."""
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else {k: v for k, v in batch.items() if k not in TARGETS}
+    yield from (
+        tensor for tensor in tensors(inputs) if not tensor.is_floating_point() and tensor.device == label.device
+    )
+
+
+def _logits(output: Any) -> Any:
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) else first_tensor(output)
 
 
 def raw_margins(logits: Tensor, labels: Tensor) -> Tensor:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, ModelError, explain
-from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
+from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
 from normgauge.measure.signal.execution import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
-from normgauge.objective import Objective, call_model
+from normgauge.objective import Objective, call_model, tensors
 from normgauge.records import Reading, Status
 from normgauge.results import Result, instrument
 
@@ -23,8 +23,51 @@ if TYPE_CHECKING:
     import altair
 
 FAR = 0.5  # stored deviations: half the scale at which the next layer tells values apart
+WIDE = math.log(4.0)  # of a ratio of variances: deviations that differ by a factor of 2
 NOISE = 3.0  # times what sampling alone gives
-Moments = dict[str, tuple[int, Tensor, Tensor]]  # layer -> values per channel, sum, sum of squares
+Cause = Literal["", "never updated", "frozen", "poisoned", "shifted"]
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was added up of one normalizer's inputs, per channel.
+
+    Attributes:
+        count: values per channel.
+        total: their sum.
+        squares: the sum of their squares.
+        samples: how many samples they came from; values of one sample depend on each other.
+        batch: the largest number of samples at once.
+        means: the sum over samples of each one's mean.
+        mean_squares: the sum of the squares of these means.
+    """
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+    samples: int = 0
+    batch: int = 0
+    means: Tensor | float = 0.0
+    mean_squares: Tensor | float = 0.0
+
+    def add(self, inputs: Tensor) -> None:
+        """Add a batch of inputs, samples first and channels second."""
+        values, own = per_unit(inputs, 1), inputs.double().flatten(2).mean(2) if inputs.ndim > 2 else inputs.double()
+        self.count, self.total = self.count + values.shape[0], self.total + values.sum(0)
+        self.squares = self.squares + values.square().sum(0)
+        self.samples, self.batch = self.samples + len(own), max(self.batch, len(own))
+        self.means, self.mean_squares = self.means + own.sum(0), self.mean_squares + own.square().sum(0)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Return mean and unbiased variance per channel."""
+        return _moments(self.count, self.total, self.squares)
+
+    def spread(self) -> Tensor:
+        """Return the variance of the samples' means, per channel."""
+        return _moments(self.samples, self.means, self.mean_squares)[1]
+
+
+Moments = dict[str, Sums]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +82,14 @@ class LayerDrift:
         divergence: mean over channels of KL(data || stored) between Gaussians of these moments, in nats.
         recalibrated_shift: root mean square change, in stored deviations, of the mean that recalibration would
             store: with every normalizer before it recalibrated too.
-        floor: what sampling alone gives for `mean_shift`, 1 / sqrt(values per channel), were values independent.
-        status: ok or skipped.
-        sentence: why, where not ok.
+        floor: what sampling alone gives for `mean_shift`: root mean square over channels of
+            sqrt(s^2 (1/n + 1/k) / stored variance), s^2 the variance of the samples' own means, n the number of
+            samples, k how many the stored mean averages: those of (2 - momentum) / momentum batches of this size.
+        variance_floor: the same for `log_variance_ratio`, sqrt(2/(n - 1) + 2/(k - 1)) as for values of a Gaussian,
+            one per sample.
+        cause: of what is beyond the limits: never updated, frozen, poisoned or shifted; empty where nothing is.
+        status: ok, skipped, or diverged where stored statistics or inputs are not finite.
+        sentence: why, where not ok; what speaks for the cause.
     """
 
     layer: str
@@ -51,8 +99,27 @@ class LayerDrift:
     divergence: float = math.nan
     recalibrated_shift: float = math.nan
     floor: float = math.nan
+    variance_floor: float = math.nan
+    cause: Cause = ""
     status: Status = "ok"
     sentence: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The largest mean shift that is nothing to act on."""
+        return max(FAR, NOISE * self.floor)
+
+    @property
+    def variance_limit(self) -> float:
+        """The largest log ratio of variances that is nothing to act on."""
+        return max(WIDE, NOISE * self.variance_floor)
+
+    @property
+    def excess(self) -> float:
+        """How far it is off, in limits: above 1 something is to be done; infinite for what is not finite."""
+        if self.cause == "poisoned":
+            return math.inf
+        return max(self.mean_shift / self.limit, self.log_variance_ratio / self.variance_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +133,8 @@ class Drift(Result):
         accuracy: with stored statistics; nan without labels.
         recalibrated_accuracy: with recalibrated ones.
         samples: how many were looked at.
+        recalibrated: the statistics that recalibration would store, by their names in the state dict: keep them by
+            `model.load_state_dict(drift.recalibrated, strict=False)`.
     """
 
     layers: tuple[LayerDrift, ...]
@@ -74,6 +143,7 @@ class Drift(Result):
     accuracy: float
     recalibrated_accuracy: float
     samples: int
+    recalibrated: Mapping[str, Tensor]
 
     def _title(self) -> str:
         return f"Drift of {self.samples} samples from the stored statistics of {len(self.layers)} normalizers"
@@ -96,26 +166,39 @@ class Drift(Result):
         )
 
     def _meaning(self) -> str:
-        comparable = [entry for entry in self.layers if entry.status == "ok"]
+        comparable = [entry for entry in self.layers if entry.status == "ok" or entry.cause]
         if not comparable:
             return f"Of {len(self.layers)} normalizers none can be compared with these {self.samples} samples."
-        worst = max(comparable, key=lambda entry: entry.mean_shift)
-        limit = max(FAR, NOISE * worst.floor)
-        said = f"{worst.layer!r} sees inputs {worst.mean_shift:.3g} stored deviations off (limit {limit:.2g})"
-        if worst.mean_shift <= limit:
-            return f"{said}: the stored statistics fit these data; leave them."
-        gain = (
-            ""
-            if math.isnan(self.decisions_changed)
-            else f", which changes {self.decisions_changed:.1%} of the decisions"
+        worst = max(comparable, key=lambda entry: entry.excess)
+        if worst.cause == "poisoned":
+            return f"{worst.layer!r} is poisoned: {worst.sentence}. {self._remedy()}"
+        said = (
+            f"{worst.layer!r} sees inputs {worst.mean_shift:.3g} stored deviations off (sampling gives "
+            f"{worst.floor:.2g}, limit {worst.limit:.2g}) with {math.exp(worst.log_variance_ratio):.3g} times "
+            f"the variance or its inverse (limit {math.exp(worst.variance_limit):.2g})"
         )
-        return f"{said}: recalibrate on such data{gain}, or find out why they differ from the training data."
+        if not worst.cause:
+            return f"{said}: the stored statistics fit these data; leave them."
+        if worst.cause == "shifted":
+            return f"{said}: the data shifted, or the statistics are of other weights. {self._remedy()}"
+        return f"{said}: its statistics are {worst.cause}, {worst.sentence}. {self._remedy()}"
+
+    def _remedy(self) -> str:
+        if not self.recalibrated:
+            return "Recalibrate on batches of several samples."
+        changed = self.decisions_changed
+        gain = "" if math.isnan(changed) else f", which changes {changed:.1%} of the decisions here"
+        return f"Recalibrate on such data (load_state_dict(.recalibrated, strict=False)){gain}."
 
     def _notes(self) -> str:
-        return (
-            f"recalibration changes the outputs by {self.output_change:.3g}, accuracy {self.accuracy:.4g} -> "
-            f"{self.recalibrated_accuracy:.4g} on the same samples"
+        change, *shares = (
+            "-" if math.isnan(value) else f"{value:.3g}"
+            for value in (self.output_change, self.accuracy, self.recalibrated_accuracy)
         )
+        said = "" if math.isnan(self.output_change) else f"recalibration changes the outputs by {change}"
+        if math.isnan(self.accuracy) or math.isnan(self.recalibrated_accuracy):
+            return said
+        return f"{said}, accuracy {shares[0]} -> {shares[1]} on the same samples"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return bars of the mean shift per layer, as seen and as recalibration would store it."""
@@ -156,10 +239,12 @@ def drift(
 
     Returns:
         One entry per normalizer; those that are not called, or that refuse to be recalibrated on such batches (one
-        sample), have a status or a sentence.
+        sample), have a status or a sentence. What is beyond its limit has a cause: never updated (mean 0 and variance
+        1, as it was made), frozen (momentum 0, a class or mode that does not update, or fewer updates than others),
+        poisoned (not finite) or, for all else, shifted.
 
     Raises:
-        DataError: when there is no batch.
+        DataError: when there is no batch, or its inputs are not finite.
         ModelError: when the model has no parameters.
 
     Deviations: stored variances are unbiased in torch, so the data's are taken unbiased too.
@@ -179,6 +264,8 @@ def drift(
         model, _no_step, data, mode="eval", outputs=lambda m, batch: (forward or call_model)(m, _inputs(batch))
     )
     stored = {name or "(model)": module for name, module in model.named_modules() if _stores(module)}
+    for number, batch in objective.batches():
+        _check_finite(number, _inputs(batch))
     before: Moments = {}
     outputs = _pass(objective, before)
     samples = sum(int(objective.weight(batch)) for _, batch in objective.batches())
@@ -192,20 +279,27 @@ def drift(
         except ModelError as error:
             sentence = f"no recalibration: {error}"
             after = {}
-    entries = tuple(_entry(name, module, before, after) for name, module in stored.items())
+    updates = [int(m.num_batches_tracked) for m in stored.values() if _is_counted(m)]
+    entries = tuple(
+        _entry(name, module, before, after, _describe_frozen(module, model, max(updates, default=0)))
+        for name, module in stored.items()
+    )
     accuracy, again, changed = _compare_decisions([batch for _, batch in objective.batches()], outputs, renewed)
+    change = _relative_change(outputs, renewed)
     if sentence:
-        again = changed = math.nan
+        again = changed = change = math.nan
+    broken = next((entry for entry in entries if entry.status == "diverged"), None)
     return Drift(
         layers=entries,
-        output_change=_relative_change(outputs, renewed),
+        output_change=change,
         decisions_changed=changed,
         accuracy=accuracy,
         recalibrated_accuracy=again,
         samples=samples,
+        recalibrated=_state(stored, after),
         mode="eval",
-        status="skipped" if sentence else "ok",
-        sentence=sentence,
+        status="skipped" if not stored else "diverged" if broken else "ok",
+        sentence=sentence or ("" if broken is None else f"{broken.layer!r}: {broken.sentence}"),
     )
 
 
@@ -213,23 +307,21 @@ def _pass(
     objective: Objective,
     sums: Moments,
     prepare: Callable[[Any], Any] | None = None,
-    new: Mapping[str, tuple[int, Tensor, Tensor]] | None = None,
+    new: Moments | None = None,
 ) -> list[Any]:
     """Run all batches, summing the inputs of normalizers into `sums`; `new` moments replace the stored ones first."""
 
     def add_moments(call: ModuleCall) -> None:
         name, inputs = call.name, call.given
         if _stores(call.module) and inputs is not None and inputs.ndim > 1:
-            values = per_unit(inputs, 1)
-            count, total, squares = sums.get(name, (0, torch.zeros(()), torch.zeros(())))
-            sums[name] = (count + values.shape[0], total + values.sum(0), squares + values.square().sum(0))
+            sums.setdefault(name, Sums()).add(inputs)
 
     def body(model: nn.Module, number: int, batch: Any) -> Any:
         for name, module in model.named_modules():
             if prepare is not None and _stores(module):
                 prepare(module)
                 if new is not None and (name or "(model)") in new:
-                    mean, variance = _moments(new[name or "(model)"])
+                    mean, variance = new[name or "(model)"].moments()
                     module.running_mean.copy_(mean)
                     module.running_var.copy_(variance)
         with watched(model, add_moments):
@@ -239,35 +331,91 @@ def _pass(
         return list(objective.each_batch(body))
 
 
-def _entry(name: str, module: Any, before: Moments, after: Moments) -> LayerDrift:
+def _entry(name: str, module: Any, before: Moments, after: Moments, frozen: str) -> LayerDrift:
     if name not in before:
         return LayerDrift(name, status="skipped", sentence="its forward is not called in this pass")
-    if before[name][0] < 2:
-        return LayerDrift(name, status="skipped", sentence="one value per channel has no variance")
-    eps = float(getattr(module, "eps", 0.0))
+    sums, eps = before[name], float(getattr(module, "eps", 0.0))
     old_mean, old_variance = module.running_mean.double(), module.running_var.double() + eps
-    mean, variance = _moments(before[name])
+    if not bool((old_mean.isfinite() & old_variance.isfinite() & (old_variance > 0)).all()):
+        sentence = "its stored statistics are not finite, or variances not positive: a batch in training was broken"
+        return LayerDrift(name, cause="poisoned", status="diverged", sentence=sentence)
+    if sums.count < 2:
+        return LayerDrift(name, status="skipped", sentence="one value per channel has no variance")
+    mean, variance = sums.moments()
+    if not bool((mean.isfinite() & variance.isfinite()).all()):
+        return LayerDrift(name, status="diverged", sentence="its inputs are not finite: a layer before it is broken")
     shift = (mean - old_mean) / old_variance.sqrt()
     ratio = (variance + eps) / old_variance
     recalibrated = math.nan
     if name in after:
-        recalibrated = _rms((_moments(after[name])[0] - old_mean) / old_variance.sqrt())
-    return LayerDrift(
+        recalibrated = _rms((after[name].moments()[0] - old_mean) / old_variance.sqrt())
+    averaged = _averaged_samples(module, sums.batch)
+    noise = sums.spread() * (1 / sums.samples + 1 / averaged) / old_variance
+    entry = LayerDrift(
         layer=name,
         mean_shift=_rms(shift),
         worst_shift=float(shift.abs().max()),
         log_variance_ratio=_rms(ratio.log()),
         divergence=float((ratio - 1 - ratio.log() + shift.square()).mean() / 2),
         recalibrated_shift=recalibrated,
-        floor=1 / math.sqrt(before[name][0]),
+        floor=_rms(noise.sqrt()) if sums.samples > 1 else math.nan,
+        variance_floor=math.sqrt(2 / max(sums.samples - 1, 1) + 2 / max(averaged - 1, 1)),
     )
+    if entry.excess <= 1:
+        return entry
+    if not bool(module.running_mean.any()) and bool((module.running_var == 1).all()):
+        return replace(entry, cause="never updated", sentence="mean 0 and variance 1, as they were made")
+    return replace(entry, cause="frozen" if frozen else "shifted", sentence=frozen)
 
 
-def _moments(sums: tuple[int, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _averaged_samples(module: Any, batch: int) -> float:
+    """Return how many samples a stored mean averages, were it taken on batches of this size."""
+    momentum = getattr(module, "momentum", None)
+    updates = int(module.num_batches_tracked) if _is_counted(module) else 0
+    if momentum is None:  # a plain mean over all batches
+        return batch * max(updates, 1)
+    return batch * (2 - momentum) / momentum if momentum > 0 else float(batch)
+
+
+def _describe_frozen(module: Any, model: nn.Module, most: int) -> str:
+    """Say what speaks for statistics that training does not update; empty where nothing does."""
+    if getattr(module, "momentum", None) == 0:
+        return "its momentum is 0"
+    if "frozen" in type(module).__name__.lower():
+        return f"{type(module).__name__} does not update them"
+    if model.training and not module.training:
+        return "it is in eval mode inside a model in train mode"
+    if _is_counted(module) and 0 < int(module.num_batches_tracked) < most:
+        return f"it was updated {int(module.num_batches_tracked)} times, others {most} times"
+    return ""
+
+
+def _is_counted(module: Any) -> bool:
+    return isinstance(getattr(module, "num_batches_tracked", None), Tensor)
+
+
+def _state(stored: Mapping[str, Any], after: Moments) -> dict[str, Tensor]:
+    """Return the recalibrated statistics as a part of a state dict."""
+    state: dict[str, Tensor] = {}
+    for name, sums in after.items():
+        prefix = "" if name == "(model)" else f"{name}."
+        for own, value in zip(("running_mean", "running_var"), sums.moments(), strict=True):
+            state[prefix + own] = value.to(getattr(stored[name], own))
+    return state
+
+
+def _moments(count: int, total: Any, squares: Any) -> tuple[Tensor, Tensor]:
     """Return mean and unbiased variance per channel."""
-    count, total, squares = sums
     mean = total / count
     return mean, ((squares - count * mean.square()) / max(count - 1, 1)).clamp_min(0)
+
+
+def _check_finite(number: int, inputs: Any) -> None:
+    for tensor in tensors(inputs):
+        bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+        if bad:
+            got = f"{bad} of {tensor.numel()} numbers in batch {number} nan or infinite"
+            raise DataError(explain("drift", "inputs must be finite", got, "Clean the data"))
 
 
 def _compare_decisions(data: list[Any], stored: list[Any], renewed: list[Any]) -> tuple[float, float, float]:
@@ -275,8 +423,10 @@ def _compare_decisions(data: list[Any], stored: list[Any], renewed: list[Any]) -
     right = again = changed = total = 0.0
     for batch, old, new in zip(data, stored, renewed, strict=True):
         try:
-            (first, labels), (second, _) = (decisions(output, targets_of(batch)) for output in (old, new))
+            (first, labels), (second, _) = (aligned_decisions(output, batch, None) for output in (old, new))
         except NotClasses:
+            return math.nan, math.nan, math.nan
+        if not bool(first.isfinite().all()):  # guesses of a broken network are no decisions
             return math.nan, math.nan, math.nan
         a, b = first.argmax(1), second.argmax(1)
         right, again = right + float((a == labels).sum()), again + float((b == labels).sum())
@@ -288,7 +438,7 @@ def _relative_change(stored: list[Any], renewed: list[Any]) -> float:
     pairs = [(first_tensor(a), first_tensor(b)) for a, b in zip(stored, renewed, strict=True)]
     away = sum(float((b.double() - a.double()).square().sum()) for a, b in pairs if a is not None and b is not None)
     size = sum(float(a.double().square().sum()) for a, _ in pairs if a is not None)
-    return math.sqrt(away / size) if size > 0 else math.nan
+    return math.sqrt(away / size) if size > 0 else math.nan  # also where one of them is not finite
 
 
 def _rms(values: Tensor) -> float:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.decisions.classes import NotClasses, decisions, raw_margins, targets_of
+from normgauge.measure.decisions.classes import TARGETS, NotClasses, batch_decisions, raw_margins
 from normgauge.network import ModuleCall, replaced, role_of, watched
 from normgauge.objective import Objective, tensors
-from normgauge.records import Reading, Status
+from normgauge.records import Reading, Status, format_number
 from normgauge.results import Result, instrument
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Margins(Result):
         return float(torch.quantile(values, level)) if values.numel() else math.nan
 
     def _title(self) -> str:
-        return f"Margins of {self.raw.numel()} decisions, accuracy {self.accuracy:.4g}"
+        return f"Margins of {self.raw.numel()} decisions, accuracy {format_number(self.accuracy)}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -86,7 +87,7 @@ class Margins(Result):
     def _meaning(self) -> str:
         count = self.raw.numel()
         if not count:
-            return f"There are {count} decisions to have a margin."
+            return f"There are {count} decisions, so that nothing has a margin."
         by = "input_gradient" if self.values["input_gradient"].numel() else "raw"
         unit = "from the boundary, to first order" if by == "input_gradient" else "of logits, which scaling changes"
         said = f"Half of the {count} samples lie at least {self.quantile(0.5, by):.3g} {unit}"
@@ -121,7 +122,8 @@ def margins(objective: Objective) -> Margins:
     Kind: exact. Cost: one forward pass and one backward pass to the inputs.
 
     Args:
-        objective: a classifier; labels are whole numbers (-100 does not count).
+        objective: a classifier; labels are whole numbers (-100 does not count). Those of sequences are compared at the
+            position at which the objective's loss compares them: see `classes.aligned_decisions`.
 
     Returns:
         Four rows; what cannot be had (targets that are no classes, inputs that are whole numbers, samples that share
@@ -144,7 +146,7 @@ def margins(objective: Objective) -> Margins:
     """
     coupled = objective.mode == "train" and any(_couples(module) for module in objective.model.modules())
     try:
-        looks = list(objective.each_batch(lambda model, _, batch: _one_batch(objective, model, batch, coupled)))
+        looks = list(objective.each_batch(partial(_one_batch, objective, coupled)))
     except NotClasses as error:
         nothing = torch.empty(0, dtype=torch.float64)
         return Margins(
@@ -160,7 +162,7 @@ def margins(objective: Objective) -> Margins:
 
 
 def _one_batch(
-    objective: Objective, model: nn.Module, batch: Any, coupled: bool
+    objective: Objective, coupled: bool, model: nn.Module, number: int, batch: Any
 ) -> tuple[tuple[Tensor, Tensor | None], dict[str, float], str]:
     """Return margins and gradient norms of one batch, the norms of the affine layers, and why there is no gradient."""
     norms: dict[str, float] = {}
@@ -171,12 +173,11 @@ def _one_batch(
             norms.pop(call.name, None)  # the last to be called is the last in the dict
             norms[call.name] = norm(weight)
 
-    targets = targets_of(batch)
     free = list(_inputs(batch))
     grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
     with torch.enable_grad(), watched(model, note_norm):
-        output = objective.outputs_of(model, replaced(batch, Tensor, lambda t: grown.get(id(t), t)))
-    logits, labels = decisions(output, targets)
+        given = replaced(batch, Tensor, lambda t: grown.get(id(t), t))
+        logits, labels = batch_decisions(objective, model, number, given)
     raw = raw_margins(logits, labels)
     if coupled:
         return (raw.detach().double(), None), norms, "samples share batch statistics in train mode; use mode='eval'"
@@ -230,5 +231,5 @@ def _inputs(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         inputs = batch[0]
     else:
-        inputs = {k: v for k, v in batch.items() if k not in ("labels", "label", "targets", "target")}
+        inputs = {k: v for k, v in batch.items() if k not in TARGETS}
     yield from (tensor for tensor in tensors(inputs) if tensor.is_floating_point())

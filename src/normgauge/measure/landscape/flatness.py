@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
-from normgauge.measure.decisions.classes import NotClasses, decisions, targets_of
+from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Status
+from normgauge.records import Kind, Reading, Status, format_number
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
 
@@ -70,7 +70,7 @@ class Flatness(Result):
     samples: int
 
     def _title(self) -> str:
-        return f"Flatness: loss {self.loss:.4g}, accuracy {self.accuracy:.4g} without noise"
+        return f"Flatness: loss {self.loss:.4g}, accuracy {format_number(self.accuracy)} without noise"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -118,6 +118,9 @@ class Flatness(Result):
 
     def _notes(self) -> str:
         told = "".join(f"; {reading}" for reading in self.sharpness)
+        told += "; no accuracy: outputs and targets are no classes whose place the loss tells" * math.isnan(
+            self.accuracy
+        )
         return f"{self.samples} samples; absolute noise means nothing across rescalings of the parameters{told}"
 
     def chart(self) -> altair.TopLevelMixin:
@@ -326,7 +329,7 @@ def loss_and_accuracy(objective: Objective) -> tuple[float, float]:
         except InputError:  # a step without outputs has a loss only
             return weight, float(objective.loss_of(model, number, batch)), 0.0, 0.0
         try:
-            logits, labels = decisions(output, targets_of(batch))
+            logits, labels = aligned_decisions(output, batch, loss)
         except NotClasses:
             return weight, float(loss), 0.0, 0.0
         return weight, float(loss), float((logits.argmax(1) == labels).sum()), float(labels.numel())

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from normgauge.papers.court.verdict import Evidence, Verdict
 from normgauge.records import format_number
-from normgauge.stats import MOST_SEEDS, interval, seeds_to_decide
-
-#: Fewer seeds than this say nothing about an experiment.
-SEEDS = 3
+from normgauge.stats import LEAST_SEEDS, MOST_SEEDS, interval, seeds_to_decide
 
 
 def weigh(evidence: Sequence[Evidence]) -> Verdict:
@@ -60,8 +57,9 @@ def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
     """Judge an experiment from its margins: one number per seed, positive where that seed speaks for the claim.
 
     A margin is a difference minus the smallest effect that was declared to count. Each gets a Student interval over
-    its seeds. All intervals above zero: reproduced. One at or below zero: contradicted. Anything else, or fewer than
-    three seeds: too_small_to_tell, with the number of seeds that would tell if mean and spread are as they look.
+    its seeds. All intervals above zero: reproduced. One at or below zero: contradicted. Anything else, fewer than three
+    seeds, or an interval without width: too_small_to_tell, with the number of seeds that would tell if mean and spread
+    are as they look.
 
     Args:
         margins: per criterion its values over seeds.
@@ -85,17 +83,19 @@ def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
 
 
 def _margin(name: str, values: list[float]) -> Evidence:
-    """Return mean and half width; infinite where the seeds are too few to know."""
+    """Return mean and half width; infinite where the seeds are too few, or too equal, to know."""
     span = interval(values)
-    half = (span.high - span.low) / 2 if span.n >= SEEDS else math.inf
+    half = (span.high - span.low) / 2 if span.n >= LEAST_SEEDS and span.has_width else math.inf
     return Evidence(name, "margin", span.mean, half, span.n)
 
 
 def _describe_lack(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence]) -> str:
     """Say what would tell: at least three seeds, or about how many for the intervals that contain 0."""
     few = min((item.instances for item in evidence), default=0)
-    if few < SEEDS:
-        return f"{few} seed{'' if few == 1 else 's'} cannot tell, {SEEDS} are the least"
+    if few < LEAST_SEEDS:
+        return f"{few} seed{'' if few == 1 else 's'} cannot tell, {LEAST_SEEDS} are the least"
+    if any(not interval(margins[item.name]).has_width for item in evidence):
+        return "equal values on every seed have an interval without width, which cannot tell"
     open_ones = [item for item in evidence if abs(item.value) <= item.tolerance]
     needed = [seeds_to_decide(margins[item.name]) for item in open_ones]
     if None in needed:

@@ -45,6 +45,7 @@
     spec.config = { ...data.themes[mode()], background: "transparent" };
     const result = await window.vegaEmbed(box, spec, {
       renderer: "svg",
+      ast: true, // expressions are interpreted: the page forbids making code of strings
       actions: { export: true, source: false, compiled: false, editor: false },
       downloadFileName: entry.title,
       tooltip: { theme: "custom", disableDefaultStyle: false },
