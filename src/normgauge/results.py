@@ -115,13 +115,16 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
     """Make a function an instrument: registered by its name, its result told `cost`, `mode` and `seed`.
 
     The mode is that of the argument `objective`, the seed that of the argument `seed`; what has neither says so
-    itself. A result that was put together from others without a call of its own keeps the cost it came with.
+    itself. A result that was put together from others without a call of its own keeps the cost it came with. One
+    thread at a time measures, and global random states are those from before afterwards.
     """
     signature = inspect.signature(measure)
 
     @functools.wraps(measure)
     def run_measure(*args: P.args, **kwargs: P.kwargs) -> R:
-        with counting() as cost:
+        from normgauge.rng import preserved_rng  # imports torch, which tables and pages do without
+
+        with preserved_rng(), counting() as cost:
             result = measure(*args, **kwargs)
             spent = cost()
         bound = signature.bind(*args, **kwargs)

@@ -403,11 +403,16 @@ def test_empty_one_shot_and_malformed_data():
 
 
 def test_data_that_changes_between_passes():
-    class Shuffled:
-        def __iter__(self):
-            return iter([batch(), batch()])
+    class Moving:
+        def __init__(self):
+            self.passes = 0
 
-    objective = objective_of(data=Shuffled())
+        def __iter__(self):
+            self.passes += 1
+            inputs, targets = batch()
+            return iter([(inputs + self.passes, targets)])
+
+    objective = objective_of(data=Moving())
     objective.loss()
     with pytest.raises(DataError, match="same batches at every pass. Got another batch 0"):
         objective.loss()
