@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
-from normgauge.errors import InputError, MissingExtraError, require
+from normgauge.errors import InputError, MissingExtraError, explain, require
 from normgauge.records import Reading, Status, format_number, format_table, is_numeric
 
 if TYPE_CHECKING:
@@ -122,9 +123,15 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def run_measure(*args: P.args, **kwargs: P.kwargs) -> R:
-        from normgauge.rng import preserved_rng  # imports torch, which tables and pages do without
+        import torch  # tables and pages do without
 
-        with preserved_rng(), counting() as cost:
+        from normgauge.rng import preserved_rng
+
+        try:
+            _check_arguments(measure.__name__, signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise TypeError(f"{measure.__name__}(): {error}") from None
+        with preserved_rng(), torch.inference_mode(False), torch.enable_grad(), counting() as cost:
             result = measure(*args, **kwargs)
             spent = cost()
         bound = signature.bind(*args, **kwargs)
@@ -139,6 +146,22 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
 
     INSTRUMENTS[measure.__name__] = run_measure
     return run_measure
+
+
+def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise for a model in the place of an objective, the other way round, and numbers that are none."""
+    import torch
+
+    for argument, value in arguments.items():
+        is_model, is_objective = isinstance(value, torch.nn.Module), hasattr(value, "loss_of")
+        if argument == "objective" and not is_objective:
+            step = f"Make one: ng.{name}(ng.Objective(model, loss, data, mode='train'))"
+            raise InputError(explain(name, "the first argument is an ng.Objective", type(value).__name__, step))
+        if argument in ("model", "layer") and not is_model:
+            step = "Pass objective.model" if is_objective else "Pass the model itself"
+            raise InputError(explain(name, f"{argument} is a torch.nn.Module", type(value).__name__, step))
+        if isinstance(value, float) and math.isnan(value):
+            raise InputError(explain(name, f"{argument} must be a number", "nan", "Leave it out for its default"))
 
 
 @dataclass(frozen=True, kw_only=True)

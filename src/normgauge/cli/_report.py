@@ -12,7 +12,7 @@ from normgauge.errors import StoreError, explain
 
 def report(
     store: Annotated[Path, typer.Argument(help="A store (runs.sqlite) or the folder that holds one.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path | None, typer.Option(help="The page to write; report.html beside the store by itself.")] = None,
 ) -> None:
     """Write the HTML page of stored runs: self-contained, opens by double click."""
     from normgauge.report import page_of_store
@@ -23,4 +23,4 @@ def report(
         raise StoreError(
             explain("report", "STORE is a file runs.sqlite or its folder", str(store), "Run normgauge compare first")
         )
-    typer.echo(page_of_store(path, out))
+    typer.echo(page_of_store(path, out or path.with_name("report.html")))

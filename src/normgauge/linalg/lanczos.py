@@ -90,6 +90,10 @@ def eigenpairs(
     References: parlett1998, simon1984, wu2000.
     """
     _check(operator, top, bottom, tol)
+    if max_products is not None and max_products < 1:
+        raise InputError(
+            explain("Lanczos", "max_products is at least 1", str(max_products), "Leave it out for up to a thousand")
+        )
     size = operator.shape[0]
     capacity = _capacity(operator, top, bottom, memory)
     budget = min(10 * size + 10, 1000) if max_products is None else max_products

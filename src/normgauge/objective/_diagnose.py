@@ -15,6 +15,12 @@ from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeEr
 from normgauge.objective._graph import graph_nodes
 
 
+def check_callable(subject: str, rule: str, value: Any) -> None:
+    """Raise unless `value` can be called."""
+    if not callable(value):
+        raise InputError(explain(subject, rule, type(value).__name__, "The order is model, loss or step, data"))
+
+
 def check_scalar(value: Any, name: str, number: int) -> None:
     """Raise unless a loss term is a real 0-d floating tensor."""
     if not isinstance(value, Tensor):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.objective._data import checked_weight, copy_batch, to_device
 from normgauge.objective._diagnose import (
+    check_callable,
     check_depends,
     check_finite,
     check_recomputes_nothing,
@@ -23,7 +24,7 @@ from normgauge.objective._diagnose import (
 from normgauge.objective._functional import call_purely
 from normgauge.objective._operators import HessianOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
-from normgauge.objective._purity import Mode, twice_differentiable, untouched
+from normgauge.objective._purity import Mode, differentiating, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._select import Selection, select_parameters
 from normgauge.results import spend
@@ -77,10 +78,8 @@ class Objective:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         parameters: Selection = None,
     ) -> None:
-        if not callable(loss):
-            raise InputError(
-                explain("Objective", "loss is a function loss(output, target)", repr(loss), "Pass nn.MSELoss()")
-            )
+        check_callable("Objective", "loss is a function loss(output, target)", loss)
+        check_callable("Objective", "forward is a function forward(model, inputs)", forward or call_model)
         self._set_up(model, LossRecipe(loss, forward or call_model), data, mode, parameters)
 
     @classmethod
@@ -116,6 +115,7 @@ class Objective:
             >>> list(objective.terms())
             ['fit', 'decay']
         """
+        check_callable("Objective.from_step", "step is a function step(model, batch)", step)
         self = cls.__new__(cls)
         self._set_up(model, StepRecipe(step, outputs, weight), data, mode, parameters)
         return self
@@ -123,7 +123,12 @@ class Objective:
     def _set_up(self, model: nn.Module, recipe: Recipe, data: Any, mode: Mode, selection: Selection) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
-                explain("Objective", "model is a torch.nn.Module", type(model).__name__, "Wrap functions in a module")
+                explain(
+                    "Objective",
+                    "model is a torch.nn.Module",
+                    type(model).__name__,
+                    "Write Objective(model, loss, data, mode='train'); wrap functions in a module",
+                )
             )
         if mode not in ("train", "eval"):
             raise InputError(
@@ -293,6 +298,7 @@ class Objective:
         def one(number: int, batch: Any) -> dict[str, Tensor]:
             variables, before = self._leaves(), self.parameters
 
+            @differentiating()
             def body(model: nn.Module) -> dict[str, Tensor]:
                 value = self.loss_of(model, number, batch)
                 check_depends(value)
@@ -355,6 +361,7 @@ class Objective:
         """
         leaves = self._leaves()
 
+        @differentiating()
         def body(model: nn.Module) -> tuple[Any, Tensor]:
             if outputs:
                 return self.outputs_and_loss_of(model, number, batch)
@@ -445,7 +452,8 @@ class Objective:
         return self._recipe.loss if isinstance(self._recipe, LossRecipe) else None
 
     def _leaves(self) -> dict[str, Tensor]:
-        return {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
+        with differentiating():
+            return {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
 
     def _chosen(self, terms: Terms, number: int) -> Terms:
         names = self._terms or tuple(terms)

@@ -28,8 +28,10 @@ def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
     Values of parameters and buffers are not saved here: the caller runs the model on functional copies of them.
     The fixed stream makes dropout draw the same mask at every evaluation. One thread at a time is inside.
     """
+    # buffers cloned in a caller's inference mode could not be written later; leaving it switches gradients on
+    ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
     clips = any(getattr(module, "max_norm", None) is not None for module in model.modules())
-    with as_written(), ClipsNothingInPlace() if clips else nullcontext():
+    with ordinary, as_written(), ClipsNothingInPlace() if clips else nullcontext():
         spared = (*model.parameters(), *model.buffers())
         snapshot = Snapshot([model], spared)
         seed_everything(seed)
@@ -106,6 +108,13 @@ def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(place, name, original)
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Record a graph, also where the caller has switched that off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextmanager
