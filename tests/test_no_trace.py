@@ -11,7 +11,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import normgauge as ng
 from cases import CASES
-from hostile import HOSTILE, Checkpointed, CheckpointedReentrant, ClippedEmbedding, Net, hostile_objective
+from hostile import (
+    HOSTILE,
+    Checkpointed,
+    CheckpointedReentrant,
+    ClippedEmbedding,
+    Net,
+    SpectralTrain,
+    hostile_objective,
+)
 from normgauge.errors import NormgaugeError, NotDifferentiableError
 from reference.tracks import same, tracks
 
@@ -204,6 +212,13 @@ def test_an_open_cache_of_parametrizations_is_not_read():
         assert model[0].weight is weight  # the user's cache is as it was
     assert found == expected
     assert parametrize._cache_enabled == 0
+
+
+def test_results_say_that_spectral_norm_hides_its_iteration_from_derivatives():
+    said = "derivatives hold its singular vectors fixed"
+    assert said in str(ng.spectrum(hostile_objective(SpectralTrain, "train"), top=1, tol=1e-2))
+    assert said not in str(ng.spectrum(hostile_objective(SpectralTrain, "eval"), top=1, tol=1e-2))
+    assert said not in str(ng.spectrum(hostile_objective(Net, "train"), top=1, tol=1e-2))
 
 
 def test_embeddings_are_clipped_on_a_copy():

@@ -137,8 +137,10 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         objective = bound.arguments.get("objective")
+        differentiated = spent.gradients or spent.products
         return replace(
             result,
+            sentence=result.sentence or (objective.remark if objective is not None and differentiated else ""),
             mode=result.mode if objective is None else objective.mode,
             seed=bound.arguments.get("seed", result.seed),
             cost=spent if spent.gradients_worth else result.cost,

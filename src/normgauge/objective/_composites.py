@@ -6,8 +6,10 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.overrides import TorchFunctionMode
 
 
@@ -25,6 +27,12 @@ def clip_rows(weight: Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor
     long = torch.linalg.vector_norm(weight.detach(), norm_type, dim=1, keepdim=True) > max_norm
     norms = torch.linalg.vector_norm(torch.where(long, weight, 1.0), norm_type, dim=1, keepdim=True)
     return torch.where(long, weight * (max_norm / (norms + 1e-7)), weight)
+
+
+def iterates_norm(module: nn.Module) -> bool:
+    """Tell whether a module is torch's spectral norm, as parametrization or by a hook: it iterates in train mode."""
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
 class ClipsNothingInPlace(TorchFunctionMode):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain, unknown_name
+from normgauge.objective._composites import iterates_norm
 from normgauge.objective._data import checked_weight, copy_batch, to_device
 from normgauge.objective._diagnose import (
     check_callable,
@@ -50,7 +51,8 @@ class Objective:
             Inputs may be a tensor, a tuple (positional arguments) or a mapping (keyword arguments). A loader that
             shuffles or augments by torch's, NumPy's or Python's generators draws the same at every pass.
         mode: "train" (BatchNorm uses the batch, dropout draws one fixed mask; nothing is written back) or
-            "eval". There is no default because the answer depends on it.
+            "eval". There is no default because the answer depends on it. In "train" torch's `spectral_norm` takes a
+            power iteration that its derivative leaves out, here as in training; results say so.
         forward: `forward(model, inputs) -> output` for unusual calls.
         parameters: which trainable parameters are the variables: a glob, names, or `(name, tensor) -> bool`.
 
@@ -450,6 +452,12 @@ class Objective:
     def loss_function(self) -> Callable[[Any, Any], Tensor] | None:
         """The `loss(output, target)` it was made with; `None` for an objective from a step."""
         return self._recipe.loss if isinstance(self._recipe, LossRecipe) else None
+
+    @property
+    def remark(self) -> str:
+        """What a reader of derivatives must know: torch's `spectral_norm` does not differentiate all of its loss."""
+        moves = self.mode == "train" and any(map(iterates_norm, self.model.modules()))
+        return "spectral_norm in train mode: derivatives hold its singular vectors fixed, the loss moves them" * moves
 
     def _leaves(self) -> dict[str, Tensor]:
         with differentiating():
