@@ -114,6 +114,16 @@ class HiddenModule(Net):
         return self.helpers[0](x.detach()) + x
 
 
+class KeptTwice(Net):
+    """Reads its parameters from a list and a dict of its own."""
+
+    def set_up(self):
+        self.weights, self.more = [self.first.weight], {"deep": [self.last.bias]}
+
+    def forward(self, x):
+        return torch.tanh(self.norm(x @ self.weights[0].T)) @ self.last.weight.T + self.more["deep"][0]
+
+
 class Checkpointed(Net):
     reentrant = False
 
@@ -153,6 +163,7 @@ HOSTILE = [
     LazyBuffer,
     PlainObjects,
     HiddenModule,
+    KeptTwice,
     Checkpointed,
     CheckpointedReentrant,
     SpectralTrain,

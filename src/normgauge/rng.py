@@ -49,7 +49,7 @@ def save_generator(value: Any) -> Restore | None:
     Examples:
         >>> own = generator(0)
         >>> restore, first = save_generator(own), float(torch.rand(1, generator=own))
-        >>> restore()
+        >>> _ = restore()
         >>> float(torch.rand(1, generator=own)) == first
         True
     """

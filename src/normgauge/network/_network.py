@@ -108,8 +108,8 @@ class Network:
         return network
 
     def _run(self, body: Callable[[nn.Module], Any], values: Mapping[str, Tensor] | None = None) -> Any:
-        with untouched(self.model, self.mode, 0):
-            return call_purely(self.model, values or {}, body)
+        with untouched(self.model, self.mode, 0) as aliases:
+            return call_purely(self.model, values or {}, body, aliases=aliases)
 
     # -- order --------------------------------------------------------------------------------------------------
 

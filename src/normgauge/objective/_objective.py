@@ -401,8 +401,9 @@ class Objective:
             >>> objective.evaluate(0, lambda model: model(torch.ones(1, 1)).shape, {"weight": torch.zeros(1, 1)})
             torch.Size([1, 1])
         """
-        with explained(self.model, self.mode, number), untouched(self.model, self.mode, number):
-            return call_purely(self.model, {**self._fixed, **(variables or {})}, body, dtype)
+        values = {**self._fixed, **(variables or {})}
+        with explained(self.model, self.mode, number), untouched(self.model, self.mode, number) as aliases:
+            return call_purely(self.model, values, body, dtype, aliases=aliases)
 
     def each_batch(self, body: Callable[[nn.Module, int, Any], T]) -> Iterator[T]:
         """Yield `body(model, number, batch)` for every batch, each run by `evaluate`."""

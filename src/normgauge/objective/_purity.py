@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 
 from normgauge.objective._composites import ClipsNothingInPlace, TwiceDifferentiable
-from normgauge.objective._snapshot import Snapshot
+from normgauge.objective._snapshot import Alias, Snapshot
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.threads import MEASURING
 
@@ -22,11 +22,12 @@ Mode = Literal["train", "eval"]
 
 
 @contextmanager
-def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
+def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[list[Alias]]:
     """Put `model` into `mode` with a fixed random stream; restore flags, attributes and random state on exit.
 
     Values of parameters and buffers are not saved here: the caller runs the model on functional copies of them.
-    The fixed stream makes dropout draw the same mask at every evaluation. One thread at a time is inside.
+    The fixed stream makes dropout draw the same mask at every evaluation. One thread at a time is inside. Given are the
+    places at which the model keeps its parameters a second time, for `call_purely`.
     """
     # buffers cloned in a caller's inference mode could not be written later; leaving it switches gradients on
     ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
@@ -37,7 +38,7 @@ def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
         seed_everything(seed)
         try:
             model.train(mode == "train")
-            yield
+            yield snapshot.aliases
         finally:
             snapshot.restore()
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from normgauge.rng import Restore, save_generator
 
+Alias = tuple[Callable[[Any, Any], None], Any, Any]
+
 _DEPTH = 2  # objects of the user's classes inside of each other; behind them lie trainers and data sets
 _ATOMS = {type(None), bool, int, float, str, bytes, type, FunctionType, torch.dtype, torch.device}
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy"}  # their objects have invariants of their own
@@ -31,12 +33,18 @@ class Snapshot:
     Args:
         roots: where to begin.
         spared: tensors somebody else looks after.
+
+    Attributes:
+        aliases: where spared tensors were met besides where they are registered, as `(put, place, tensor)`:
+            `put(place, other)` lets the forward meet another there, until `restore`.
     """
 
     def __init__(self, roots: Iterable[Any], spared: Iterable[Tensor] = ()) -> None:
         self._seen = {id(tensor) for tensor in spared}
         self._copies: dict[int, Any] = {}
         self._empty: list[Any] = []
+        self._registers: set[int] = set()
+        self.aliases: list[Alias] = []
         self._restores: list[Restore] = []
         try:
             for root in roots:
@@ -62,8 +70,10 @@ class Snapshot:
         elif isinstance(value, dict):
             self._restores.append(_save_dict(value))
             put = _method(value, "__setitem__")
-            self._save_items(list(value.items()), lambda key, twin: put(value, key, twin), depth)
+            aliases = id(value) not in self._registers
+            self._save_items(list(value.items()), lambda key, twin: put(value, key, twin), depth, aliases=aliases)
         elif isinstance(value, nn.Module):
+            self._registers.update((id(value._parameters), id(value._buffers)))
             self._save(value.__dict__, depth)
         elif isinstance(value, (list, deque)):
             self._restores.append(_save_sequence(value))
@@ -77,14 +87,17 @@ class Snapshot:
         elif depth < _DEPTH and _is_plain(value):
             self._save(value.__dict__, depth + 1)
 
-    def _save_items(self, items: list[Any], replace: Callable[[Any, Any], None] | None, depth: int) -> None:
+    def _save_items(
+        self, items: list[Any], replace: Callable[[Any, Any], None] | None, depth: int, *, aliases: bool = True
+    ) -> None:
         for place, item in items:
             if type(item) in _ATOMS:
                 continue
             if not isinstance(item, (Tensor, np.ndarray)):
                 self._save(item, depth)
             elif id(item) in self._seen:
-                continue
+                if replace is not None and aliases:
+                    self.aliases.append((replace, place, item))
             elif replace is None:
                 self._restores.append(functools.partial(_write_back, item, _copy(item)))
             else:
