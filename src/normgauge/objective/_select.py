@@ -37,8 +37,8 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
                 "Set requires_grad_(True) on what should vary",
             )
         )
-    _check_values(model, every)
     _one_device(model, every)
+    _check_values(model, every)
     chosen = tuple(trainable) if selection is None else tuple(_matching(model, every, trainable, selection))
     if not chosen:
         raise InputError(
