@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "normgauge"
-CELLAR = {"errors", "records", "stats", "documents", "store", "rng", "references"}
+CELLAR = {"errors", "records", "stats", "documents", "store", "rng", "references", "threads"}
 SEEN_BY_ALL = CELLAR | {"results"}  # what instruments give stands on the ground floor: it draws itself
 MAY_IMPORT = {
     "results": {"charts"},

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge import optim
+from normgauge.errors import InputError
 from normgauge.records import Reading
 from normgauge.results import INSTRUMENTS, Cost, Result, counting, instrument, spend
 from normgauge.testing import NonconformingError, check_result
@@ -282,3 +283,36 @@ def test_what_a_model_has_not_is_said_and_no_table_of_holes_is_printed(case):
     assert result.meaning() and all(len(set(line.split())) > 1 or "-" not in line.split() for line in told.splitlines())
     if result.status == "skipped":
         assert "───" not in told and "<table>" not in shown and result.sentence in told
+
+
+MODEL = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+OBJECTIVE = ng.Objective(MODEL, F.mse_loss, (torch.randn(8, 3), torch.randn(8, 2)), mode="train")
+
+
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        (lambda: ng.spectrum(MODEL), r"spectrum: the first argument is an ng.Objective. Got Sequential. Make one"),
+        (lambda: ng.symmetries(objective=3), r"symmetries: the first argument is an ng.Objective. Got int"),
+        (lambda: ng.drift(OBJECTIVE, []), r"drift: model is a torch.nn.Module. Got Objective. Pass objective.model"),
+        (lambda: ng.operator_norm(torch.eye(2)), r"operator_norm: layer is a torch.nn.Module. Got Tensor"),
+        (lambda: ng.flatness(OBJECTIVE, radius=math.nan), r"flatness: radius must be a number. Got nan"),
+        (lambda: ng.spectrum(OBJECTIVE, max_products=0), r"max_products is at least 1. Got 0"),
+    ],
+)
+def test_every_instrument_checks_what_it_is_about(measure, message):
+    with pytest.raises(InputError, match=message):
+        measure()
+
+
+def test_missing_arguments_name_the_instrument():
+    with pytest.raises(TypeError, match=r"spectrum\(\): missing a required argument: 'objective'"):
+        ng.spectrum()
+
+
+@pytest.mark.parametrize("switch", [torch.no_grad, torch.inference_mode])
+def test_measurements_differentiate_also_where_the_caller_does_not(switch):
+    expected, slope = ng.spectrum(OBJECTIVE, top=1).top, OBJECTIVE.gradient()["0.weight"]
+    with switch():
+        assert ng.spectrum(OBJECTIVE, top=1).top == expected
+        assert torch.equal(OBJECTIVE.gradient()["0.weight"], slope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
-from normgauge.errors import InputError, MissingExtraError, offer_partial, require
+from normgauge.errors import InputError, MissingExtraError, explain, offer_partial, require
 from normgauge.records import Reading, Status, format_number, format_table, is_numeric, without_empty_columns
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
     """Make a function an instrument: registered by its name, its result told `cost`, `mode` and `seed`.
 
     The mode is that of the argument `objective`, the seed that of the argument `seed`; what has neither says so
-    itself. A result that was put together from others without a call of its own keeps the cost it came with.
+    itself. A result that was put together from others without a call of its own keeps the cost it came with. One
+    thread at a time measures, and global random states are those from before afterwards.
 
     Ctrl-C arrives as KeyboardInterrupt. An instrument with an argument `partial` offers what it has by then
     (`errors.offer_partial`): the interrupt carries it as `partial`, and `partial=True` returns it instead.
@@ -125,19 +127,30 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(measure)
     def run_measure(*args: P.args, **kwargs: P.kwargs) -> R:
+        import torch  # tables and pages do without
+
+        from normgauge.rng import preserved_rng
+
+        try:
+            bound = signature.bind(*args, **kwargs)
+            _check_arguments(measure.__name__, bound.arguments)
+        except TypeError as error:
+            raise TypeError(f"{measure.__name__}(): {error}") from None
+        bound.apply_defaults()
+        objective = bound.arguments.get("objective")
+
         def complete(result: R) -> R:
             spent = cost()
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            objective = bound.arguments.get("objective")
+            differentiated = spent.gradients or spent.products
             return replace(
                 result,
+                sentence=result.sentence or (objective.remark if objective is not None and differentiated else ""),
                 mode=result.mode if objective is None else objective.mode,
                 seed=bound.arguments.get("seed", result.seed),
                 cost=spent if spent.gradients_worth else result.cost,
             )
 
-        with counting() as cost:
+        with preserved_rng(), torch.inference_mode(False), torch.enable_grad(), counting() as cost:
             try:
                 with offer_partial(lambda inner: complete(inner) if partial_offered and inner is not None else None):
                     return complete(measure(*args, **kwargs))
@@ -149,6 +162,22 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
 
     INSTRUMENTS[measure.__name__] = run_measure
     return run_measure
+
+
+def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise for a model in the place of an objective, the other way round, and numbers that are none."""
+    import torch
+
+    for argument, value in arguments.items():
+        is_model, is_objective = isinstance(value, torch.nn.Module), hasattr(value, "loss_of")
+        if argument == "objective" and not is_objective:
+            step = f"Make one: ng.{name}(ng.Objective(model, loss, data, mode='train'))"
+            raise InputError(explain(name, "the first argument is an ng.Objective", type(value).__name__, step))
+        if argument in ("model", "layer") and not is_model:
+            step = "Pass objective.model" if is_objective else "Pass the model itself"
+            raise InputError(explain(name, f"{argument} is a torch.nn.Module", type(value).__name__, step))
+        if isinstance(value, float) and math.isnan(value):
+            raise InputError(explain(name, f"{argument} must be a number", "nan", "Leave it out for its default"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,9 @@ def test_the_page_is_written_and_can_be_redrawn(compared, tmp_path):
     again = normgauge("report", str(out), "--out", str(tmp_path / "again.html"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "again.html").stat().st_size > 100_000
+    (out / "report.html").unlink()
+    assert normgauge("report", str(out)).stdout.split() == [str(out / "report.html")]  # the folder's own page
+    assert (out / "report.html").exists()
 
 
 def test_plain_output_ends_with_the_answer_and_has_no_colour_codes(compared):

@@ -403,11 +403,16 @@ def test_empty_one_shot_and_malformed_data():
 
 
 def test_data_that_changes_between_passes():
-    class Shuffled:
-        def __iter__(self):
-            return iter([batch(), batch()])
+    class Moving:
+        def __init__(self):
+            self.passes = 0
 
-    objective = objective_of(data=Shuffled())
+        def __iter__(self):
+            self.passes += 1
+            inputs, targets = batch()
+            return iter([(inputs + self.passes, targets)])
+
+    objective = objective_of(data=Moving())
     objective.loss()
     with pytest.raises(DataError, match="same batches at every pass. Got another batch 0"):
         objective.loss()
@@ -465,3 +470,43 @@ def test_at_refuses_unknown_names_and_wrong_shapes():
         objective.at({"0.weight": torch.zeros(3, 4)})
     with pytest.raises(InputError, match=r"has shape \(34,\). Got \(2,\)"):
         objective.at(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(3, 2, device="meta"), r"parameters must have values. Got 'weight', on the meta device"),
+        (nn.LazyLinear(2), r"'weight', which has no shape yet. Call the model once"),
+    ],
+)
+def test_parameters_without_values(model, message):
+    with pytest.raises(ModelError, match=message):
+        ng.Objective(model, F.mse_loss, (torch.ones(2, 3), torch.ones(2, 2)), mode="eval")
+
+
+def test_arguments_in_the_wrong_order_print_no_tensor():
+    with pytest.raises(InputError, match=r"Got tuple. The order is model, loss or step, data\.$"):
+        ng.Objective(nn.Linear(3, 2), (torch.ones(2, 3), torch.ones(2, 2)), F.mse_loss, mode="eval")
+    with pytest.raises(InputError, match=r"step is a function step\(model, batch\). Got int"):
+        ng.Objective.from_step(nn.Linear(3, 2), 3, torch.ones(2, 3), mode="eval")
+
+
+def test_an_error_of_the_loss_is_not_blamed_on_the_model():
+    data = (torch.ones(2, 3), torch.ones(2, 2))
+    with pytest.raises(AttributeError) as caught:
+        ng.Objective(nn.Linear(3, 2), lambda output, target: output.nothing, data, mode="eval").loss()
+    assert "outside the model, in the loss" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError) as caught:
+        ng.Objective(nn.Linear(4, 2), F.mse_loss, data, mode="eval").loss()
+    assert "inside the model (layer 'Linear'" in caught.value.__notes__[0]
+
+
+def test_nan_in_a_loader_is_said_to_be_nan():
+    inputs = torch.ones(4, 3)
+    inputs[0, 0] = torch.nan
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, torch.ones(4, 2)), batch_size=4)
+    objective = ng.Objective(nn.Linear(3, 2), F.mse_loss, loader, mode="eval")
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match="nan in batch 0"):
+            objective.loss()
+    assert objective.outputs().isnan().any() and objective.outputs().isnan().any()  # no "another batch" either

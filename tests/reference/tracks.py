@@ -1,6 +1,8 @@
 """Everything a measurement must leave as it was, written down naively."""
 
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -21,14 +23,48 @@ def tracks(model):
         },
         "plain": {
             name: {
-                key: (id(value), value.clone() if isinstance(value, torch.Tensor) else repr(value))
+                key: (id(value), picture(value))
                 for key, value in vars(module).items()
                 if key not in ("_parameters", "_buffers", "_modules")
             }
             for name, module in model.named_modules()
         },
+        "registered": {
+            name: [(kind, list(vars(module)[kind])) for kind in ("_parameters", "_buffers", "_modules")]
+            for name, module in model.named_modules()
+        },
         "random": (torch.get_rng_state(), random.getstate(), str(np.random.get_state())),
     }
+
+
+def picture(value):
+    """Copy what hangs on a model, as deep as it goes, into something comparable."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, dict):
+        return {key: picture(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [picture(item) for item in value]
+    if isinstance(value, torch.nn.Module):
+        return [value.training, picture(value.state_dict())]
+    if isinstance(value, (SimpleNamespace, Kept)):
+        return picture(vars(value))
+    return repr(value)
+
+
+class Kept:
+    """An object of a user's class that a model may keep."""
+
+    def __init__(self, **values):
+        vars(self).update(values)
 
 
 def same(first, second):

@@ -9,6 +9,7 @@ from torch import nn
 
 import normgauge as ng
 from architectures import NETS
+from normgauge.errors import OutOfMemoryError
 from reference.symmetry import generator_rank, nullity
 
 
@@ -169,3 +170,11 @@ def test_seeds_agree(seed):
     first = ng.symmetries(objective_of(net, batches[0]))
     other = ng.symmetries(objective_of(net, batches[0]), seed=seed)
     assert (first.dimension, first.matrix_dimension) == (other.dimension, other.matrix_dimension)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_the_work():
+    model = nn.Linear(4, 3)
+    model.register_forward_hook(lambda *_: pytest.fail("the work has begun"))
+    objective = ng.Objective(model, nn.functional.mse_loss, (torch.randn(8, 4), torch.randn(8, 3)), mode="eval")
+    with pytest.raises(OutOfMemoryError, match=r"15 parameters need about 2\.51e-06 GiB.*\(memory=2000\)"):
+        ng.symmetries(objective, memory=2000)

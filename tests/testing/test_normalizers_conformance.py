@@ -114,9 +114,21 @@ class Forgetful(ng.nn.ChannelRMSNorm):
         return super().forward(x) + torch.randn(())
 
 
-class Silent(ng.nn.ChannelRMSNorm):
+class Inventive(ng.nn.ChannelRMSNorm):
     def forward(self, x):
-        return super().forward(x) if x.numel() else x
+        return super().forward(x) if x.numel() else torch.zeros(1)
+
+
+class Spoiled(ng.nn.ChannelRMSNorm):
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def forward(self, x):
+        if not x.numel():
+            self.mean.copy_(x.flatten(2).mean((0, 2)) if x.dim() > 2 else x.mean(0))
+            return x
+        return super().forward(x)
 
 
 class Wrong(ng.nn.ChannelRMSNorm):
@@ -129,7 +141,8 @@ class Wrong(ng.nn.ChannelRMSNorm):
     [
         (Leaky, "evaluation writes nothing"),
         (Forgetful, r"precision and memory format|state_dict|global random state"),
-        (Silent, "empty inputs"),
+        (Inventive, "empty inputs raise an error or give an empty output"),
+        (Spoiled, "empty inputs leave the state finite"),
         (Wrong, "derivative of order 1"),
     ],
 )
@@ -158,3 +171,52 @@ def test_one_value_per_channel_is_refused_with_the_rule(name):
     layer = registry.get(name).layer(4, 2)
     with pytest.raises(DataError, match=r"at least (2|two) values"):
         layer(torch.randn(1, 4, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "smallest"),
+    [
+        (lambda channels, spatial: torch.nn.GroupNorm(1, channels), 1),
+        (lambda channels, spatial: (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)[spatial // 2](channels), 2),
+    ],
+    ids=["group", "batch"],
+)
+def test_layers_of_torch_conform(make, smallest):
+    law = Invariance("input", "scale", "sample" if smallest == 1 else "tensor", exact=False, modes=("train",))
+    report = check_normalizer(make, invariances=[law], spatial=(0, 2), smallest=smallest, examples=4)
+    assert str(report).startswith("normalizer '<lambda>' conforms")
+
+
+def test_a_normalizer_without_declared_laws_is_told_so():
+    report = check_normalizer(lambda channels, spatial: torch.nn.GroupNorm(1, channels), spatial=(0, 2), examples=2)
+    assert report.laws == 0 and "declares no invariance, so none was tried" in str(report)
+
+
+def test_all_failures_are_named():
+    class Twice(Leaky):
+        def forward(self, x):
+            if not x.numel():
+                return torch.zeros(1)
+            return super().forward(x)
+
+    laws = [Invariance("input", "scale", "row", exact=False), Invariance("input", "shift", "sample")]
+    with pytest.raises(NonconformingError) as caught:
+        check_normalizer(lambda channels, spatial: Twice(channels), invariances=laws, spatial=(0, 2), examples=4)
+    named = str(caught.value).splitlines()
+    assert len(named) >= 4
+    for part in (
+        "positive scale of the input per row",
+        "shift of the input",
+        "evaluation writes nothing",
+        "empty inputs",
+    ):
+        assert any(part in line for line in named), part
+
+
+def test_a_layer_that_raises_fails_its_checks_by_name():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError("no")
+
+    with pytest.raises(NonconformingError, match="output: KeyError: 'no'"):
+        check_normalizer(lambda channels, spatial: Broken(), spatial=(0, 2), examples=2)

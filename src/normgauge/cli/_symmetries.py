@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ def symmetries(
     tokens: Annotated[int, typer.Option(help="vocabulary, for models that read integers")] = 0,
     batch: Annotated[int, typer.Option(help="samples in the random batch")] = 32,
     mode: Annotated[str, typer.Option(help="train or eval")] = "train",
+    norm: Annotated[str, typer.Option(help="normalizer, for a factory(norm) as compare takes it")] = "",
     of: Annotated[
         str, typer.Option(help="outputs or loss (loss needs a factory that returns an Objective)")
     ] = "outputs",
@@ -31,7 +33,7 @@ def symmetries(
     """Print which changes of the parameters leave the model's outputs unchanged."""
     from normgauge.symmetry import symmetries as find_symmetries
 
-    objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed)
+    objective = load_objective(target, input, tokens=tokens, batch=batch, mode=mode, of=of, seed=seed, norm=norm)
     table = find_symmetries(objective, of=of, seed=seed)  # type: ignore[arg-type]
     if as_json:
         rows = table._rows()
@@ -43,7 +45,9 @@ def symmetries(
         typer.echo(table.explain())
 
 
-def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: str, of: str, seed: int) -> Objective:
+def load_objective(
+    target: str, shape: str, *, tokens: int, batch: int, mode: str, of: str, seed: int, norm: str = ""
+) -> Objective:
     """Import a factory and make the objective the table is about.
 
     Raises:
@@ -52,10 +56,9 @@ def load_objective(target: str, shape: str, *, tokens: int, batch: int, mode: st
     import torch
     from torch import nn
 
-    from normgauge.lab.imports import call_function
     from normgauge.objective import Objective
 
-    product = call_function("model", target, "a factory without arguments")
+    product = _call_factory(target, norm)
     if isinstance(product, Objective):
         return product.replace(mode=mode)  # type: ignore[arg-type]
     if not isinstance(product, nn.Module):
@@ -83,6 +86,31 @@ def _first_tensor(output: Any) -> torch.Tensor:
     if hasattr(output, "square"):
         return output
     return _first_tensor(next(iter(output.values() if hasattr(output, "values") else output)))
+
+
+def _call_factory(target: str, norm: str) -> Any:
+    """Call the factory without arguments, or with the name of a normalizer where it asks for one or one is given."""
+    from normgauge.lab.imports import call_function, import_function
+
+    factory = import_function("model", target, "a factory that returns a model")
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            explain(f"symmetries {target}", "the target is a function that returns a model", str(error), "Name one")
+        ) from error
+    named = [item for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+    required = [item.name for item in named if item.default is item.empty]
+    if len(required) > 1 or (required and not norm) or (norm and not parameters):
+        raise InputError(
+            explain(
+                f"symmetries {target}",
+                "the factory takes nothing, or the name of a normalizer",
+                f"factory({', '.join(item.name for item in parameters)}) and --norm {norm!r}",
+                "Pass --norm batch, or give its arguments defaults" if required else "Leave --norm out",
+            )
+        )
+    return call_function("model", target, "a factory", *([norm] if norm else []))
 
 
 def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:

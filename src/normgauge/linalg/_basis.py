@@ -109,10 +109,10 @@ class Basis:
 
 def out_of_memory_message(rows: int, length: int, dtype: torch.dtype, cause: str) -> str:
     """Compose the message for a basis that does not fit."""
-    size = rows * length * torch.empty(0, dtype=dtype).element_size() / 2**30
+    size = rows * length * torch.empty(0, dtype=dtype).element_size()
     return explain(
         "Lanczos",
-        f"{rows} vectors of {length} entries need {size:.3g} GiB",
+        f"{rows} vectors of {length} entries need {size / 2**30:.3g} GiB",
         cause,
-        "Ask for fewer eigenvalues, select fewer parameters, or give a larger memory= on a larger machine",
+        f"Ask for fewer eigenvalues, select fewer parameters, or pass memory={size} where the machine has it",
     )

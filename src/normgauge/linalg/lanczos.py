@@ -92,12 +92,12 @@ def eigenpairs(
     References: parlett1998, simon1984, wu2000.
     """
     _check(operator, top, bottom, tol)
-    size = operator.shape[0]
-    capacity = _capacity(operator, top + bottom, memory)
     if max_products is not None and max_products < 1:
         raise InputError(
-            explain("eigenpairs", "max_products is at least 1", repr(max_products), "Leave it out for the default")
+            explain("Lanczos", "max_products is at least 1", str(max_products), "Leave it out for up to a thousand")
         )
+    size = operator.shape[0]
+    capacity = _capacity(operator, top, bottom, memory)
     budget = min(10 * size + 10, 1000) if max_products is None else max_products
     sequences = Sequences(
         operator,
@@ -231,11 +231,15 @@ def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
         )
 
 
-def _capacity(operator: Operator, wanted: int, memory: int | None) -> int:
-    """Return how many basis vectors to keep: what the memory allows, and enough for a restart to make sense."""
-    size = operator.shape[0]
+def _capacity(operator: Operator, top: int, bottom: int, memory: int | None) -> int:
+    """Return how many basis vectors to keep: what the memory allows, if that is enough to restart from.
+
+    A restart keeps the wanted vectors; the search for copies begins beside them, with as many of its own.
+    """
+    size, wanted = operator.shape[0], top + bottom
     fits = (DEFAULT_MEMORY if memory is None else memory) // (size * torch.finfo(operator.dtype).bits // 8)
-    least = min(2 * wanted + 10, size)
-    if memory is not None and fits < least:
-        raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, f"memory={memory} bytes"))
-    return min(size, max(least, min(fits, 1000)))
+    least = min(2 * wanted + 4 if max(top, bottom) > 1 else wanted + 3, size)
+    if fits < least:
+        budget = f"memory={memory} bytes" if memory is not None else f"the default budget of {DEFAULT_MEMORY >> 30} GiB"
+        raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, budget))
+    return min(fits, 1000, size)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import ModelError, explain
+from normgauge.threads import MEASURING
 
 
 def copy_model(model: nn.Module) -> nn.Module:
@@ -28,7 +29,8 @@ def copy_model(model: nn.Module) -> nn.Module:
     # tensors a module keeps from its last forward have a graph, generators have no deep copy
     memo = {id(value): _detach(value) for module in model.modules() for value in _kept_objects(vars(module))}
     try:
-        twin = copy.deepcopy(model, memo)
+        with MEASURING:  # another thread's evaluation has other tensors in their place
+            twin = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AssertionError) as error:
         raise ModelError(
             explain(type(model).__name__, "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps")

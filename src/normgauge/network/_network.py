@@ -18,7 +18,7 @@ from normgauge.network._precision import KeepDouble, double
 from normgauge.network._roles import Role, roles_of
 from normgauge.network._steps import Graph, Leaf, Recorder, Step
 from normgauge.network._watch import ModuleCall, watched
-from normgauge.objective import Mode, Objective, call_model, call_purely, tensors, untouched
+from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.rng import generator
 
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
@@ -87,7 +87,9 @@ class Network:
         mode: Mode = "eval",
     ) -> None:
         self.model, self.mode = model, mode
-        self.inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
+        self.inputs = copy_batch(
+            dict(inputs) if isinstance(inputs, Mapping) else inputs
+        )  # forwards may write into them
         self._call = forward or call_model
         self._evaluate: Callable[..., Any] = self._run
 
@@ -98,7 +100,7 @@ class Network:
         network = cls(
             objective.model,
             batch,
-            forward=lambda model, batch: objective.terms_of(model, number, batch),
+            forward=lambda model, batch: objective.terms_of(model, number, batch, copied=False),
             mode=objective.mode,
         )
         leaves = {name: value.clone().requires_grad_() for name, value in objective.parameters.items()}
@@ -106,8 +108,8 @@ class Network:
         return network
 
     def _run(self, body: Callable[[nn.Module], Any], values: Mapping[str, Tensor] | None = None) -> Any:
-        with untouched(self.model, self.mode, 0):
-            return call_purely(self.model, values or {}, body)
+        with untouched(self.model, self.mode, 0) as aliases:
+            return call_purely(self.model, values or {}, body, aliases=aliases)
 
     # -- order --------------------------------------------------------------------------------------------------
 

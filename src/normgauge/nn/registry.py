@@ -258,4 +258,4 @@ def get(name: str) -> Declaration:
     family, colon, options = name.partition(":")
     if colon and family in _FAMILIES:
         return _FAMILIES[family](options)
-    raise unknown_name("normalizer", name, _DECLARATIONS)
+    raise unknown_name("normalizer", name, _DECLARATIONS, "Your own: ng.nn.registry.register(Declaration(...)) first")

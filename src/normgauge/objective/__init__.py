@@ -1,5 +1,6 @@
 """Model, loss and data as one pure function of the parameters; its curvature and Jacobian as operators."""
 
+from normgauge.objective._data import copy_batch as copy_batch
 from normgauge.objective._data import sample_count as sample_count
 from normgauge.objective._data import take as take
 from normgauge.objective._data import tensors as tensors
@@ -12,6 +13,7 @@ from normgauge.objective._outputs import EmpiricalFisherOperator as EmpiricalFis
 from normgauge.objective._outputs import GaussNewtonOperator as GaussNewtonOperator
 from normgauge.objective._outputs import JacobianOperator as JacobianOperator
 from normgauge.objective._purity import Mode as Mode
+from normgauge.objective._purity import as_written as as_written
 from normgauge.objective._purity import twice_differentiable as twice_differentiable
 from normgauge.objective._purity import untouched as untouched
 from normgauge.objective._recipe import call_model as call_model
@@ -27,8 +29,10 @@ __all__ = [
     "Objective",
     "ObjectiveOperator",
     "ShardedOperator",
+    "as_written",
     "call_model",
     "call_purely",
+    "copy_batch",
     "pairs",
     "sample_count",
     "take",

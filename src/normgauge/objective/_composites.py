@@ -1,11 +1,15 @@
-"""Kernels of torch whose second derivative is missing or wrong, replaced by compositions that have it."""
+"""Kernels of torch whose derivative is missing or wrong, replaced by compositions that have it."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.overrides import TorchFunctionMode
 
 
@@ -16,6 +20,41 @@ def composed_weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     nor symmetric (15% off on a small net; `docs/dev/torch-second-derivatives.md`).
     """
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def clip_rows(weight: Tensor, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Return `weight` with rows longer than `max_norm` scaled to it, as `nn.Embedding(max_norm=)` does in place."""
+    long = torch.linalg.vector_norm(weight.detach(), norm_type, dim=1, keepdim=True) > max_norm
+    norms = torch.linalg.vector_norm(torch.where(long, weight, 1.0), norm_type, dim=1, keepdim=True)
+    return torch.where(long, weight * (max_norm / (norms + 1e-7)), weight)
+
+
+def iterates_norm(module: nn.Module) -> bool:
+    """Tell whether a module is torch's spectral norm, as parametrization or by a hook: it iterates in train mode."""
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
+
+
+class ClipsNothingInPlace(TorchFunctionMode):
+    """While active, embeddings with a largest norm clip a copy of their weights, and derivatives go through it.
+
+    torch clips the weights themselves and hides that from the derivative, which is then not that of the loss.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`, an embedding on clipped weights."""
+        if func in _EMBEDDINGS:
+            bound = _EMBEDDINGS[func].bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            given = bound.arguments
+            if given["max_norm"] is not None:
+                given["weight"] = clip_rows(given["weight"], given["max_norm"], given["norm_type"])
+                given["max_norm"] = None
+                return func(*bound.args, **bound.kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+_EMBEDDINGS = {function: inspect.signature(function) for function in (F.embedding, F.embedding_bag)}
 
 
 class TwiceDifferentiable(TorchFunctionMode):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, explain
+from normgauge.rng import Restore, preserved_rng, save_generator, save_global_states, seed_everything
 
 
 def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
@@ -32,6 +37,59 @@ def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
     if not batches:
         raise DataError(explain("take", "the source must give at least one batch", "none", "Make a fresh iterator"))
     return batches
+
+
+class OwnStream:
+    """Reads a source without moving anybody's random generators: every pass draws the numbers of the first.
+
+    A DataLoader draws a seed for its workers from torch's global stream, or from its `generator`, at every pass;
+    samplers and augmentations draw more. Global streams are seeded for a pass, generators that are attributes of the
+    source, of its data set or of its samplers begin as at the first pass, and all are put back after every batch.
+    """
+
+    def __init__(self) -> None:
+        self._first: list[Restore] | None = None
+
+    def read(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield what the source gives."""
+        with _put_back(source):
+            self._first = _save_generators(source) if self._first is None else self._first
+            seed_everything(0)
+            for restore in self._first:
+                restore()
+            iterator = iter(source)
+            here = [save_global_states(), *_save_generators(source)]
+        while True:
+            with _put_back(source):
+                for restore in here:
+                    restore()
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                here = [save_global_states(), *_save_generators(source)]
+            yield batch
+
+
+@contextmanager
+def _put_back(source: Any) -> Iterator[None]:
+    with preserved_rng():
+        generators = _save_generators(source)
+        try:
+            yield
+        finally:
+            for restore in generators:
+                restore()
+
+
+def _save_generators(holder: Any, depth: int = 4) -> list[Restore]:
+    """Save the generators among the attributes of an object, and of objects that are its attributes."""
+    restore = save_generator(holder)
+    if restore is not None:
+        return [restore]
+    if not depth or isinstance(holder, (Tensor, type, ModuleType)) or not hasattr(holder, "__dict__"):
+        return []
+    return [one for value in list(vars(holder).values()) for one in _save_generators(value, depth - 1)]
 
 
 class Batches:
@@ -59,12 +117,13 @@ class Batches:
         self._check = check
         self._prints: list[tuple[Any, ...]] | None = None
         self._stable = isinstance(self.source, (list, tuple))
+        self._stream = OwnStream()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield `(number, batch)`, comparing each batch with the first pass."""
         prints: list[tuple[Any, ...]] = []
         count, total = 0, 0.0
-        for number, batch in enumerate(self.source):
+        for number, batch in enumerate(self.source if self._stable else self._stream.read(self.source)):
             self._check(batch, number)
             if not self._stable:
                 self._compare(number, batch, prints)
@@ -174,13 +233,34 @@ def to_device(tree: Any, device: torch.device) -> Any:
     """Move every tensor to `device`; the same object comes back when nothing has to move."""
     if all(tensor.device == device for tensor in tensors(tree)):
         return tree
-    if isinstance(tree, Tensor):
-        return tree.to(device)
+    return _map_leaves(tree, lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
+
+
+def copy_batch(batch: Any) -> Any:
+    """Return the batch with tensors and arrays of its own; one that occurs twice stays one, gradients flow through."""
+    copies: dict[int, Any] = {}
+
+    def copy_leaf(leaf: Any) -> Any:
+        if id(leaf) not in copies:
+            copies[id(leaf)] = leaf.clone() if isinstance(leaf, Tensor) else leaf.copy()
+        return copies[id(leaf)]
+
+    return _map_leaves(batch, copy_leaf)
+
+
+def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and mappings, in their classes, with every tensor and array changed."""
+    if isinstance(tree, (Tensor, np.ndarray)):
+        return change(tree)
+    if isinstance(tree, MutableMapping):
+        twin = copy.copy(tree)
+        twin.update({name: _map_leaves(value, change) for name, value in tree.items()})
+        return twin
     if isinstance(tree, Mapping):
-        return {name: to_device(value, device) for name, value in tree.items()}
+        return {name: _map_leaves(value, change) for name, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        moved = [to_device(value, device) for value in tree]
-        return type(tree)(*moved) if hasattr(tree, "_fields") else type(tree)(moved)
+        changed = [_map_leaves(value, change) for value in tree]
+        return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
     return tree
 
 
@@ -213,7 +293,7 @@ def fingerprint(batch: Any) -> tuple[Any, ...]:
     for tensor in tensors(batch):
         flat = tensor.detach().reshape(-1).to(torch.float64)
         ramp = torch.linspace(0.0, 1.0, flat.numel(), dtype=torch.float64, device=flat.device)
-        marks.append((tuple(tensor.shape), float(flat.sum()), float(flat @ ramp)))
+        marks.append((tuple(tensor.shape), repr(float(flat.sum())), repr(float(flat @ ramp))))  # nan is unlike itself
     return tuple(marks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError, explain
+from normgauge.objective._graph import graph_nodes
+
+
+def check_callable(subject: str, rule: str, value: Any) -> None:
+    """Raise unless `value` can be called."""
+    if not callable(value):
+        raise InputError(explain(subject, rule, type(value).__name__, "The order is model, loss or step, data"))
 
 
 def check_scalar(value: Any, name: str, number: int) -> None:
@@ -57,18 +64,46 @@ def check_depends(value: Tensor) -> None:
         )
 
 
+def check_same_values(leaves: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
+    """Raise where a forward has written into a parameter: the derivative would be that of another point."""
+    for name, leaf in leaves.items():
+        if not torch.equal(leaf, before[name]) and not bool(leaf.isnan().any()):
+            raise NotDifferentiableError(
+                explain(
+                    f"parameter {name!r}",
+                    "a forward whose derivative is asked must not write into its parameters",
+                    "values that differ after the forward",
+                    "Do it after the optimizer's step, or as a parametrization (torch.nn.utils.parametrize)",
+                )
+            )
+
+
+def check_recomputes_nothing(value: Tensor) -> None:
+    """Raise where a library's own activation checkpoint stands in the graph.
+
+    It runs the model again in the backward pass, with the model's weights instead of those it was given. Those of
+    torch are switched off while a model is measured.
+    """
+    for node in graph_nodes(value):
+        if "checkpoint" in node.name().lower():
+            raise NotDifferentiableError(
+                explain(
+                    "Objective",
+                    "activations must not be computed again in the backward pass",
+                    f"{node.name()}, an activation checkpoint",
+                    "Turn activation checkpointing off in the model; torch.utils.checkpoint may stay",
+                )
+            )
+
+
 def check_twice_differentiable(value: Tensor) -> None:
     """Raise when the graph of `value` holds a function that is differentiable once only.
 
     Asked for gradients with respect to given inputs, torch skips such a function without a word and the second
     derivative comes out as zero; so the graph is searched for them.
     """
-    waiting, visited = [value.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
+    check_recomputes_nothing(value)
+    for node in graph_nodes(value):
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
         if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE:
             raise NotDifferentiableError(
@@ -79,7 +114,6 @@ def check_twice_differentiable(value: Tensor) -> None:
                     "Write its backward with differentiable operations, or measure first derivatives only",
                 )
             )
-        waiting.extend(following for following, _ in node.next_functions)
 
 
 # Every function decorated by once_differentiable shares the code of the decorator's inner wrapper.
@@ -125,13 +159,16 @@ def explain_failures(model: nn.Module, mode: str, number: int) -> Iterator[None]
 
 def _note(error: Exception, model: nn.Module, mode: str, number: int) -> None:
     layer = _deepest_module(model, error.__traceback__)
-    error.add_note(f"normgauge: raised inside the model (layer {layer}) in mode={mode!r} on batch {number}.")
+    where = (
+        f"inside the model (layer {layer})" if layer else "outside the model, in the loss or in the call of the model,"
+    )
+    error.add_note(f"normgauge: raised {where} in mode={mode!r} on batch {number}.")
 
 
 def _deepest_module(model: nn.Module, traceback: TracebackType | None) -> str:
     """Find the innermost submodule whose method is on the stack; an error's place in the user's own words."""
     names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-    layer = type(model).__name__
+    layer = ""
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
         if id(owner) in names:

@@ -10,10 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.objective._data import checked_weight, to_device
+from normgauge.objective._composites import iterates_norm
+from normgauge.objective._data import checked_weight, copy_batch, to_device
 from normgauge.objective._diagnose import (
+    check_callable,
     check_depends,
     check_finite,
+    check_recomputes_nothing,
+    check_same_values,
     check_scalar,
     check_twice_differentiable,
     explain_failures,
@@ -21,10 +25,11 @@ from normgauge.objective._diagnose import (
 from normgauge.objective._functional import call_purely
 from normgauge.objective._operators import HessianOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
-from normgauge.objective._purity import Mode, twice_differentiable, untouched
+from normgauge.objective._purity import Mode, differentiating, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._select import Selection, select_parameters
 from normgauge.results import spend
+from normgauge.threads import MEASURING
 
 T = TypeVar("T")
 Parameters = Mapping[str, Tensor] | Tensor
@@ -35,16 +40,19 @@ class Objective:
 
     For parameters theta, L(theta) = sum_b n_b loss(model(x_b; theta), y_b) / sum_b n_b over batches b of n_b
     samples. Every method leaves the model as it was: state dict, `.grad`, training flags, hooks and random
-    states are bit-identical afterwards, also when a method raises. The values are those the model has at the
-    time of the call, unless `at` has fixed others.
+    states are bit-identical afterwards, also when a method raises; so are attributes, unless reached through
+    classes, closures or globals. The values are those the model has at the time of the call, unless `at` has fixed
+    others. Threads may share a model and an objective: they take turns.
 
     Args:
         model: any module.
         loss: `loss(output, target)`, a 0-d tensor, the mean over the samples of a batch.
         data: one batch `(inputs, targets)` as a tuple, or a list, DataLoader or other re-iterable of batches.
-            Inputs may be a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
+            Inputs may be a tensor, a tuple (positional arguments) or a mapping (keyword arguments). A loader that
+            shuffles or augments by torch's, NumPy's or Python's generators draws the same at every pass.
         mode: "train" (BatchNorm uses the batch, dropout draws one fixed mask; nothing is written back) or
-            "eval". There is no default because the answer depends on it.
+            "eval". There is no default because the answer depends on it. In "train" torch's `spectral_norm` takes a
+            power iteration that its derivative leaves out, here as in training; results say so.
         forward: `forward(model, inputs) -> output` for unusual calls.
         parameters: which trainable parameters are the variables: a glob, names, or `(name, tensor) -> bool`.
 
@@ -72,10 +80,8 @@ class Objective:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         parameters: Selection = None,
     ) -> None:
-        if not callable(loss):
-            raise InputError(
-                explain("Objective", "loss is a function loss(output, target)", repr(loss), "Pass nn.MSELoss()")
-            )
+        check_callable("Objective", "loss is a function loss(output, target)", loss)
+        check_callable("Objective", "forward is a function forward(model, inputs)", forward or call_model)
         self._set_up(model, LossRecipe(loss, forward or call_model), data, mode, parameters)
 
     @classmethod
@@ -111,6 +117,7 @@ class Objective:
             >>> list(objective.terms())
             ['fit', 'decay']
         """
+        check_callable("Objective.from_step", "step is a function step(model, batch)", step)
         self = cls.__new__(cls)
         self._set_up(model, StepRecipe(step, outputs, weight), data, mode, parameters)
         return self
@@ -118,7 +125,12 @@ class Objective:
     def _set_up(self, model: nn.Module, recipe: Recipe, data: Any, mode: Mode, selection: Selection) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
-                explain("Objective", "model is a torch.nn.Module", type(model).__name__, "Wrap functions in a module")
+                explain(
+                    "Objective",
+                    "model is a torch.nn.Module",
+                    type(model).__name__,
+                    "Write Objective(model, loss, data, mode='train'); wrap functions in a module",
+                )
             )
         if mode not in ("train", "eval"):
             raise InputError(
@@ -131,7 +143,8 @@ class Objective:
             )
         self.model = model
         self.mode: Mode = mode
-        self.names = select_parameters(model, selection)
+        with MEASURING:
+            self.names = select_parameters(model, selection)
         self._recipe = recipe
         self._batches = recipe.batches(data)
         self._fixed: dict[str, Tensor] = {}
@@ -142,7 +155,8 @@ class Objective:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The variables by name, detached; they share memory with the model unless `at` fixed other values."""
-        every = dict(self.model.named_parameters())
+        with MEASURING:  # another thread's evaluation has other tensors in their place
+            every = dict(self.model.named_parameters())
         return {name: self._fixed.get(name, every[name]).detach() for name in self.names}
 
     @property
@@ -259,7 +273,8 @@ class Objective:
         """
 
         def batch_loss(number: int, batch: Any) -> dict[str, Tensor]:
-            terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch), parameters)
+            values = {name: value.clone() for name, value in parameters.items()}
+            terms = self.evaluate(number, lambda model: self.terms_of(model, number, batch), values)
             return {"": torch.stack(list(terms.values())).sum()}
 
         return self._sum_over_batches(batch_loss)[""]
@@ -283,11 +298,14 @@ class Objective:
         """Return loss and gradient of one forward and backward pass."""
 
         def batch_loss_and_gradient(number: int, batch: Any) -> dict[str, Tensor]:
-            variables = self._leaves()
+            variables, before = self._leaves(), self.parameters
 
+            @differentiating()
             def body(model: nn.Module) -> dict[str, Tensor]:
                 value = self.loss_of(model, number, batch)
                 check_depends(value)
+                check_same_values(variables, before)
+                check_recomputes_nothing(value)
                 slopes = torch.autograd.grad(value, list(variables.values()), materialize_grads=True)
                 self.count_backward(batch)
                 return {"": value.detach(), **dict(zip(variables, slopes, strict=True))}
@@ -343,8 +361,9 @@ class Objective:
 
         It counts as a gradient: nobody asks for the graph who does not go back through it.
         """
-        leaves = {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
+        leaves = self._leaves()
 
+        @differentiating()
         def body(model: nn.Module) -> tuple[Any, Tensor]:
             if outputs:
                 return self.outputs_and_loss_of(model, number, batch)
@@ -354,6 +373,7 @@ class Objective:
             out, value = self.evaluate(number, body, leaves)
         self.count_backward(batch)
         check_depends(value)
+        check_same_values(leaves, self.parameters)
         check_twice_differentiable(value)
         return leaves, out, value
 
@@ -381,8 +401,9 @@ class Objective:
             >>> objective.evaluate(0, lambda model: model(torch.ones(1, 1)).shape, {"weight": torch.zeros(1, 1)})
             torch.Size([1, 1])
         """
-        with explain_failures(self.model, self.mode, number), untouched(self.model, self.mode, number):
-            return call_purely(self.model, {**self._fixed, **(variables or {})}, body, dtype)
+        values = {**self._fixed, **(variables or {})}
+        with explain_failures(self.model, self.mode, number), untouched(self.model, self.mode, number) as aliases:
+            return call_purely(self.model, values, body, dtype, aliases=aliases)
 
     def each_batch(self, body: Callable[[nn.Module, int, Any], T]) -> Iterator[T]:
         """Yield `body(model, number, batch)` for every batch, each run by `evaluate`."""
@@ -404,12 +425,19 @@ class Objective:
     def outputs_of(self, model: nn.Module, batch: Any) -> Any:
         """Return the outputs for one batch, for use inside `evaluate`."""
         self._count(batch, forwards=1)
-        return self._recipe.outputs(model, batch)
+        return self._recipe.outputs(model, copy_batch(batch))
 
-    def terms_of(self, model: nn.Module, number: int, batch: Any) -> Terms:
-        """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite."""
+    def terms_of(self, model: nn.Module, number: int, batch: Any, *, copied: bool = True) -> Terms:
+        """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite.
+
+        Args:
+            model: what `evaluate` gave.
+            number: of the batch.
+            batch: it is copied, since forwards may write into their inputs.
+            copied: false for a batch of the caller's own, whose tensors are to be met in the forward.
+        """
         self._count(batch, forwards=1)
-        return self._select_terms(self._recipe.terms(model, batch), number)
+        return self._select_terms(self._recipe.terms(model, copy_batch(batch) if copied else batch), number)
 
     def loss_of(self, model: nn.Module, number: int, batch: Any) -> Tensor:
         """Return the loss of one batch, which must be finite, for use inside `evaluate`."""
@@ -418,7 +446,7 @@ class Objective:
     def outputs_and_loss_of(self, model: nn.Module, number: int, batch: Any) -> tuple[Any, Tensor]:
         """Return outputs and loss of one batch on one graph, for use inside `evaluate`."""
         self._count(batch, forwards=1)
-        out, terms = self._recipe.outputs_and_terms(model, batch)
+        out, terms = self._recipe.outputs_and_terms(model, copy_batch(batch))
         return out, _finite_sum(self._select_terms(terms, number), number)
 
     @property
@@ -426,8 +454,15 @@ class Objective:
         """The `loss(output, target)` it was made with; `None` for an objective from a step."""
         return self._recipe.loss if isinstance(self._recipe, LossRecipe) else None
 
+    @property
+    def remark(self) -> str:
+        """What a reader of derivatives must know: torch's `spectral_norm` does not differentiate all of its loss."""
+        moves = self.mode == "train" and any(map(iterates_norm, self.model.modules()))
+        return "spectral_norm in train mode: derivatives hold its singular vectors fixed, the loss moves them" * moves
+
     def _leaves(self) -> dict[str, Tensor]:
-        return {name: value.requires_grad_() for name, value in self.parameters.items()}
+        with differentiating():
+            return {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
 
     def _select_terms(self, terms: Terms, number: int) -> Terms:
         names = self._terms or tuple(terms)

@@ -2,88 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
+from torch.utils import checkpoint
 
-from normgauge.objective._composites import TwiceDifferentiable
+from normgauge.objective._composites import ClipsNothingInPlace, TwiceDifferentiable
+from normgauge.objective._snapshot import Alias, Snapshot
 from normgauge.rng import preserved_rng, seed_everything
+from normgauge.threads import MEASURING
 
 Mode = Literal["train", "eval"]
 
-# nn.Module's own dictionaries: functional_call swaps and restores them, hooks in them are the user's.
-_INTERNAL = {"_parameters", "_buffers", "_modules"}
-
-
-class _ModuleState:
-    """The plain attributes of one module, as they were: references, contents of containers, tensor values."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.attributes = {name: value for name, value in module.__dict__.items() if name not in _INTERNAL}
-        self.contents = {
-            name: value.copy() for name, value in self.attributes.items() if isinstance(value, (list, dict, set))
-        }
-        self.tensors = {
-            name: (value._version, value.detach().clone())
-            for name, value in self.attributes.items()
-            if isinstance(value, Tensor) and not value.is_inference()
-        }
-
-    def restore(self) -> None:
-        own = self.module.__dict__
-        for name in [name for name in own if name not in self.attributes and name not in _INTERNAL]:
-            del own[name]
-        for name, value in self.attributes.items():
-            if own.get(name, own) is not value:
-                own[name] = value
-        for name, content in self.contents.items():
-            _refill(self.attributes[name], content)
-        for name, (version, value) in self.tensors.items():
-            if self.attributes[name]._version != version:
-                with torch.no_grad():
-                    self.attributes[name].copy_(value)
-
-
-def _refill(container: Any, content: Any) -> None:
-    if isinstance(container, list):
-        if len(container) != len(content) or any(a is not b for a, b in zip(container, content, strict=True)):
-            container[:] = content
-    elif isinstance(container, dict):
-        if container.keys() != content.keys() or any(container[key] is not content[key] for key in content):
-            container.clear()
-            container.update(content)
-    elif container != content:
-        container.clear()
-        container.update(content)
-
 
 @contextmanager
-def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[None]:
+def untouched(model: nn.Module, mode: Mode, seed: int) -> Iterator[list[Alias]]:
     """Put `model` into `mode` with a fixed random stream; restore flags, attributes and random state on exit.
 
-    Parameters and buffers are not saved here: the caller runs the model on functional copies of them.
-    The fixed stream makes dropout draw the same mask at every evaluation.
+    Values of parameters and buffers are not saved here: the caller runs the model on functional copies of them.
+    The fixed stream makes dropout draw the same mask at every evaluation. One thread at a time is inside. Given are the
+    places at which the model keeps its parameters a second time, for `call_purely`.
     """
-    states = [_ModuleState(module) for module in model.modules()]
-    with preserved_rng():
+    # buffers cloned in a caller's inference mode could not be written later; leaving it switches gradients on
+    ordinary = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    clips = any(getattr(module, "max_norm", None) is not None for module in model.modules())
+    with ordinary, as_written(), ClipsNothingInPlace() if clips else nullcontext():
+        spared = (*model.parameters(), *model.buffers())
+        snapshot = Snapshot([model], spared)
         seed_everything(seed)
         try:
             model.train(mode == "train")
-            yield
+            yield snapshot.aliases
         finally:
-            for state in states:
-                state.restore()
+            snapshot.restore()
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Run models as their forward is written: nothing recomputed, read from a cache or compiled.
+
+    Random states are those from before afterwards. One thread at a time is inside.
+    """
+    with preserved_rng(), _computed_once(), _uncached(), _uncompiled():
+        yield
+
+
+@contextmanager
+def _computed_once() -> Iterator[None]:
+    """Keep activations that `torch.utils.checkpoint` would throw away.
+
+    It computes them again in the backward pass, from whatever weights the model has then: its own, not those it was
+    given functionally. The derivative would be that of another point, without a word.
+    """
+    around = "_checkpoint_without_reentrant_generator"
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(checkpoint, "CheckpointFunction", _CalledDirectly))
+        stack.enter_context(_replaced(checkpoint, around, _recompute_nothing))
+        wrapper = sys.modules.get("torch.distributed._composable.checkpoint_activation")  # has the name for itself
+        if wrapper is not None:
+            stack.enter_context(_replaced(wrapper, around, _recompute_nothing))
+        yield
+
+
+class _CalledDirectly:
+    """Stands for the autograd function of reentrant checkpoints."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """Call the function."""
+        return function(*args)
+
+
+def _recompute_nothing(*_: Any, **__: Any) -> Iterator[None]:
+    """Stand for the generator around the call of a checkpoint that is not reentrant."""
+    yield
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Compute parametrized weights anew though a user's `parametrize.cached()` is open: it holds those of its start."""
+    with _replaced(parametrize, "_cache_enabled", 0), _replaced(parametrize, "_cache", {}):
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what was compiled as it was written: compiled graphs cannot be differentiated twice."""
+    if "torch._dynamo" not in sys.modules:  # then nothing was compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, original)
+
+
+@contextmanager
+def differentiating() -> Iterator[None]:
+    """Record a graph, also where the caller has switched that off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
     """Choose kernels that have second derivatives: math attention, composed weight norm, no cuDNN recurrences."""
     with ExitStack() as stack:
+        stack.enter_context(MEASURING)  # the choice of kernels is one for all threads
         stack.enter_context(TwiceDifferentiable())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if torch.cuda.is_initialized():

@@ -21,7 +21,7 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
             or a predicate `(name, parameter) -> bool`.
 
     Raises:
-        ModelError: when the model has no trainable parameter, or they live on two devices.
+        ModelError: when the model has no trainable parameter, one without values, or they live on two devices.
         InputError: when nothing is selected.
         UnknownNameError: when a plain name does not exist.
     """
@@ -38,6 +38,7 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
             )
         )
     _check_one_device(model, every)
+    _check_values(model, every)
     chosen = tuple(trainable) if selection is None else tuple(_matching_names(model, every, trainable, selection))
     if not chosen:
         raise InputError(
@@ -76,6 +77,20 @@ def _aliases(model: nn.Module) -> dict[str, str]:
         name: first.setdefault(id(parameter), name)
         for name, parameter in model.named_parameters(remove_duplicate=False)
     }
+
+
+def _check_values(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        if lazy or parameter.is_meta:
+            raise ModelError(
+                explain(
+                    f"Objective({type(model).__name__})",
+                    "parameters must have values",
+                    f"{name!r}, " + ("which has no shape yet" if lazy else "on the meta device"),
+                    "Call the model once" if lazy else "Call model.to_empty(device='cpu') and load its weights",
+                )
+            )
 
 
 def _check_one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from normgauge.testing._verdict import TOLERANCE, Ledger
 
 def check_law(declaration: Declaration, law: Invariance, ledger: Ledger, case: Case) -> None:
     """Try one invariance on one case, in each of its modes."""
-    alone = case.channels == 1 and case.spatial == 0 and declaration.statistics in ("sample", "group")
+    alone = case.channels == 1 and case.spatial == 0 and declaration.statistics in ("sample", "group", "none")
     if case.spatial not in law.spatial or alone:  # a block of one value has no scale to divide by
         return
     eps = case.eps if law.exact else VANISHING

@@ -32,12 +32,16 @@ class Conformance(Result):
     Args:
         name: of the normalizer.
         checks: `(check, cases, largest deviation)`.
+        laws: how many invariances were declared, and so tried.
     """
 
     name: str
     checks: tuple[tuple[str, int, float], ...]
+    laws: int = 0
 
     def _title(self) -> str:
+        if not self.laws:
+            return f"normalizer {self.name!r} keeps the common rules; it declares no invariance, so none was tried"
         return f"normalizer {self.name!r} conforms"
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -61,7 +65,10 @@ def check_normalizer(
     Hypothesis draws shapes, dtypes (float64, float32, bfloat16), memory formats, batch sizes and eps. Tried are every
     declared invariance (those that hold only for eps = 0 with an eps of 1e-300) and the sign they promise; shape,
     dtype and precision; state_dict round trip and deep copies; torch.func against autograd, forward over reverse;
-    bfloat16 autocast; first and second derivatives against a twin; and the refusal of empty and one-element inputs.
+    bfloat16 autocast; first and second derivatives against a twin; empty inputs, which raise any error or give an
+    empty output and leave the state finite; and one value per channel, on which training raises an error where
+    `smallest` says so. All checks run, and all that failed are named. Without declared invariances the result says that
+    none was tried.
 
     Args:
         subject: a name, a declaration, or a factory `(channels, spatial) -> Module`.
@@ -76,7 +83,7 @@ def check_normalizer(
         A `Conformance`, to print.
 
     Raises:
-        NonconformingError: naming the broken law and the deviation.
+        NonconformingError: naming every broken law and rule, one per line, with the deviation.
         MissingExtraError: if Hypothesis is not installed.
 
     Examples:
@@ -89,26 +96,47 @@ def check_normalizer(
     ledger = Ledger(declaration.name)
     with preserved_rng():  # initial weights come from the global stream: pinned here, and put back
         seed_everything(0)
-        _run_all(declaration, twin, examples, ledger)
+        failures = _run_all(declaration, twin, examples, ledger)
+    if failures:
+        raise NonconformingError("\n".join(failures))
     checks = tuple((check, ledger.cases[check], ledger.largest[check]) for check in ledger.cases)
-    return Conformance(declaration.name, checks)
+    return Conformance(declaration.name, checks, len(declaration.invariances))
 
 
-def _run_all(declaration: Declaration, twin: _contract.Twin | None, examples: int, ledger: Ledger) -> None:
+def _run_all(declaration: Declaration, twin: _contract.Twin | None, examples: int, ledger: Ledger) -> list[str]:
+    """Run every check, whether others failed or not; return what failed."""
     build = builder(declaration)
     inner = 3 if declaration.placement == "weights" else None
-    axes = declaration.spatial
-    for law in declaration.invariances:
-        _run_cases(functools.partial(check_law, declaration, law, ledger), axes, examples)
-    _run_cases(lambda case: _contract.check_output(build, case, inner, ledger), axes, examples)
-    _run_cases(lambda case: _contract.check_state(build, case, inner, ledger), axes, max(2, examples // 3))
-    few = max(2, examples // 3)
-    _run_cases(lambda case: _contract.check_transforms(build, case, inner, ledger), axes, few, small=True)
-    _run_cases(lambda case: _contract.check_autocast(build, case, inner, ledger), axes, few)
+    axes, few = declaration.spatial, max(2, examples // 3)
+
+    def on_cases(check: Callable[[Case], None], examples: int, *, small: bool = False) -> Callable[[], None]:
+        return lambda: _run_cases(check, axes, examples, small=small)
+
+    checks = {
+        str(law): on_cases(functools.partial(check_law, declaration, law, ledger), examples)
+        for law in declaration.invariances
+    }
+    checks |= {
+        "output": on_cases(lambda case: _contract.check_output(build, case, inner, ledger), examples),
+        "state": on_cases(lambda case: _contract.check_state(build, case, inner, ledger), few),
+        "torch.func": on_cases(lambda case: _contract.check_transforms(build, case, inner, ledger), few, small=True),
+        "autocast": on_cases(lambda case: _contract.check_autocast(build, case, inner, ledger), few),
+    }
     if twin or not declaration.detached:  # differences see what the gradient leaves out
-        _run_cases(lambda case: _contract.check_derivatives(build, case, inner, twin, ledger), axes, few, small=True)
+        checks["derivatives"] = on_cases(
+            lambda case: _contract.check_derivatives(build, case, inner, twin, ledger), few, small=True
+        )
     if declaration.placement == "activation":
-        _contract.check_refusals(declaration, ledger)
+        checks["small inputs"] = lambda: _contract.check_refusals(declaration, ledger)
+    failures = []
+    for name, check in checks.items():
+        try:
+            check()
+        except NonconformingError as error:
+            failures.append(str(error))
+        except Exception as error:  # noqa: BLE001 (whatever the layer raised is named, and the other checks run)
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+    return failures
 
 
 def _find_declaration(
@@ -147,6 +175,7 @@ def _run_cases(check: Callable[[Case], None], spatial: tuple[int, ...], examples
         database=None,
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
+        report_multiple_bugs=False,
     )
 
     @quick

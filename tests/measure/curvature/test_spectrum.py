@@ -68,7 +68,7 @@ def test_residuals_are_the_true_ones():
     ],
     ids=["identity", "copies", "low rank", "zero", "negative", "spread"],
 )
-@pytest.mark.parametrize("memory", [None, 18 * 80 * 8])
+@pytest.mark.parametrize("memory", [None, 18 * 80 * 8, 12 * 80 * 8])
 def test_known_spectra_with_their_copies(values, memory):
     matrix = with_spectrum(values)
     found = eigenpairs(DenseOperator(matrix), top=3, bottom=1, tol=1e-9, memory=memory)
@@ -87,6 +87,29 @@ def test_restarted_basis_gives_the_same_values():
     assert free.restarts == 0 < tight.restarts
     assert tight.status == "ok"
     torch.testing.assert_close(torch.tensor(tight.top), torch.tensor(free.top), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("top", "rows"), [(1, 4), (2, 8), (3, 10), (5, 14)])
+def test_the_smallest_basis_that_is_accepted_converges(top, rows):
+    matrix = with_spectrum([9.0, 7.0, 7.0, 6.0, 5.5, *torch.linspace(0, 5, 200).tolist()])
+    found = eigenpairs(DenseOperator(matrix), top=top, tol=1e-6, memory=rows * 205 * 8)
+    assert found.status == "ok"
+    assert found.top == pytest.approx([9.0, 7.0, 7.0, 6.0, 5.5][:top], rel=1e-6)
+    with pytest.raises(OutOfMemoryError, match=rf"{rows} vectors of 205 entries.*pass memory={rows * 205 * 8}"):
+        eigenpairs(DenseOperator(matrix), top=top, memory=rows * 205 * 8 - 1)
+
+
+def test_the_default_budget_is_kept_and_said_before_the_work():
+    class Huge(DenseOperator):
+        def __init__(self):
+            super().__init__(torch.eye(2))
+            self.shape = (101_000_000, 101_000_000)
+
+        def _matvec(self, vector):
+            raise AssertionError("the work has begun")
+
+    with pytest.raises(OutOfMemoryError, match=r"need 7\.53 GiB. Got the default budget of 1 GiB.*memory=8080000000"):
+        eigenpairs(Huge(), top=3)
 
 
 @settings(max_examples=25, deadline=None)

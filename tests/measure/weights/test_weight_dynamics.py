@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normgauge import Objective, optim, weight_dynamics
+from normgauge.errors import InputError
 from normgauge.theory import weight_dynamics as theory
 
 
@@ -207,3 +208,12 @@ def test_it_leaves_no_trace_and_has_three_ways_out():
     assert all(param.grad is None for param in model.parameters()) and not optimizer.state
     assert "kind exact, estimate" in str(told) and len(told.frame()) == len(told.blocks)
     assert told.chart().to_dict()
+
+
+def test_the_optimizer_must_be_of_this_model():
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4))
+    objective = Objective(model, nn.functional.mse_loss, (torch.randn(8, 3), torch.randn(8, 4)), mode="train")
+    with pytest.raises(InputError, match="parameters of the objective's model. Got SGD of 2 others"):
+        weight_dynamics(objective, torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.1))
+    with pytest.raises(InputError, match=r"a torch.optim.Optimizer.*Got float"):
+        weight_dynamics(objective, 0.1)

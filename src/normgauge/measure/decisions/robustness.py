@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.errors import DataError, InputError, NotDifferentiableError, explain, unknown_name
 from normgauge.measure.decisions.attacks import Attack, Bounds, ascend, attack_named, gaussian_noise, random_start
 from normgauge.measure.decisions.classes import decisions
 from normgauge.objective import Objective
@@ -293,6 +293,15 @@ class _Look:
             free = inputs.detach().clone().requires_grad_()
             logits, labels = self._decisions(free)
             value = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            if not value.requires_grad:
+                raise NotDifferentiableError(
+                    explain(
+                        "robustness",
+                        "an attack follows the gradient of the outputs in the inputs",
+                        "outputs that do not depend on the inputs by differentiable operations",
+                        "Look for argmax, detach or no_grad in the forward",
+                    )
+                )
             (gradient,) = torch.autograd.grad(value, free)
             self.objective.count_backward((inputs, self.labels))
         return gradient

@@ -30,7 +30,7 @@ from normgauge.measure.generalization.network_copy import (
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.network import copy_model
-from normgauge.objective import Objective, call_model, pairs, to_device
+from normgauge.objective import Objective, as_written, call_model, pairs, to_device
 from normgauge.records import Reading, format_table
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng
@@ -195,6 +195,7 @@ class Generalization(Result):
 
 
 @instrument
+@as_written()
 def generalization(
     model: nn.Module,
     data: Any,
@@ -311,7 +312,7 @@ def _count_calls(forward: Forward, samples: int) -> Forward:
 
     def call(model: nn.Module, inputs: Any) -> Any:
         spend("gradients" if inputs.requires_grad else "forwards", len(inputs) / samples)
-        return forward(model, inputs)
+        return forward(model, inputs.clone())  # it may write into what it is given
 
     return call
 

@@ -18,6 +18,7 @@ from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, check_inputs, private_copy
+from normgauge.objective import as_written
 from normgauge.records import Kind, Reading
 from normgauge.results import Result, instrument, spend
 
@@ -182,6 +183,7 @@ class LipschitzBracket(Result):
 
 
 @instrument
+@as_written()
 def lipschitz(
     model: nn.Module, inputs: Tensor, *, radius: float | None = None, climbs: int = 6, seed: int = 0
 ) -> LipschitzBracket:

@@ -48,7 +48,7 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
     """
     x = inputs.detach().clone().requires_grad_()
     with torch.enable_grad(), twice_differentiable():
-        outputs = model(x).flatten(1)
+        outputs = model(x.clone()).flatten(1)
         if not outputs.requires_grad:
             raise NotDifferentiableError(
                 explain(
@@ -95,7 +95,7 @@ def uphill_direction(model: Model, point: Tensor, left: Tensor) -> Tensor:
     """
     x = point.detach().clone()[None].requires_grad_()
     with torch.enable_grad(), twice_differentiable():
-        outputs = model(x).flatten(1)
+        outputs = model(x.clone()).flatten(1)
         (pulled,) = torch.autograd.grad(outputs, x, left[None], create_graph=True)
         if not pulled.requires_grad:  # linear, or linear between kinks
             return torch.zeros_like(point)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normgauge.errors import InputError, explain
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -187,12 +188,15 @@ def weight_dynamics(
         >>> block.scale_invariant, block.heading, abs(block.next_norm**2 - grown) < 1e-5
         (True, 'growing', True)
 
+    Raises:
+        InputError: for an optimizer of another model's parameters.
+
     References: sun2020, heo2021, wan2021, kosson2024, akbar2025
     """
+    groups = _groups(objective, optimizer)
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     point = {name: value.double() for name, value in objective.parameters.items()}
     squares, slopes = _gradients(objective)
-    groups = _groups(objective, optimizer)
     ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
     blocks = []
     covered: set[str] = set()
@@ -232,9 +236,28 @@ def _gradients(objective: Objective) -> tuple[Values, Values]:
 def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
     if optimizer is None:
         return {}
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            explain(
+                "weight_dynamics",
+                "optimizer is a torch.optim.Optimizer of the model's parameters",
+                type(optimizer).__name__,
+                "Pass torch.optim.SGD(model.parameters(), lr=...)",
+            )
+        )
     by_id = {id(param): group for group in optimizer.param_groups for param in group["params"]}
     named = dict(objective.model.named_parameters())
-    return {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
+    groups = {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
+    if not groups:
+        raise InputError(
+            explain(
+                "weight_dynamics",
+                "the optimizer must hold parameters of the objective's model",
+                f"{type(optimizer).__name__} of {len(by_id)} others",
+                "Make it from the same model; moving or copying a model makes new parameters",
+            )
+        )
+    return groups
 
 
 def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: Values) -> Values:
