@@ -68,8 +68,8 @@ def test_imports_follow_the_house(path):
 
 def test_every_room_is_on_the_plan():
     rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
-    assert rooms <= set(MAY_IMPORT)
-    assert {path.stem for path in ROOT.glob("*.py")} == SEEN_BY_ALL | {"__init__", "__main__"}
+    assert rooms - CELLAR <= set(MAY_IMPORT)
+    assert {path.stem for path in ROOT.glob("*.py")} | rooms & CELLAR == SEEN_BY_ALL | {"__init__", "__main__"}
 
 
 def test_files_have_telling_names_and_readable_lengths():
@@ -234,7 +234,7 @@ def entered(room):
 
 
 def rooms_table():
-    rooms = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").exists())
+    rooms = sorted(path.name for path in ROOT.iterdir() if (path / "__init__.py").exists() and path.name not in CELLAR)
     lines = [f"| {room} | {', '.join(entered(room)) or 'nothing'} |" for room in rooms]
     return "\n".join(["| room | enters |", "|---|---|", *lines]) + "\n"
 

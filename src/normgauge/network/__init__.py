@@ -1,5 +1,10 @@
 """A model read once: its calls in order, who writes what a normalizer reads, roles of parameters, copies, float64."""
 
+from normgauge.network._call_order import Graph as Graph
+from normgauge.network._call_order import Made as Made
+from normgauge.network._call_order import Recorder as Recorder
+from normgauge.network._call_order import Step as Step
+from normgauge.network._call_order import replaced as replaced
 from normgauge.network._copies import copy_model as copy_model
 from normgauge.network._copies import exchange as exchange
 from normgauge.network._copies import fix_parametrizations as fix_parametrizations
@@ -13,11 +18,6 @@ from normgauge.network._network import Neighbour as Neighbour
 from normgauge.network._network import Network as Network
 from normgauge.network._precision import KeepDouble as KeepDouble
 from normgauge.network._roles import Role as Role
-from normgauge.network._steps import Graph as Graph
-from normgauge.network._steps import Made as Made
-from normgauge.network._steps import Recorder as Recorder
-from normgauge.network._steps import Step as Step
-from normgauge.network._steps import replaced as replaced
 from normgauge.network._watch import ModuleCall as ModuleCall
 from normgauge.network._watch import Operations as Operations
 from normgauge.network._watch import first_tensor as first_tensor

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, export, fx, nn
 
-from normgauge.network._steps import Graph, Leaf, Made, Names, Step
+from normgauge.network._call_order import Graph, Leaf, Made, Names, Step
 from normgauge.objective import tensors
 
 _MAY_DO_NOTHING = ("to", "contiguous", "type_as", "flatten", "dropout", "dropout_", "feature_dropout")

@@ -12,11 +12,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from normgauge.network._call_order import Graph, Leaf, Recorder, Step
 from normgauge.network._copies import copy_model
 from normgauge.network._modules import is_leaf, role_of
 from normgauge.network._precision import KeepDouble, double
 from normgauge.network._roles import Role, roles_of
-from normgauge.network._steps import Graph, Leaf, Recorder, Step
 from normgauge.network._watch import ModuleCall, watched
 from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.rng import generator

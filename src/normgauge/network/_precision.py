@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from normgauge.network._steps import replaced
+from normgauge.network._call_order import replaced
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _NARROWING = (Tensor.float, Tensor.half, Tensor.bfloat16)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normgauge.network._call_order import replaced
 from normgauge.network._precision import KeepDouble, double
-from normgauge.network._steps import replaced
 from normgauge.network._watch import ModuleCall, first_tensor
 from normgauge.objective import untouched
 from normgauge.rng import generator

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normgauge.errors import DataError, ModelError, explain
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
-from normgauge.measure.signal.execution import per_unit
+from normgauge.measure.signal.layer_outputs import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model, tensors
 from normgauge.records import Reading, Status

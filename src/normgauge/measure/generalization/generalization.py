@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, NormgaugeError, explain, unknown_name
+from normgauge.errors import InputError, NormgaugeError, explain, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
 from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
 from normgauge.measure.generalization.complexity import Complexity, Network, measures, network_of
+from normgauge.measure.generalization.joined_data import join_batches
 from normgauge.measure.generalization.layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure.generalization.local_slopes import ball_slopes, climb, values_and_slopes
 from normgauge.measure.generalization.network_copy import (
@@ -30,7 +31,7 @@ from normgauge.measure.generalization.network_copy import (
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.network import copy_model
-from normgauge.objective import Objective, as_written, call_model, pairs, to_device
+from normgauge.objective import Objective, as_written, call_model
 from normgauge.records import Reading, format_table
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng
@@ -341,7 +342,7 @@ def _check(settings: _Settings) -> None:
 
 
 def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
-    inputs, targets = _join_batches(model, data)
+    inputs, targets = join_batches(model, data)
     settings = replace(settings, forward=_count_calls(settings.own_forward or call_model, len(inputs)))
     twin = evaluation_copy(model)
     with torch.no_grad():
@@ -567,7 +568,7 @@ def _sharpness(
 def _test_bound(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
     if test is None:
         return None, math.nan
-    values = values_and_slopes(twin, settings.forward, loss, *_join_batches(twin, test))[0]
+    values = values_and_slopes(twin, settings.forward, loss, *join_batches(twin, test))[0]
     return held_out_bound(values.tolist(), loss.largest, settings.delta), float(values.mean())
 
 
@@ -589,28 +590,6 @@ def _tensor(output: Any) -> Tensor:
     value = getattr(output, "logits", output)
     assert isinstance(value, Tensor)  # bounded_loss has seen to it
     return value
-
-
-def _join_batches(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
-    """Return all inputs and all targets, on the model's device.
-
-    Raises:
-        DataError: when inputs are not one real tensor or targets not one tensor.
-    """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batches = [to_device(batch, device) for _, batch in pairs(data)]
-    for inputs, targets in batches:
-        if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
-            kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
-            raise DataError(
-                explain(
-                    "generalization",
-                    "inputs must be one real tensor, samples first, and targets one tensor",
-                    kind,
-                    "Measure from the embeddings on, where inputs are words",
-                )
-            )
-    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
 
 
 def _fields(item: Bound | Complexity | Cell) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.measure.signal.execution import per_unit, run_watched, unit_axis
+from normgauge.measure.signal.layer_outputs import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
 from normgauge.records import Reading

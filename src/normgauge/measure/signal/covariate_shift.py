@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError, NotDifferentiableError, unknown_name
-from normgauge.measure.signal.execution import (
+from normgauge.measure.signal.layer_outputs import (
     Groups,
     Layer,
     execution_order,

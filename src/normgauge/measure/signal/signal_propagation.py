@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.signal.calls import Call, Recorder
+from normgauge.measure.signal.layer_statistics import Call, Recorder
 from normgauge.measure.signal.theory_coverage import COVERED, why_not_covered
 from normgauge.network import owner_of, role_of, watched
 from normgauge.objective import Objective

@@ -54,7 +54,7 @@ def _letter(step: NetworkStep, objective: Objective, activation: str) -> str:
         if objective.mode != "train" and layer.track_running_stats:
             return f"{step.name!r} uses stored statistics"
         pairs = ((layer.weight, 1.0), (layer.bias, 0.0))
-        if any(value is not None and float((value - unit).abs().max()) > _UNIT for value, unit in pairs):
+        if any(value is not None and float((value.detach() - unit).abs().max()) > _UNIT for value, unit in pairs):
             return f"{step.name!r} has gains other than 1 or shifts other than 0"
         return "B"
     y = torch.linspace(-4.0, 4.0, 41, dtype=torch.float64)[:, None]
