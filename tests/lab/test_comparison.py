@@ -353,3 +353,12 @@ def test_compare_takes_the_users_own_factory(tmp_path, monkeypatch):
     assert document.question == result.document.question and document.arms and document.answer == result.answer
     assert result.frame().shape[0] == 2
     assert result.chart().to_dict()
+
+
+def test_a_comparison_is_a_result_with_readings_and_a_meaning():
+    runs = made({"none": {0.1: [0.80, 0.81, 0.82]}, "batch": {0.1: [0.90, 0.911, 0.92]}})
+    comparison = compared(runs, tuning_seeds=2)
+    first, second = comparison.readings()
+    assert first.name.endswith("batch") and first.value > second.value and first.uncertainty > 0
+    assert comparison.meaning() == comparison.answer and comparison.answer in comparison._repr_html_()
+    assert "batch" in repr(comparison)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
 from normgauge.lab.sentence import Exam, write_answer
-from normgauge.records import Run, format_number, format_table, plain
+from normgauge.records import Reading, Run, format_number, format_table, plain
 from normgauge.results import Result
 from normgauge.stats import Bounds, Choice, Interval, choose, interval
 
@@ -146,6 +146,27 @@ class Comparison(Result):
             rows.append(row)
         return rows
 
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the primary metric of every arm, the best first, with half the width of its interval."""
+        metric = self._primary()
+        intervals = [(arm.knobs["norm"], arm.values.get(metric.name, _NOTHING)) for arm in self.document.arms]
+        return tuple(
+            Reading.measured(
+                f"{metric.title}, {norm}",
+                value.mean,
+                "estimate",
+                uncertainty=(value.high - value.low) / 2,
+                why="no run finished",
+            )
+            for norm, value in intervals
+        )
+
+    def _meaning(self) -> str:
+        return self.answer
+
+    def _primary(self) -> Metric:
+        return ACCURACY if any(ACCURACY.name in arm.values for arm in self.document.arms) else LOSS
+
     def __str__(self) -> str:
         """Return the table with intervals, what to know about the chosen rates, then the answer."""
         remarks = [f"\n{remark}" for arm in self.document.arms for remark in arm.remarks]
@@ -172,8 +193,7 @@ class Comparison(Result):
         """Return the primary metric with its interval per arm."""
         from normgauge.charts import intervals
 
-        arms = self.document.arms
-        metric = ACCURACY if any(ACCURACY.name in arm.values for arm in arms) else LOSS
+        arms, metric = self.document.arms, self._primary()
         rows = [{**arm.knobs, **plain(arm.values[metric.name])} for arm in arms if metric.name in arm.values]
         return intervals(rows, value="mean", series="norm", title=metric.title)
 

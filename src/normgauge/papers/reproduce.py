@@ -23,7 +23,7 @@ from normgauge.papers.court import DEFAULT_FOLDER, Claim, StudyTable, Verdict, c
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.studies import execute, find
-from normgauge.records import Provenance, Row, Run, format_table, plain
+from normgauge.records import Provenance, Reading, Row, Run, format_table, plain
 from normgauge.results import Result
 from normgauge.stats import Choice, choose
 from normgauge.store import STORE_NAME, Store, spec_id
@@ -112,6 +112,19 @@ class Reproduced(Result):
             for name, verdict in self.verdicts.items()
             for item in verdict.evidence
         ]
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return every margin of every criterion, over seeds."""
+        items = [(name, item) for name, verdict in self.verdicts.items() for item in verdict.evidence]
+        return tuple(
+            Reading.measured(
+                f"{name}: {item.name}", item.value, "estimate", uncertainty=item.tolerance, why="no run was counted"
+            )
+            for name, item in items
+        )
+
+    def _meaning(self) -> str:
+        return " ".join(f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items())
 
     def __str__(self) -> str:
         """Return the margins, the verdicts and the remarks."""

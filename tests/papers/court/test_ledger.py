@@ -52,3 +52,9 @@ def test_the_docs_page_has_the_verdicts_of_today(script):
     assert headings(script.PAGE.read_text(encoding="utf-8")) == headings(
         script.page(ng.claims.ledger().judge(workers=2))
     )
+
+
+def test_the_ledger_is_a_result_with_readings_and_a_meaning():
+    ledger = ng.claims.ledger(paper="S4")
+    assert sum(reading.value for reading in ledger.readings()) == len(ledger)
+    assert ledger.meaning().startswith(f"Of {len(ledger)} claims: ") and ledger.meaning() in ledger._repr_html_()

@@ -16,7 +16,7 @@ from normgauge.papers.court.registry import find, registered_claims
 from normgauge.papers.court.sources import own_runs
 from normgauge.papers.court.verdict import Verdict
 from normgauge.papers.shelf import PAPERS
-from normgauge.records import format_table, plain
+from normgauge.records import Reading, format_table, plain
 from normgauge.results import Result
 
 if TYPE_CHECKING:
@@ -101,6 +101,17 @@ class Ledger(Result):
             for word, number in words.items()
         ]
         return alt.Chart(pandas.DataFrame(rows)).mark_bar().encode(x="claims:Q", y="paper:N", color="verdict:N")
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return how often each verdict fell."""
+        total = Counter[str]()
+        for words in self.counts().values():
+            total.update(words)
+        return tuple(Reading(f"claims {_spell(word)}", number) for word, number in sorted(total.items()))
+
+    def _meaning(self) -> str:
+        told = ", ".join(f"{reading.value:g} {reading.name.removeprefix('claims ')}" for reading in self.readings())
+        return f"Of {len(self)} claims: {told}. ledger.explain(id) says why, and what holds instead."
 
     def __str__(self) -> str:
         """Return the claims paper by paper, each paper with its counts."""
