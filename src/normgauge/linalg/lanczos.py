@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 
 import torch
@@ -74,7 +76,8 @@ def eigenpairs(
         tol: relative residual to reach.
         seed: of the random start; the same seed gives the same numbers.
         start: a vector, or earlier eigenvectors as rows, to start from instead.
-        memory: bytes the basis may take (default 1 GiB); beyond it the basis is compressed and the run goes on.
+        memory: bytes the basis may take, beyond which it is compressed and the run goes on; by default 1 GiB, or what
+            the smallest basis takes where that is more and within a quarter of the machine's memory.
         max_products: most products before giving up (default: ten times the dimension, at most 1000).
         progress: called as `progress(products, relative residuals)` after every step.
 
@@ -237,9 +240,19 @@ def _capacity(operator: Operator, top: int, bottom: int, memory: int | None) -> 
     A restart keeps the wanted vectors; the search for copies begins beside them, with as many of its own.
     """
     size, wanted = operator.shape[0], top + bottom
-    fits = (DEFAULT_MEMORY if memory is None else memory) // (size * torch.finfo(operator.dtype).bits // 8)
+    row = size * torch.finfo(operator.dtype).bits // 8
     least = min(2 * wanted + 4 if max(top, bottom) > 1 else wanted + 3, size)
-    if fits < least:
-        budget = f"memory={memory} bytes" if memory is not None else f"the default budget of {DEFAULT_MEMORY >> 30} GiB"
+    share = machine_memory(operator.device) // 4
+    if least * row > (max(DEFAULT_MEMORY, share) if memory is None else memory):
+        budget = (
+            f"memory={memory} bytes" if memory is not None else f"a quarter of the machine's, {share / 2**30:.3g} GiB"
+        )
         raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, budget))
-    return min(fits, 1000, size)
+    return min(max(least, (DEFAULT_MEMORY if memory is None else memory) // row), 1000, size)
+
+
+def machine_memory(device: torch.device) -> int:
+    """Return the bytes a machine has, or a graphics card has free; boundless where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize

@@ -99,7 +99,7 @@ def test_the_smallest_basis_that_is_accepted_converges(top, rows):
         eigenpairs(DenseOperator(matrix), top=top, memory=rows * 205 * 8 - 1)
 
 
-def test_the_default_budget_is_kept_and_said_before_the_work():
+def test_the_default_budget_is_kept_and_said_before_the_work(monkeypatch):
     class Huge(DenseOperator):
         def __init__(self):
             super().__init__(torch.eye(2))
@@ -108,8 +108,14 @@ def test_the_default_budget_is_kept_and_said_before_the_work():
         def _matvec(self, vector):
             raise AssertionError("the work has begun")
 
-    with pytest.raises(OutOfMemoryError, match=r"need 7\.53 GiB. Got the default budget of 1 GiB.*memory=8080000000"):
+    monkeypatch.setattr("normgauge.linalg.lanczos.machine_memory", lambda device: 16 << 30)
+    with pytest.raises(
+        OutOfMemoryError, match=r"need 7\.53 GiB. Got a quarter of the machine's, 4 GiB.*memory=8080000000"
+    ):
         eigenpairs(Huge(), top=3)
+    monkeypatch.setattr("normgauge.linalg.lanczos.machine_memory", lambda device: 64 << 30)
+    with pytest.raises(AssertionError, match="the work has begun"):
+        eigenpairs(Huge(), top=1)
 
 
 @settings(max_examples=25, deadline=None)

@@ -187,7 +187,8 @@ def spectrum(
         seed: of the random start; equal seeds give equal results.
         symmetries: for the quotient: what `ng.symmetries(objective)` gave; discovered when left out.
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
-        memory: bytes the Lanczos basis may take; 1 GiB by default.
+        memory: bytes the Lanczos basis may take; by default 1 GiB, or the least it needs up to a
+            quarter of the machine's.
         max_products: most products before giving up with status "nonconverged".
         group: process group over which the data are sharded: every rank makes the objective on its share and calls
             this function; all get the same result. Batch statistics stay those of each rank's batches.
