@@ -8,6 +8,8 @@ from normgauge.network._call_order import replaced as replaced
 from normgauge.network._copies import copy_model as copy_model
 from normgauge.network._copies import exchange as exchange
 from normgauge.network._copies import fix_parametrizations as fix_parametrizations
+from normgauge.network._eps import WithoutEps as WithoutEps
+from normgauge.network._eps import without_eps as without_eps
 from normgauge.network._modules import activation_name as activation_name
 from normgauge.network._modules import convolves as convolves
 from normgauge.network._modules import is_leaf as is_leaf
@@ -38,6 +40,7 @@ __all__ = [
     "Recorder",
     "Role",
     "Step",
+    "WithoutEps",
     "activation_name",
     "convolves",
     "copy_model",
@@ -52,4 +55,5 @@ __all__ = [
     "role_of",
     "stored_affine",
     "watched",
+    "without_eps",
 ]

@@ -109,7 +109,9 @@ def _pieces(name: str, shape: Shape, hints: Hints, kernel: range) -> Iterator[Sl
     for axis, size in enumerate(shape):
         for start, length in () if axis in kernel else sorted(hints.pieces.get(size, ())):
             if length > 1:
-                yield Slot(name, (*shape[:axis], length, *shape[axis + 1 :]), (axis,), (axis, start, length))
+                part = (*shape[:axis], length, *shape[axis + 1 :])
+                yield Slot(name, part, (axis,), (axis, start, length))
+                yield Slot(name, part, (), (axis, start, length))
 
 
 def _packed_slots(name: str, view: Shape, axis: int, factors: Shape) -> Iterator[Slot]:

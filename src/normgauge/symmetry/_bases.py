@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from normgauge.network import owner_of
+from normgauge.rng import generator
 from normgauge.symmetry._axes import Slot, refinements
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._matrix import MatrixFamily, MatrixTerm, matrix_family, residual_of
@@ -16,6 +18,8 @@ from normgauge.symmetry._terms import Scale, Term
 from normgauge.symmetry._trace import Hints
 
 Gradients = Sequence[Mapping[str, Tensor]]
+Unit = tuple[MatrixTerm, ...]  # a reader, and its bias where that follows
+EQUATIONS_PER_READER = 20
 
 
 def change_of_basis(
@@ -95,21 +99,56 @@ def _planes(
 def _streams(
     family: Family, families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, precision: float
 ) -> Iterator[MatrixFamily]:
-    """Try rotations of a residual stream: all its writers against all readers behind gains."""
+    """Try rotations of a residual stream: all its writers against those of its readers that turn with them."""
     writers = [term.parameter for term in family.terms]
     sizes = set.intersection(*({s for s in point[name].shape if s > 1} for name in writers))
     for size in sorted(sizes, reverse=True):
         readers = _readers(families, point, size, set(writers))
-        if not readers:
-            continue
         for transposed in (False, True):  # square writers: rows first, as in nn.Linear
-            terms = [_writer(name, point, size, transposed) for name in writers]
-            chosen = (*terms, *readers)
+            terms = tuple(_writer(name, point, size, transposed) for name in writers)
             for group in ("O", "O1"):
+                if size <= (1 if group == "O" else 2):
+                    continue
+                turning = _turning_readers(terms, readers, group, point, gradients)
+                chosen = (*terms, *(term for unit in turning for term in unit))
                 residual = residual_of(chosen, group, point, gradients)
-                if residual < max(1e-3, 10 * precision) and size > (1 if group == "O" else 2):
+                if turning and residual < 10 * precision:
                     yield matrix_family(group, chosen, 1, size, residual)
                     return
+
+
+def _turning_readers(
+    writers: Sequence[MatrixTerm],
+    readers: Sequence[Unit],
+    group: str,
+    point: Mapping[str, Tensor],
+    gradients: Gradients,
+) -> list[Unit]:
+    """Return the readers whose moments cancel those of the writers: each takes part whole or not at all."""
+    target = _turning_moment(writers, group, point, gradients)
+    keep = torch.randperm(target.numel(), generator=generator(7))[: EQUATIONS_PER_READER * (len(readers) + 4)]
+    columns = [_turning_moment(unit, group, point, gradients)[keep] for unit in readers]
+    if not columns:
+        return []
+    matrix = torch.stack(columns, 1)
+    norms = matrix.norm(dim=0).clamp_min(1e-300)
+    shares = torch.linalg.lstsq(matrix / norms, -target[keep, None], driver="gelsd").solution[:, 0] / norms
+    return [unit for unit, share in zip(readers, shares.tolist(), strict=True) if share > 0.5]
+
+
+def _turning_moment(
+    terms: Sequence[MatrixTerm], group: str, point: Mapping[str, Tensor], gradients: Gradients
+) -> Tensor:
+    """Return the derivatives along all rotations, over the gradients."""
+    parts = []
+    for gradient in gradients:
+        total = torch.stack([term.moment(point, gradient)[0] for term in terms]).sum(0)
+        total = total - total.mT
+        if group == "O1":
+            centre = torch.eye(total.shape[-1], dtype=total.dtype) - 1.0 / total.shape[-1]
+            total = centre @ total @ centre
+        parts.append(total.reshape(-1).double())
+    return torch.cat(parts)
 
 
 def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool) -> MatrixTerm:
@@ -119,28 +158,26 @@ def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool)
     return MatrixTerm(Slot(name, shape, (axis,)), 1.0, (), (axis,))
 
 
-def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]) -> list[MatrixTerm]:
-    """Return every reader behind a gain of this size, with the bias that follows its beta."""
-    readers: list[MatrixTerm] = []
+def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]) -> list[Unit]:
+    """Return what may read a stream of this size: behind a gain, with the bias that follows, or plainly."""
+    units: list[Unit] = []
     for family in families:
         vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
-        wide = [t for t in family.terms if t.coefficient < 0]
-        if (
-            family.kind != "rescale"
-            or family.size != size
-            or not vectors
-            or len(vectors) + len(wide) < len(family.terms)
-        ):
+        wide = [t for t in family.terms if t.coefficient < 0 and point[t.parameter].ndim > 1]
+        whole = family.kind == "rescale" and family.size == size and len(vectors) + len(wide) == len(family.terms)
+        if not whole or not vectors or any(t.slot.narrow is not None or len(t.slot.keep) != 1 for t in wide):
             continue
         for term in wide:
-            if term.slot.narrow is not None or len(term.slot.keep) != 1:
-                return []
             reader = MatrixTerm(term.slot, -1.0, (), term.slot.keep, by=vectors[0].parameter)
-            readers.append(reader)
-            bias = _bias(term, point, size)
-            if len(vectors) > 1 and bias:
-                readers.append(replace(reader, bias=bias, beta=vectors[1].parameter))
-    return readers
+            bias = _bias(term, point, size) if len(vectors) > 1 else ""
+            follow = (replace(reader, bias=bias, beta=vectors[1].parameter),) if bias else ()
+            units.append((reader, *follow))
+    behind = {term.slot.name for unit in units for term in unit}
+    for name, value in point.items():
+        axes = [axis for axis, s in enumerate(value.shape) if s == size]
+        if name not in writers and name not in behind and value.ndim > 1 and axes:
+            units.append((MatrixTerm(Slot(name, tuple(value.shape), (axes[-1],)), -1.0, (), (axes[-1],)),))
+    return units
 
 
 def _bias(term: Term, point: Mapping[str, Tensor], size: int) -> str:

@@ -1,4 +1,4 @@
-"""Shifts that a centring normalization hides behind its gain: W + t / gamma, with the bias that beta asks for."""
+"""Shifts that are hidden: by a centring normalization behind its gain (W + t / gamma), by a reader's kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import Tensor
 from normgauge.network import owner_of
 from normgauge.symmetry._axes import Slot, element_slot
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._terms import Centred, Offset, Scale, Term
+from normgauge.symmetry._terms import Centred, Offset, Scale, Term, Unread
+from normgauge.symmetry._trace import Hints
+
+WIDEST = 4096  # of a reader whose kernel is written out
 
 
 def centred_candidates(families: Sequence[Family], point: Mapping[str, Tensor]) -> Iterator[tuple[Term, ...]]:
@@ -30,6 +33,21 @@ def centred_candidates(families: Sequence[Family], point: Mapping[str, Tensor]) 
                     if (gamma.parameter, term.parameter, axis) not in triples:
                         triples.add((gamma.parameter, term.parameter, axis))
                         yield from _centred_terms(term.parameter, axis, gamma, vectors, point)
+
+
+def unread_candidates(point: Mapping[str, Tensor], hints: Hints) -> Iterator[tuple[Term, ...]]:
+    """Yield shifts of writers along what a narrower reader maps to zero: the last layers before a small head."""
+    for reader, matrix in point.items():
+        for along, width in enumerate(matrix.shape):
+            outputs = matrix.numel() // max(1, width)
+            if matrix.ndim != 2 or not 0 < outputs < width or width > WIDEST:
+                continue
+            for name, value in point.items():
+                for axis, size in enumerate(value.shape):
+                    if size == width and name != reader and axis not in hints.kernel_axes(tuple(value.shape)):
+                        rest = tuple(a for a in range(value.ndim) if a != axis)
+                        slot = Slot(name, tuple(value.shape), rest)
+                        yield (Unread(slot, 1.0, reader, along, axis, width - outputs),)
 
 
 def _is_vector(point: Mapping[str, Tensor], term: Term) -> bool:

@@ -1,98 +1,98 @@
-"""Certificates: finite changes tried on the model, families at once, bisected where they fail."""
+"""Certificates: finite changes at redrawn points and on fresh inputs, families at once, bisected where they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.objective import Mode
 from normgauge.rng import generator
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._matrix import MatrixFamily
-from normgauge.symmetry._values import Function, Point
+from normgauge.symmetry._probe import generic_point
+from normgauge.symmetry._terms import Scale
+from normgauge.symmetry._values import BARE, Function, Point, Setting
 
-Change = Callable[[Point], Point]
-LAW = (
-    0.15,
-    0.62,
-)  # doubling a weight divides an effect of eps by 4 (eps beside the variance) or 2 (beside the deviation)
-LARGEST_EPS_EFFECT = 0.25
+SPREADS = (1.0, 0.4, 1.6)  # of the redrawn points a certificate rests on: what saturates at one does not at another
+REDRAWS = 4  # points tried for each, of which the quietest is kept
 FAR_SHIFT = 30.0
+LARGEST_TOLERANCE = 1e-7  # in float64: where rounding alone moves the outputs further, nothing is certified
+NEARLY = 1e-2  # movement below which a family that is null to first order is reported, as undecided
 HOPELESS = 0.05  # relative derivative above which no finite change needs to be tried
 
 
 class Certifier:
-    """Tries finite changes at the user's and at a jittered point, in train and in eval mode.
+    """Tries finite changes without eps at redrawn points; then with eps, at the user's point, and in eval mode.
 
     Args:
         function: the function of the parameters.
-        jittered: the point the symmetries were found at.
-        seed: of the random changes.
-        narrow: whether the model rounds to a narrower type inside, which sets the tolerance.
+        seed: of points and changes.
     """
 
-    def __init__(self, function: Function, jittered: Point, seed: int, *, narrow: bool = False) -> None:
+    def __init__(self, function: Function, seed: int) -> None:
         self.function, self.seed = function, seed
-        self.points = {"jittered": jittered, "user": function.user}
-        self.mode = function.objective.mode
-        self.double = function.dtype == torch.float64 and not narrow
-        self.far = (20.0, 25.0) if self.double else (10.0, 15.0)
+        double = function.double and function.dtype == torch.float64
+        self.unit = 2.0**-51 if double else 2.0**-23
         self.part = function.part(max(8, -(-function.samples[0] // 4)), generator(seed + 3))
-        self._reference: dict[tuple[str, Mode], Tensor] = {}
-        self.noise = max(self._measure_noise(where) for where in self.points)
-        self.tolerance = max(300 * self.noise, 1e-10 if self.double else 1e-5)
+        self._reference: dict[tuple[int, Setting], Tensor] = {}
+        quiet = [self._quietest(seed + 100 * number, spread) for number, spread in enumerate(SPREADS)]
+        self.points = [point for point, _ in quiet]
+        self.noise = max(noise for _, noise in quiet)
+        least, most = (1e-10, LARGEST_TOLERANCE) if double else (1e-5, 1e-3)
+        self.tolerance = min(max(300 * self.noise, least), most)
+        self.precision = min(max(100 * self.noise, 10 * least), 10 * most)
 
-    @property
-    def precision(self) -> float:
-        """The relative size below which a derivative counts as zero."""
-        return max(100 * self.noise, 1e-9 if self.double else 1e-4)
+    def _quietest(self, seed: int, spread: float) -> tuple[Point, float]:
+        """Return the redrawn point at which rounding moves the outputs least, and how far that is."""
+        best: tuple[Point, float] = ({}, float("inf"))
+        for number in range(REDRAWS):
+            point = generic_point(self.function, seed + number, spread)
+            noise = self._measure_noise(point)
+            if noise < best[1] or not best[0]:
+                best = (point, noise)
+            if best[1] < 1e3 * self.unit:
+                break
+        return best
 
-    def _outputs(self, point: Point, mode: Mode) -> Tensor:
-        """Return the outputs on a part of the batch: finite changes need fewer samples than derivatives."""
-        return self.function.outputs(point, mode=mode, part=self.part)
-
-    def reference(self, where: str, mode: Mode) -> Tensor:
-        """Return the outputs at a point, computed once."""
-        if (where, mode) not in self._reference:
-            self._reference[where, mode] = self._outputs(self.points[where], mode)
-        return self._reference[where, mode]
-
-    def _measure_noise(self, where: str) -> float:
+    def _measure_noise(self, point: Point) -> float:
         """Return how far the outputs move when every parameter moves by a few units in its last place."""
-        unit = 2.0**-51 if self.double else 2.0**-23
         source = generator(self.seed + 1)
-        point = {
-            name: value * (1 + unit * torch.randn(value.shape, generator=source, dtype=torch.float64).to(value))
-            for name, value in self.points[where].items()
+        moved = {
+            name: value * (1 + self.unit * torch.randn(value.shape, generator=source, dtype=torch.float64).to(value))
+            for name, value in point.items()
         }
-        return _distance(self._outputs(point, self.mode), self.reference(where, self.mode))
-
-    def movement(self, change: Change, where: str, mode: Mode) -> float:
-        """Return how far the outputs move, relative to their largest entry; infinite if they stop being finite."""
         try:
-            after = self._outputs(change(self.points[where]), mode)
+            return _distance(*(self.function.outputs(p, BARE, self.part) for p in (moved, point)))
         except NonFiniteError:
             return float("inf")
-        return _distance(after, self.reference(where, mode))
 
-    # -- exact --------------------------------------------------------------------------------------------------
+    def reference(self, number: int, setting: Setting) -> Tensor:
+        """Return the outputs at a point (the user's is number -1), computed once."""
+        if (number, setting) not in self._reference:
+            self._reference[number, setting] = self.function.outputs(self._point(number), setting, self.part)
+        return self._reference[number, setting]
 
-    def changes(self, families: Sequence[Family]) -> list[Change]:
-        """Return two opposite random changes that all families make at once."""
-        return [partial(self._change, families, sign) for sign in (1.0, -1.0)]
+    def _point(self, number: int) -> Point:
+        return self.function.user if number < 0 else self.points[number]
+
+    def movement(self, families: Sequence[Family], number: int, sign: float, setting: Setting) -> float:
+        """Return how far the outputs move, relative to their largest entry; infinite if they stop being finite."""
+        try:
+            after = self.function.outputs(self._change(families, sign, self._point(number)), setting, self.part)
+            return _distance(after, self.reference(number, setting))
+        except NonFiniteError:
+            return float("inf")
 
     def _change(self, families: Sequence[Family], sign: float, point: Point) -> Point:
+        """Make a random change of all families at once: powers of two for scales, far enough to show a small eps."""
         source, result = generator(self.seed + 2), dict(point)
         for family in families:
             if isinstance(family, MatrixFamily):
                 result = family.act_randomly(result, source)
             elif family.scaling:
-                # far enough below 1 to show the smallest eps
                 exponents = torch.randint(8, 13, (len(family),), generator=source).double()
                 signs = torch.randint(0, 2, (len(family),), generator=source).double() * 2 - 1
                 result = family.act(result, sign * signs * exponents)
@@ -102,177 +102,148 @@ class Certifier:
                 result = family.act(result, sign * far * values * _step(family, result))
         return result
 
-    def largest_movement(self, families: Sequence[Family], places: Iterable[tuple[str, Mode]]) -> float:
-        """Return the largest movement over two opposite changes and the given points and modes."""
-        worst = 0.0
-        for where, mode in places:
-            for change in self.changes(families)[: 1 if where == "user" else 2]:
-                worst = max(worst, self.movement(change, where, mode))
-                if not worst <= self.tolerance:
-                    return worst
-        return worst
-
-    # -- exact without eps --------------------------------------------------------------------------------------
-
-    def compare_without_eps(self, families: Sequence[Family], where: str, mode: Mode) -> tuple[float, float, bool]:
-        """Compare the outputs far out, where eps no longer counts.
-
-        Returns:
-            The movement between two far points, the effect of eps here (distance from the far point), and
-            whether both are as eps alone would make them: the effect shrinks by 4 or 2 when weights double.
-        """
-        best = (float("inf"), float("inf"), False)
-        for sign in (1.0, -1.0):
-            runs, source = {}, generator(self.seed + 4)
-            try:
-                for t in (*self.far, 1.0):
-                    point = self.points[where]
-                    for family in families:
-                        amounts = torch.full((len(family),), t, dtype=torch.float64)
-                        if t != 1.0:  # every index by another power: a common factor alone would hide false ones
-                            amounts += torch.randint(0, 5, amounts.shape, generator=source)
-                        point = family.act(point, sign * amounts)
-                    runs[t] = self._outputs(point, mode)
-            except NonFiniteError:
-                continue
-            limit = runs[self.far[0]]
-            moved = _distance(runs[self.far[1]], limit)
-            effect = _distance(self.reference(where, mode), limit)
-            doubled = _distance(runs[1.0], limit)
-            lawful = effect <= self.tolerance or LAW[0] <= doubled / effect <= LAW[1]
-            if moved <= self.tolerance and effect <= LARGEST_EPS_EFFECT and lawful:
-                return moved, effect, True
-            best = min(best, (moved, effect, False))
-        return best
+    def worst(self, families: Sequence[Family], trials: Iterable[tuple[int, float, Setting]]) -> float:
+        """Return the largest movement over trials (point, direction, setting); stops at the first that is too far."""
+        most = 0.0
+        for number, sign, setting in trials:
+            most = max(most, self.movement(families, number, sign, setting))
+            if not most <= self.tolerance:
+                break
+        return most
 
     # -- verdicts -----------------------------------------------------------------------------------------------
 
     def certify(self, families: Sequence[Family]) -> list[Family]:
-        """Return the families that hold, each with status and certificate; what fails is bisected, then dropped."""
-        here = [("jittered", self.mode), ("user", self.mode)]
-        limit = max(1e3 * self.precision, 1e-6) if not self.double else self.precision
-        clean = [f for f in families if max(f.residuals, default=0.0) <= limit]
-        coarse = [f for f in families if max(f.residuals, default=0.0) > limit]
-        done: list[Family] = []
-        for group in _groups(clean):
-            done.extend(self._certify_exact(group, here))
-        for group in _groups(coarse):
-            done.extend(self._certify_eps(group))
-        return done
+        """Return the families that hold without eps at every point, each `exact`, and the undecided ones."""
+        fresh = Setting(fresh=True)
+        trials = [(0, 1.0, BARE), (0, -1.0, BARE), (1, 1.0, fresh), (2, -1.0, BARE)]
+        verdicts = [verdict for group in _by_kind(families) for verdict in self._certify(group, trials)]
+        settled = [f for f in verdicts if f.status == "exact" or f.kind != "dead"]
+        # an entry whose sign counts has no gradient either: its scale is free, its value is not
+        sizes = [_as_scale(f) for f in families if f.kind == "dead" and not _covered(f, settled)]
+        return [*settled, *self._certify(sizes, trials)]
 
-    def _certify_exact(self, families: list[Family], places: list[tuple[str, Mode]]) -> list[Family]:
+    def _certify(self, families: list[Family], trials: list[tuple[int, float, Setting]]) -> list[Family]:
         if not families:
             return []
-        moved = self.largest_movement(families, places)
+        moved = self.worst(families, trials)
+        note = {"moved": moved, "tolerance": self.tolerance, "noise": self.noise, "points": float(len(SPREADS))}
         if moved <= self.tolerance:
-            note = {"moved": moved, "tolerance": self.tolerance, "noise": self.noise}
             return [replace(family, status="exact", certificate=note) for family in families]
-        if len(families) == 1 or all(family.kind == "scale" for family in families):
-            held = self._hold_without_eps(families)
-            if held:
-                return held
         if len(families) > 1:
             half = len(families) // 2
-            first, second = families[:half], families[half:]
-            return self._certify_exact(first, places) + self._certify_exact(second, places)
+            return self._certify(families[:half], trials) + self._certify(families[half:], trials)
         family = families[0]
-        return self._bisect_indices(family, lambda part: self._certify_exact([part], places))
+        if not isinstance(family, MatrixFamily) and len(family) > 1 and family.certificate.get("depth", 0.0) < 3:
+            half = len(family) // 2
+            deeper = {"depth": family.certificate.get("depth", 0.0) + 1}
+            parts = [family.subset(range(half)), family.subset(range(half, len(family)))]
+            return [done for part in parts for done in self._certify([replace(part, certificate=deeper)], trials)]
+        null = max(family.residuals, default=1.0) <= 10 * self.precision
+        return [replace(family, status="undecided", certificate=note)] if null or moved < NEARLY else []
 
-    def _hold_without_eps(self, families: Sequence[Family]) -> list[Family]:
-        """Return the families with their certificate if all of them hold far out, else nothing."""
-        if not all(family.scaling and not isinstance(family, MatrixFamily) for family in families):
-            return []
-        first = self.compare_without_eps(families, "jittered", self.mode)
-        second = self.compare_without_eps(families, "user", self.mode) if first[2] else first
-        if not (first[2] and second[2]):
-            return []
-        note = {
-            "moved": max(first[0], second[0]),
-            "eps_effect": second[1],
-            "eps_effect_jittered": first[1],
-            "tolerance": self.tolerance,
-            "noise": self.noise,
-        }
-        return [replace(family, status="exact_without_eps", certificate=note) for family in families]
+    def tell_eps(self, families: Sequence[Family], gradient: Point) -> list[Family]:
+        """Mark what holds without eps only, and say how far eps moves the user's outputs.
 
-    def _certify_eps(self, families: list[Family]) -> list[Family]:
-        if not families:
-            return []
-        scaling = [f for f in families if f.scaling and not isinstance(f, MatrixFamily)]
-        if len(scaling) < len(families):  # a shift has no eps of its own: exact or nothing
-            rest = [f for f in families if f not in scaling]
-            here = [("jittered", self.mode), ("user", self.mode)]
-            exact = self._certify_exact(rest, here) if max(r for f in rest for r in f.residuals) < HOPELESS else []
-            return exact + self._certify_eps(scaling)
-        held = self._hold_without_eps(families)
-        if held:
-            return held
-        if len(families) > 1:
-            half = len(families) // 2
-            return self._certify_eps(families[:half]) + self._certify_eps(families[half:])
-        return self._bisect_indices(families[0], lambda part: self._certify_eps([part]))
+        Args:
+            families: certified without eps.
+            gradient: of a random combination of the outputs with eps, at the first point.
+        """
+        setting = Setting(eps=True)
+        moved = self._eps_effect()
+        sure = [f for f in families if f.status == "exact"]
+        if moved == 0.0:  # nothing was removed, or it cannot be seen
+            suspects: list[Family] = []
+        else:
+            suspects = [f for f in sure if self._departs(f, gradient, 30 * self.precision)]
+        rest = [f for f in sure if not _among(f, suspects)]
+        far = [(0, 1.0, setting), (0, -1.0, setting)]
+        failing = [*suspects, *(f for group in _by_kind(rest) for f in self._failing(group, far))]
+        # what the redrawn points allow must hold at the user's values too, with eps where it does there, else without
+        strict = [f for f in rest if not _among(f, failing)]
+        here = [f for group in _by_kind(strict) for f in self._failing(group, [(-1, 1.0, setting)])]
+        here += [f for group in _by_kind(failing) for f in self._failing(group, [(-1, 1.0, BARE)])]
+        doubtful = [] if not self._quiet_here() else here
+        result = []
+        for family in families:
+            if _among(family, doubtful):
+                note = {**family.certificate, "moved_here": self.movement([family], -1, 1.0, setting)}
+                result.append(replace(family, status="undecided", certificate=note))
+            elif _among(family, failing):
+                note = {**family.certificate, "eps_effect": moved}
+                result.append(replace(family, status="exact_without_eps", certificate=note))
+            else:
+                result.append(family)
+        return result
 
-    def mark_batch_statistics_only(self, families: Sequence[Family], gradient: Point) -> list[Family]:
+    def _quiet_here(self) -> bool:
+        """Tell whether rounding leaves the user's outputs alone without eps: constant channels would be noise."""
+        return self._measure_noise(self.function.user) < self.tolerance / 10
+
+    def _eps_effect(self) -> float:
+        """Return how far eps moves the outputs at the user's point, or at the first redrawn one."""
+        for number in (-1, 0):
+            try:
+                bare, kept = (self.reference(number, setting) for setting in (BARE, Setting(eps=True)))
+            except NonFiniteError:
+                continue
+            if (effect := _distance(kept, bare)) > 0.0:
+                return effect
+        return 0.0
+
+    def tell_batch_statistics(self, families: Sequence[Family], gradient: Point) -> list[Family]:
         """Mark what holds in train mode but not in eval mode as `batch_statistics_only`.
 
         Args:
             families: certified in train mode.
-            gradient: of a random combination of the outputs in eval mode, at the jittered point.
+            gradient: of a random combination of the outputs in eval mode, without eps, at the first point.
         """
-        point = self.points["jittered"]
-        hopeless: list[Family] = []
-        open_: list[Family] = []
-        for family in families:
-            if isinstance(family, MatrixFamily) or family.status == "undecided":
-                open_.append(family)
-                continue
-            size = family.magnitude(point, gradient)
-            ratio = family.gather(point, gradient).abs() / size.clamp_min(1e-300)
-            worst = float(ratio[size > 1e-12 * size.max()].max()) if float(size.max()) > 0 else 0.0
-            marked = replace(family, certificate={**family.certificate, "residual_eval": worst})
-            (hopeless if worst > HOPELESS and float(size.max()) > 0 else open_).append(marked)
-        failed = [f for group in _groups(open_) for f in self._find_failures_in_eval(group)]
-        lost = [id(f) for f in (*hopeless, *failed)]
-        return [
-            replace(f, status="batch_statistics_only") if id(f) in lost and f.status != "undecided" else f
-            for f in (*hopeless, *open_)
-        ]
+        certified = [f for f in families if f.status not in ("undecided", "exact_here")]
+        plain = [f for f in certified if f.kind != "dead" and not isinstance(f, MatrixFamily)]
+        suspects = [f for f in plain if self._departs(f, gradient, HOPELESS)]
+        rest = [f for f in certified if not _among(f, suspects)]
+        trials = [(0, 1.0, Setting(mode="eval"))]
+        lost = [*suspects, *(f for group in _by_kind(rest) for f in self._failing(group, trials))]
+        return [replace(f, status="batch_statistics_only") if _among(f, lost) else f for f in families]
 
-    def _find_failures_in_eval(self, families: list[Family]) -> list[Family]:
-        exact = [f for f in families if f.status == "exact"]
-        loose = [f for f in families if f.status == "exact_without_eps"]
-        failed: list[Family] = []
-        if exact and self.largest_movement(exact, [("jittered", "eval")]) > self.tolerance:
-            half = len(exact) // 2
-            failed += (
-                exact
-                if len(exact) == 1
-                else self._find_failures_in_eval(exact[:half]) + self._find_failures_in_eval(exact[half:])
-            )
-        if loose and not self.compare_without_eps(loose, "jittered", "eval")[2]:
-            half = len(loose) // 2
-            failed += (
-                loose
-                if len(loose) == 1
-                else self._find_failures_in_eval(loose[:half]) + self._find_failures_in_eval(loose[half:])
-            )
-        return failed
+    def _departs(self, family: Family, gradient: Point, limit: float) -> bool:
+        """Tell whether a family's generators are no symmetries to first order, by a gradient at the first point."""
+        if isinstance(family, MatrixFamily) or family.kind == "dead":
+            return False
+        size = family.magnitude(self.points[0], gradient)
+        ratio = family.gather(self.points[0], gradient).abs() / size.clamp_min(1e-300)
+        loud = size > 1e-3 * size.max()
+        return float(size.max()) > 0 and float(ratio[loud].max()) > limit
 
-    def _bisect_indices(self, family: Family, certify: Callable[[Family], list[Family]]) -> list[Family]:
-        """Try halves of a family's indices, a few levels deep; derivative-null rests are kept as undecided."""
-        if isinstance(family, MatrixFamily):
+    def _failing(self, families: list[Family], trials: list[tuple[int, float, Setting]]) -> list[Family]:
+        if not families or self.worst(families, trials) <= self.tolerance:
             return []
-        if len(family) > 1 and family.certificate.get("depth", 0.0) < 3:
-            half = len(family) // 2
-            deeper = {"depth": family.certificate.get("depth", 0.0) + 1}
-            parts = [family.subset(range(half)), family.subset(range(half, len(family)))]
-            return [done for part in parts for done in certify(replace(part, certificate=deeper))]
-        if max(family.residuals, default=1.0) <= self.precision:
-            return [replace(family, status="undecided", certificate={"tolerance": self.tolerance})]
-        return []
+        if len(families) == 1:
+            return families
+        half = len(families) // 2
+        return self._failing(families[:half], trials) + self._failing(families[half:], trials)
+
+    def holding_here(self, families: list[Family]) -> list[Family]:
+        """Return the families whose finite change leaves the outputs at the user's own values, with eps, alone."""
+        trials = [(-1, sign, Setting(eps=True)) for sign in (1.0, -1.0)]
+        failing = self._failing(families, trials)
+        return [family for family in families if not _among(family, failing)]
 
 
-def _groups(families: Sequence[Family]) -> list[list[Family]]:
+def _covered(family: Family, settled: Sequence[Family]) -> bool:
+    items = {i for f in settled if f.kind == "dead" and f.parameters == family.parameters for i in f.items}
+    return set(family.items) <= items
+
+
+def _as_scale(family: Family) -> Family:
+    return replace(family, kind="scale", terms=tuple(Scale(term.slot) for term in family.terms))
+
+
+def _among(family: Family, families: Sequence[Family]) -> bool:
+    return any(family is other for other in families)
+
+
+def _by_kind(families: Sequence[Family]) -> list[list[Family]]:
     """Group by kind: families of one kind stand or fall together."""
     kinds: dict[str, list[Family]] = {}
     for family in families:

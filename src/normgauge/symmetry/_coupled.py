@@ -18,7 +18,7 @@ from normgauge.symmetry._terms import Term
 Bundle = tuple[Term, ...]
 EQUATIONS = 1.3  # rows per column before a null space is believed
 SPARE = 6  # and rows beyond
-LARGEST_NULL = 1e-2  # relative singular value; eps > 0 alone gives up to 1e-3
+LARGEST_NULL = 1e-3  # relative singular value; an eps that could not be removed gives less
 GAP = 30.0
 MOST_COLUMNS = 40  # of a window; more needs more probes than it finds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,20 +15,28 @@ from normgauge.objective import Objective
 from normgauge.results import instrument
 from normgauge.rng import generator
 from normgauge.symmetry._bases import change_of_basis
-from normgauge.symmetry._centred import centred_candidates
+from normgauge.symmetry._centred import centred_candidates, unread_candidates
 from normgauge.symmetry._certify import Certifier
 from normgauge.symmetry._coupled import coupled_families, drop_known_writers, probes_wanted, split_by_probes
-from normgauge.symmetry._family import Family
-from normgauge.symmetry._independence import dimension, is_implied
-from normgauge.symmetry._probe import Columns, Signatures, jittered_point, list_columns
+from normgauge.symmetry._family import Family, carry_back
+from normgauge.symmetry._independence import dimensions, is_implied
+from normgauge.symmetry._probe import Columns, Signatures, list_columns
 from normgauge.symmetry._result import Symmetries
-from normgauge.symmetry._single import dead_entries, dead_units, null_everywhere, single_block, unused_entries
+from normgauge.symmetry._single import (
+    dead_entries,
+    dead_here,
+    dead_units,
+    drop_unobserved,
+    null_everywhere,
+    single_block,
+    unused_entries,
+)
 from normgauge.symmetry._terms import Term
 from normgauge.symmetry._trace import Hints, check_enough_samples, trace
-from normgauge.symmetry._values import Function, Of, Point
+from normgauge.symmetry._values import Function, Of, Point, Setting
 
 PROBES = 4
-BYTES = 180  # per parameter: measured 175 on an MLP of three million, about 22 vectors in float64
+BYTES = 200  # per parameter: about 25 vectors in float64, three redrawn points among them
 MOST_PARTIAL = 48  # probes on a part of the batch
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix")
 
@@ -37,23 +45,27 @@ _ORDER = ("scale", "rescale", "shift", "dead", "matrix")
 def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memory: int | None = None) -> Symmetries:
     """Find and certify the changes of the parameters that leave the function unchanged.
 
-    A direction v(theta) is a symmetry to first order iff <v, J^T c> = 0 for every output cotangent c. The inner
-    products of all slices of all parameters come from a few gradients at a jittered point; slices whose products
-    vanish have a free scale or shift, and combinations with shared coefficients along an index are the null
-    space of one matrix per index size. Changes of basis are decided by moment maps. Everything found is then
-    tried as a finite change on the model (powers of two for scales), at the jittered and at the given
-    parameters, in train and eval mode.
+    A symmetry of the architecture holds at every parameter value, so it is looked for at redrawn ones, at which
+    activations are of order one, in float64 and with every eps removed. A direction v(theta) is a symmetry to first
+    order iff <v, J^T c> = 0 for every output cotangent c. The inner products of all slices of all parameters come from
+    a few gradients; slices whose products vanish have a free scale or shift, and combinations with shared coefficients
+    along an index are the null space of one matrix per index size. Changes of basis are decided by moment maps.
+    Everything found is then tried as a finite change (powers of two for scales) at three redrawn points and on fresh
+    inputs, again with eps, at the given parameters, and in eval mode.
 
-    Kind: exact up to rounding for what is reported (each item has a certificate); a symmetry outside the
-        families searched is missed, never invented. One batch is probed (the first four if there are several).
-    Cost: 6 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
-        about 20 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. Memory: about 180
+    Status: `exact`; `exact_without_eps`, with what eps moves at the given parameters; `batch_statistics_only`;
+        `exact_here`, at the given values alone (units that never fire, what a gain of zero hides), not counted in
+        `.dimension`; `undecided`, null to first order and not certified, with the movement measured.
+    Kind: exact up to rounding for what is certified; a symmetry outside the families searched is missed, never
+        invented. One batch is probed (the first four if there are several).
+    Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
+        about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. Memory: about 200
         bytes per parameter (everything is in float64), and the graph of a forward.
 
     Args:
         objective: model, data and mode; its trainable, selected parameters are asked about.
         of: "outputs" (unchanged outputs) or "loss" (unchanged loss, e.g. a common shift of logits).
-        seed: of jitter, cotangents and finite changes.
+        seed: of redrawn points, cotangents and finite changes.
         memory: bytes it may take besides the graph of a forward; by default what the machine has.
 
     Returns:
@@ -86,21 +98,27 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     References: sun2020, akbar2025.
     """
     _check_room(objective, memory)
-    function = Function(objective, of)
+    function = Function(objective, of, seed)
     hints: Hints = function.run(lambda model, batch: trace(lambda: objective.outputs_of(model, batch)))
     check_enough_samples(hints, objective.mode)
-    point = jittered_point(function, seed)
-    certifier = Certifier(function, point, seed, narrow=hints.narrow)
-    columns = list_columns(point, hints)
-    signatures, gradients = _probe(function, columns, point, seed)
-    families = _candidates(function, signatures, columns, gradients, hints, certifier.precision)
+    certifier = Certifier(function, seed)
+    point = certifier.points[0]
+    columns = list_columns(point, hints, function.coordinates)
+    signatures, gradients = _probe(function, columns, certifier.points, seed)
+    families = _candidates(function, signatures, columns, gradients, hints, certifier.precision, seed)
     del gradients  # as large as the parameters; what follows needs room for graphs
     certified = certifier.certify(families)
-    if objective.mode == "train" and _uses_the_mode(certifier):
-        slope = function.probe(point, 0, generator(seed + 30), certifier.part, mode="eval")
-        certified = certifier.mark_batch_statistics_only(certified, slope)
-    at_user = function.probe(function.user, 0, generator(seed + 40), certifier.part)
-    certified += dead_units(certified, signatures, at_user)
+    certified = certifier.tell_eps(
+        certified, function.probe(point, 0, generator(seed + 30), certifier.part, Setting(eps=True))
+    )
+    if objective.mode == "train" and _depends_on_mode(certifier):
+        slope = function.probe(point, 0, generator(seed + 30), certifier.part, Setting(mode="eval"))
+        certified = certifier.tell_batch_statistics(certified, slope)
+    at_user = function.probe(function.user, 0, generator(seed + 40), setting=Setting(eps=True))
+    units = dead_units(certified, signatures, at_user)
+    certified += certifier.holding_here(units) + certifier.holding_here(
+        dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, at_user)
+    )
     return _result(function, certified, signatures)
 
 
@@ -124,23 +142,26 @@ def _machine_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 
-def _uses_the_mode(certifier: Certifier) -> bool:
-    """Tell whether train and eval mode differ at the jittered point."""
-    train, stored = certifier.reference("jittered", "train"), certifier.reference("jittered", "eval")
+def _depends_on_mode(certifier: Certifier) -> bool:
+    """Tell whether train and eval mode differ."""
+    train, stored = (certifier.reference(0, Setting(mode=mode)) for mode in ("train", "eval"))
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
-def _probe(function: Function, columns: Columns, point: Point, seed: int) -> tuple[Signatures, list[Point]]:
+def _probe(function: Function, columns: Columns, points: Sequence[Point], seed: int) -> tuple[Signatures, list[Point]]:
     """Collect the signatures of a few gradients that see all data, and two gradients for what comes later.
 
     Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
     """
     coupling = {*columns.scales, *columns.shifts}
     averages = frozenset(term for term in columns.averages if term not in coupling)
+    point = points[0]
     signatures, source, terms = Signatures(point, averages), generator(seed + 10), columns.all_terms()
     parts = function.parts(source)
     for number in range(PROBES):
         signatures.add(terms, function.probe(point, number, source, parts[number % len(parts)]))
+    for other in points[1:]:  # a unit may be silent at one point
+        signatures.observe(function.probe(other, 0, source, parts[0]))
     return signatures, [function.probe(point, 0, source, parts[k % len(parts)]) for k in range(2)]
 
 
@@ -160,6 +181,7 @@ def _candidates(
     gradients: Sequence[Mapping[str, Tensor]],
     hints: Hints,
     precision: float,
+    seed: int,
 ) -> list[Family]:
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
@@ -170,7 +192,7 @@ def _candidates(
         for family in families:
             key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
             if key not in keys and not is_implied(family, accepted, point):
-                accepted.append(family)
+                accepted.extend(drop_unobserved(family, signatures))
             keys.add(key)
 
     accept(single_block(signatures, columns, precision))
@@ -180,20 +202,21 @@ def _candidates(
         ready, waiting = split_by_probes(signatures, live)
         accept(coupled_families(signatures, ready, precision))
         groups.append(drop_known_writers(waiting, accepted))
-    _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed=len(accepted))
+    _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed)
     for waiting in groups:
         accept(coupled_families(signatures, [term for term in waiting if term.size > 1], precision))
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
         accept(coupled_families(signatures, whole, precision))
-    accept(_centred_families(accepted, point, gradients, precision))
+    accept(_hidden_shifts(centred_candidates(list(accepted), point), point, gradients, precision))
+    accept(_hidden_shifts(unread_candidates(point, hints), point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 
 
-def _centred_families(
-    families: list[Family], point: Point, gradients: Sequence[Mapping[str, Tensor]], limit: float
+def _hidden_shifts(
+    candidates: Iterable[tuple[Term, ...]], point: Point, gradients: Sequence[Mapping[str, Tensor]], limit: float
 ) -> list[Family]:
     result = []
-    for terms in centred_candidates(list(families), point):
+    for terms in candidates:
         family = Family("shift", terms, terms[0].size)
         ratios = [family.gather(point, g).abs() / family.magnitude(point, g).clamp_min(1e-300) for g in gradients]
         worst = torch.stack(ratios).amax(dim=0)
@@ -205,12 +228,13 @@ def _centred_families(
 def _result(function: Function, families: list[Family], signatures: Signatures) -> Symmetries:
     families = sorted(families, key=lambda family: _ORDER.index(family.kind))
     counted = [f for f in families if f.status != "undecided" and f.counted]
+    dimension, matrix_dimension = dimensions(counted, signatures.point)
     return Symmetries(
-        families=tuple(families),
-        dimension=dimension(counted, signatures.point),
-        matrix_dimension=sum(len(f) * f.block_dimension for f in counted if f.kind == "matrix"),
+        families=tuple(carry_back(family, function.coordinates, signatures.point) for family in families),
+        dimension=dimension,
+        matrix_dimension=matrix_dimension,
         unobserved={name: int(mask.sum()) for name, mask in unused_entries(signatures).items()},
         of=function.of,
         shapes={name: tuple(value.shape) for name, value in function.user.items()},
-        parameters={name: value.double() for name, value in function.user.items()},
+        parameters={name: value.double() for name, value in function.coordinates.stored(function.user).items()},
     )

@@ -9,6 +9,7 @@ from normgauge.symmetry._family import Family
 
 _STATUS = {
     "exact": "",
+    "exact_here": " (at these parameter values only)",
     "exact_without_eps": " (up to the normalization's eps{eps})",
     "batch_statistics_only": " (with batch statistics only; not in eval mode)",
     "undecided": " (undecided: null to first order, not certified as a finite change)",

@@ -9,10 +9,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from normgauge.symmetry._terms import Term, Values, term_from_json
+from normgauge.symmetry._axes import Slot, element_slot, whole_slot
+from normgauge.symmetry._effective import PLAIN, Coordinates, LengthAndDirection
+from normgauge.symmetry._terms import Scale, Term, Values, term_from_json
 
 Kind = Literal["scale", "shift", "rescale", "matrix", "dead"]
-SymmetryStatus = Literal["exact", "exact_without_eps", "batch_statistics_only", "undecided"]
+SymmetryStatus = Literal["exact", "exact_here", "exact_without_eps", "batch_statistics_only", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,10 @@ class Symmetry:
         kind: scale, shift, rescale, matrix or dead.
         parameters: the tensors that change together.
         index: which slice, unit or block of them.
-        residual: |<v, g>| relative to its summands, the largest over the probes at the jittered point.
+        residual: |<v, g>| relative to its summands, the largest over the probes at a redrawn point.
         certificate: the finite changes that were tried and how far the outputs moved.
-        status: exact, exact_without_eps, batch_statistics_only or undecided.
+        status: exact (at every parameter value), exact_here (at these values only), exact_without_eps,
+            batch_statistics_only or undecided.
         coefficients: the exponents (scales) or factors (shifts) of `parameters`.
         dimension: how many directions this item stands for (more than one for kind "matrix" only).
     """
@@ -55,8 +58,8 @@ class Family:
         certificate: numbers behind the verdict.
         residuals: one number per index in `indices`.
         note: a sentence on what it is, where the terms do not say.
-        counted: whether its generators are directions of `Symmetries.dimension` (dead units are not: their
-            parameters were not observed).
+        counted: whether its generators are directions of `Symmetries.dimension` (what holds only here is not).
+        coordinates: where the terms act, if not on the parameters as they are stored.
     """
 
     kind: Kind
@@ -70,6 +73,7 @@ class Family:
     residuals: tuple[float, ...] = ()
     note: str = ""
     counted: bool = True
+    coordinates: Coordinates = PLAIN
 
     @property
     def items(self) -> tuple[int, ...]:
@@ -85,7 +89,7 @@ class Family:
     @property
     def parameters(self) -> tuple[str, ...]:
         """The tensors that change together."""
-        return tuple(dict.fromkeys(term.parameter for term in self.terms))
+        return self.coordinates.closure(tuple(dict.fromkeys(term.parameter for term in self.terms)))
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -112,33 +116,42 @@ class Family:
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
         """Return <v_i, gradient> per generator."""
+        point, gradient = self._carry(point, gradient)
         total = torch.stack([term.gather(point, gradient) for term in self.terms]).sum(0)
         return total if self.indices is None else total[list(self.indices)]
 
     def magnitude(self, point: Values, gradient: Values) -> Tensor:
         """Return the size of `gather` if the summands had random signs."""
+        point, gradient = self._carry(point, gradient)
         total = torch.stack([term.magnitude(point, gradient) for term in self.terms]).square().sum(0).sqrt()
         return total if self.indices is None else total[list(self.indices)]
+
+    def _carry(self, point: Values, gradient: Values) -> tuple[Values, Values]:
+        if not self.coordinates.frames:
+            return point, gradient
+        effective = self.coordinates.effective(point)
+        return effective, self.coordinates.pull(effective, gradient)
 
     def field(self, point: Values, values: Tensor) -> dict[str, Tensor]:
         """Return the tangent vector sum_i values_i v_i, on the tensors that change."""
         result: dict[str, Tensor] = {}
-        wide = self.amounts(values)
+        effective, wide = self.coordinates.effective(point), self.amounts(values)
         for term in self.terms:
-            part = term.field(point, wide)
+            part = term.field(effective, wide)
             result[term.parameter] = result[term.parameter] + part if term.parameter in result else part
-        return result
+        return self.coordinates.push(effective, result)
 
     def act(self, point: dict[str, Tensor], values: Tensor) -> dict[str, Tensor]:
         """Return the parameters after the finite change with these amounts."""
-        result, wide = dict(point), self.amounts(values)
-        for term in sorted(self.terms, key=lambda term: term.role != "gain"):  # gains read directions as they were
+        start, wide = self.coordinates.effective(point), self.amounts(values)
+        result = dict(start)
+        for term in self.terms:
             if term.finite_scale:
                 result[term.parameter] = term.act(result, wide)
         for term in self.terms:
             if not term.finite_scale:  # shifts read weights, which a family of shifts does not change
-                result[term.parameter] = result[term.parameter] + term.field(point, wide)
-        return result
+                result[term.parameter] = result[term.parameter] + term.field(start, wide)
+        return self.coordinates.stored(result)
 
     def subset(self, chosen: Sequence[int]) -> Family:
         """Return the family with some of its generators only (positions in `items`)."""
@@ -151,8 +164,14 @@ class Family:
         parts = []
         for term in self.terms:
             sign = "" if term.coefficient == 1 else ("-" if term.coefficient == -1 else f"{term.coefficient:g} ")
-            parts.append(f"{sign}{term.describe()}")
+            parts.append(f"{sign}{self._titled(term.describe())}")
         return ", ".join(parts)
+
+    def _titled(self, words: str) -> str:
+        for frame in self.coordinates.frames:
+            for name in frame.names:
+                words = words.replace(name, frame.title(name), 1) if name in words else words
+        return words
 
     def symmetries(self) -> Iterator[Symmetry]:
         """Yield the generators one by one."""
@@ -187,6 +206,7 @@ class Family:
             "residuals": list(self.residuals),
             "note": self.note,
             "counted": self.counted,
+            "coordinates": self.coordinates.to_json(),
         }
 
 
@@ -196,7 +216,40 @@ def family_from_json(data: Mapping[str, Any]) -> Family:
     rest["terms"] = tuple(term_from_json(term) for term in data["terms"])
     rest["indices"] = None if data["indices"] is None else tuple(data["indices"])
     rest["residuals"] = tuple(data["residuals"])
+    rest["coordinates"] = Coordinates.from_json(data["coordinates"])
     return Family(**rest)
+
+
+def carry_back(family: Family, coordinates: Coordinates, point: Values) -> Family:
+    """Return a family found in effective coordinates as one of the stored parameters.
+
+    Lengths without effect are free scales of the directions; scales of a weight's slices are scales of their gains;
+    everything else keeps the coordinates it needs.
+    """
+    framed = coordinates.about([name for term in family.terms for name in term.reads])
+    if not framed.frames:
+        return family
+    made = {f.direction: f for f in framed.frames if isinstance(f, LengthAndDirection)}
+    lengths = {f.gain: f for f in made.values()}
+    first = family.terms[0]
+    if family.kind == "dead" and len(family.terms) == 1 and first.parameter in lengths:
+        frame = lengths[first.parameter]
+        slot = Slot(frame.direction, tuple(point[frame.direction].shape), (frame.axis,))
+        return replace(family, kind="scale", terms=(Scale(slot),))
+    terms: list[Term] = []
+    for term in family.terms:
+        frame_of = made.get(term.parameter)
+        rows = frame_of is not None and isinstance(term, Scale) and term.slot.narrow is None
+        if rows and frame_of is not None and term.slot == Slot(term.parameter, term.slot.view, (frame_of.axis,)):
+            slot = element_slot(frame_of.gain, tuple(point[frame_of.gain].shape))
+            terms.append(Scale(slot, term.coefficient))
+        elif rows and frame_of is not None and term.slot.whole:
+            terms.append(Scale(whole_slot(frame_of.gain, tuple(point[frame_of.gain].shape)), term.coefficient))
+        elif coordinates.about(term.reads).frames:
+            return replace(family, coordinates=framed)
+        else:
+            terms.append(term)
+    return replace(family, terms=tuple(terms)) if family.kind != "matrix" else replace(family, coordinates=framed)
 
 
 class Generators(Sequence[Symmetry]):

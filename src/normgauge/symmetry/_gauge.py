@@ -65,7 +65,7 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 def _norms(family: Family, point: Point) -> Tensor:
     """Return an estimate of the generators' norms, one if a generator vanishes here."""
-    total = torch.zeros(family.size, dtype=torch.float64)
+    total, point = torch.zeros(family.size, dtype=torch.float64), family.coordinates.effective(point)
     for term in family.terms:
         value = point[term.parameter]
         if isinstance(term, Scale):
@@ -93,9 +93,9 @@ def canonical(parameters: Mapping[str, Tensor], families: Sequence[Family], orde
     for _ in range(_ROUNDS):
         before = point
         for family in scales:
-            point = family.act(point, _unit_writers(family, point))
+            point = family.act(point, _unit_writers(family, family.coordinates.effective(point)))
         for family in shifts:
-            point = family.act(point, _centring(family, point))
+            point = family.act(point, _centring(family, family.coordinates.effective(point)))
         if all(_close(point[name], before[name]) for name in point):
             break
     return point

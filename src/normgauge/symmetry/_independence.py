@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from normgauge.rng import generator
 from normgauge.symmetry._family import Family
+from normgauge.symmetry._matrix import MatrixFamily
 from normgauge.symmetry._terms import Scale, Shift, Term
 from normgauge.symmetry._values import Point
 
 _DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
+_LARGEST = 3e7  # numbers written out for it
 _SAME = 1e-7
 
 
@@ -108,40 +110,48 @@ def _residual(target: dict[str, Tensor], others: list[dict[str, Tensor]]) -> flo
     return (dot(rest, rest) / max(dot(target, target), 1e-300)) ** 0.5
 
 
-def dimension(families: Sequence[Family], point: Point) -> int:
-    """Return the rank of all generator vectors of scale, shift, rescale and dead families.
+def dimensions(families: Sequence[Family], point: Point) -> tuple[int, int]:
+    """Return the rank of all generator vectors but those of changes of basis, and what these add to it.
 
-    Up to `_DENSE` generators it is the rank of the matrix of vectors. Beyond, it is the number of generators
+    Up to `_DENSE` generators both are ranks of the matrix of vectors. Beyond, the first is the number of generators
     less the relations between families: a family's vectors split into their sum and its complement, and by the
-    exchangeability of the index a relation holds for all of a part or for none of it.
+    exchangeability of the index a relation holds for all of a part or for none of it; the second is a sum over blocks.
     """
     plain = [family for family in families if family.kind != "matrix"]
+    bases = [family for family in families if isinstance(family, MatrixFamily)]
     count = sum(len(family) for family in plain)
-    if count == 0:
-        return 0
-    entries = sum(point[name].numel() for name in {p for family in plain for p in family.parameters})
-    if count <= _DENSE and count * entries <= 3e7:
-        return dense_rank(plain, point)
-    return count - relations(plain, point)
+    more = sum(len(family) * family.block_dimension for family in bases)
+    entries = sum(point[name].numel() for name in {p for family in families for p in family.parameters})
+    rows = list(_vectors(plain, point)) if count <= _DENSE and count * entries <= _LARGEST else None
+    alone = count - relations(plain, point) if rows is None else _rank(rows, families, point)
+    if rows is None or count + more > _DENSE or (count + more) * entries > _LARGEST:
+        return alone, more
+    tangents = [tangent for family in bases for tangent in family.tangents(point)]
+    return alone, _rank([*rows, *tangents], families, point) - alone
 
 
-def dense_rank(families: Sequence[Family], point: Point) -> int:
-    """Return the rank of the generator vectors, written out."""
-    names = list(dict.fromkeys(name for family in families for name in family.parameters))
-    rows = []
+def _vectors(families: Sequence[Family], point: Point) -> Iterator[dict[str, Tensor]]:
     for family in families:
         for position in range(len(family)):
             unit = torch.zeros(len(family), dtype=torch.float64)
             unit[position] = 1.0
-            vector = family.field(point, unit)
-            flat = torch.cat(
-                [(vector[n] if n in vector else torch.zeros_like(point[n])).reshape(-1).double() for n in names]
-            )
-            rows.append(flat / flat.norm().clamp_min(1e-300))
+            yield family.field(point, unit)
+
+
+def _rank(vectors: Sequence[Mapping[str, Tensor]], families: Sequence[Family], point: Point) -> int:
+    """Return the rank of tangent vectors, written out."""
+    if not vectors:
+        return 0
+    names = list(dict.fromkeys(name for family in families for name in family.parameters))
+    rows = []
+    for vector in vectors:
+        parts = [(vector[n] if n in vector else torch.zeros_like(point[n])).reshape(-1).double() for n in names]
+        flat = torch.cat(parts)
+        rows.append(flat / flat.norm().clamp_min(1e-300))
     matrix = torch.stack(rows)
-    sigma = torch.linalg.svdvals(matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix)
-    limit = 1e-11 if matrix.shape[0] < matrix.shape[1] else 1e-7
-    return int((sigma > limit * sigma[0]).sum())
+    wide = matrix.shape[0] < matrix.shape[1]
+    sigma = torch.linalg.svdvals(matrix @ matrix.T if wide else matrix)
+    return int((sigma > (1e-11 if wide else 1e-7) * sigma[0]).sum())
 
 
 def _keys(family: Family) -> set[tuple[str, str]]:
@@ -149,7 +159,7 @@ def _keys(family: Family) -> set[tuple[str, str]]:
 
     On generic values the three are independent of each other, so a relation must cancel within each.
     """
-    kinds = {"scale": "scale", "gain": "scale", "centred": "centred"}
+    kinds = {"scale": "scale", "centred": "centred"}
     return {(term.parameter, kinds.get(term.role, "shift")) for term in family.terms}
 
 

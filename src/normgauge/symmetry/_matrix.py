@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,18 +105,44 @@ class MatrixFamily(Family):
         m = self.block
         return {"GL": m * (m - 1), "O": m * (m - 1) // 2, "O1": (m - 1) * (m - 2) // 2}[self.group]
 
-    def act_randomly(self, point: dict[str, Tensor], source: torch.Generator) -> dict[str, Tensor]:
-        """Return the parameters after a random change of basis in every block."""
-        matrices = random_matrices(self.group, len(self), self.block, source)
-        result = dict(point)
+    def act(self, point: dict[str, Tensor], matrices: Tensor) -> dict[str, Tensor]:
+        """Return the parameters after the changes of basis [blocks, m, m]."""
+        start = self.coordinates.effective(point)
+        result = dict(start)
         for term in sorted(self.terms, key=lambda t: not getattr(t, "bias", "")):  # biases read weights as they were
             assert isinstance(term, MatrixTerm)
-            result[term.parameter] = (
-                term.transform({**result, term.slot.name: point[term.slot.name]}, matrices)
-                if (term.bias)
-                else term.transform(result, matrices)
-            )
-        return result
+            before = {**result, term.slot.name: start[term.slot.name]} if term.bias else result
+            result[term.parameter] = term.transform(before, matrices)
+        return self.coordinates.stored(result)
+
+    def tangents(self, point: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Yield the tangent vectors of every block, one per direction of the group beyond the diagonal ones."""
+        names = {n for t in self.terms for n in (t.slot.name, t.by, t.beta) if n}  # type: ignore[attr-defined]
+        start = {name: point[name].double() for name in self.coordinates.closure([*self.parameters, *names])}
+        eye = torch.eye(self.block, dtype=torch.float64).expand(len(self), -1, -1).contiguous()
+        for number in range(len(self)):
+            for direction in lie_algebra(self.group, self.block):
+                step = torch.zeros_like(eye)
+                step[number] = direction
+                carried: tuple[Any, ...] = torch.func.jvp(lambda a: self.act(start, a), (eye,), (step,))
+                yield {name: carried[1][name] for name in self.parameters}
+
+    def act_randomly(self, point: dict[str, Tensor], source: torch.Generator) -> dict[str, Tensor]:
+        """Return the parameters after a random change of basis in every block."""
+        return self.act(point, random_matrices(self.group, len(self), self.block, source))
+
+
+def lie_algebra(group: str, size: int) -> Iterator[Tensor]:
+    """Yield a basis of the directions in which a group's matrices can move, without the diagonal ones of GL."""
+    frame = torch.eye(size, dtype=torch.float64)
+    if group == "O1":  # rotations of the complement of the vector of ones
+        frame = torch.linalg.qr(torch.cat([torch.ones(size, 1, dtype=torch.float64), frame[:, 1:]], 1)).Q[:, 1:]
+    for i in range(frame.shape[1]):
+        for j in range(frame.shape[1]):
+            if group == "GL" and i != j:
+                yield torch.outer(frame[:, i], frame[:, j])
+            elif group != "GL" and i < j:
+                yield torch.outer(frame[:, i], frame[:, j]) - torch.outer(frame[:, j], frame[:, i])
 
 
 def random_matrices(group: str, count: int, size: int, source: torch.Generator) -> Tensor:

@@ -1,7 +1,8 @@
-"""Probing: gradients of random output combinations at a jittered point, reduced to one number per slice."""
+"""Probing: gradients of random output combinations at a generic point, reduced to one number per slice."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,43 +14,71 @@ from normgauge.network import owner_of
 from normgauge.rng import generator
 from normgauge.symmetry._axes import (
     Slot,
+    element_slot,
     parameter_slots,
     refinements,
     shift_slots,
     whole_slot,
 )
-from normgauge.symmetry._terms import Gain, Pull, Scale, Shift, Term
+from normgauge.symmetry._effective import Coordinates, StoredAffine
+from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through
 from normgauge.symmetry._trace import Hints
 from normgauge.symmetry._values import Function, Point
 
-JITTER = 0.1
+VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never fire
+TRIES = 4  # redraws, of which the one with the least noise is kept
 
 
-def jitter(point: Mapping[str, Tensor], seed: int, size: float = JITTER) -> Point:
-    """Move every parameter by `size` of its root mean square; small vectors and zero tensors by `size` itself.
+def redraw(point: Mapping[str, Tensor], source: torch.Generator, *, spread: float = 1.0, signs: bool = False) -> Point:
+    """Draw parameters at which activations are of order one, whatever the size of the given ones.
 
-    Without it zero-initialized gammas and biases make most signatures vanish for the wrong reason; biases that
-    have only begun to grow would still make a gain look free.
+    Tensors with several axes are drawn by their fan-in, gains about one and biases about zero. A symmetry of the
+    architecture holds there as everywhere; what holds at the given values alone (uniform attention of small weights,
+    gains of zero) does not.
+
+    Args:
+        point: the given parameters.
+        source: of the random numbers.
+        spread: of the tensors with several axes, over that which keeps activations of order one.
+        signs: multiply the given values instead of drawing anew, for parameters that must keep their sign.
     """
-    source, result = generator(seed), {}
+    result = {}
     for name, value in point.items():
         noise = torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
         rms = float(value.square().mean().sqrt()) if value.numel() else 0.0
-        vector = sum(s > 1 for s in value.shape) <= 1
-        result[name] = value + size * (max(rms, 1.0) if vector or rms == 0.0 else max(rms, 0.02)) * noise
+        matrix = sum(s > 1 for s in value.shape) > 1
+        if signs and rms > 0:
+            result[name] = value * torch.exp2(noise)
+        elif matrix:
+            result[name] = spread * noise / math.sqrt(value[0].numel())
+        elif value.numel() == 1:
+            result[name] = (value if 0.2 < rms < 5.0 or rms == 0.0 else value / rms) + VECTOR_SPREAD * noise
+        else:  # gains are about one, biases about zero: trained ones may hold units that never fire
+            result[name] = float(value.mean() > 0.5 * rms) + VECTOR_SPREAD * noise
     return result
 
 
-def jittered_point(function: Function, seed: int) -> Point:
-    """Return a jittered point with finite outputs, jittering less where the function does not bear more."""
-    for size in (JITTER, JITTER / 10, JITTER / 100):
-        point = jitter(function.user, seed, size)
+def generic_point(function: Function, seed: int, spread: float = 1.0) -> Point:
+    """Return a redrawn point with finite outputs; where there is none, one that keeps signs, or one near the user's."""
+    source = generator(seed)
+    for number in range(2 * TRIES):
+        point = redraw(function.user, source, spread=spread, signs=number >= TRIES)
         try:
             function.outputs(point)
         except NonFiniteError:
             continue
         return point
-    return dict(function.user)
+    for size in (0.1, 0.01, 0.0):
+        point = {
+            name: value + size * (value.abs() + size) * torch.randn(value.shape, generator=source).to(value)
+            for name, value in function.user.items()
+        }
+        try:
+            function.outputs(point)
+        except NonFiniteError:
+            continue
+        break
+    return point
 
 
 @dataclass
@@ -71,7 +100,7 @@ class Columns:
         return list(dict.fromkeys([*self.scales, *self.shifts, *self.averages]))
 
 
-def list_columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
+def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordinates) -> Columns:
     """List what is to be probed for these parameters."""
     columns = Columns()
     for name, value in point.items():
@@ -90,21 +119,11 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints) -> Columns:
             columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
             columns.averages.append(Shift(whole_slot(name, shape)))
     columns.shifts.extend(pulls(point, hints))
-    columns.scales.extend(gains(point, hints))
+    for frame in coordinates.frames:
+        if isinstance(frame, StoredAffine):
+            gain = element_slot(frame.gain, tuple(point[frame.gain].shape))
+            columns.shifts.append(Through(gain, 1.0, frame.bias))
     return columns
-
-
-def gains(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Gain]:
-    """Yield, for direction and gain of one module (weight normalization), what a scaled column does to the gain."""
-    for gain, value in point.items():
-        for direction, other in point.items():
-            same = owner_of(gain) == owner_of(direction) and value.ndim == other.ndim and gain != direction
-            wide = [axis for axis, (a, b) in enumerate(zip(value.shape, other.shape, strict=False)) if a == b > 1]
-            if not same or value.ndim < 2 or len(wide) != 1 or value.numel() != other.shape[wide[0]]:
-                continue
-            for axis in range(other.ndim):
-                if axis != wide[0] and other.shape[axis] > 1 and axis not in hints.kernel_axes(tuple(other.shape)):
-                    yield Gain(Slot(direction, tuple(other.shape), (axis,)), 1.0, gain, (wide[0],))
 
 
 def _rows_of_pieces(name: str, shape: tuple[int, ...], hints: Hints) -> Iterator[Slot]:
@@ -176,13 +195,18 @@ class Signatures:
         fresh: list[tuple[Term, Tensor, Tensor]] = []
         for term in terms:
             by_name.setdefault(term.parameter, []).append(term)
+        self.observe(gradient)
+        for name in gradient:
+            self._reduce(name, by_name.get(name, []), gradient, fresh)
+        self._keep(fresh)
+
+    def observe(self, gradient: Point) -> None:
+        """Note which entries have a gradient, and how large; it may come from another point."""
         for name, slope in gradient.items():
             magnitude = slope.detach().abs().float()
             # what float64 still sees must not become zero
             magnitude[slope != 0] = magnitude[slope != 0].clamp_min(1e-37)
             self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
-            self._reduce(name, by_name.get(name, []), gradient, fresh)
-        self._keep(fresh)
 
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]

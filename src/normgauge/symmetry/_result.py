@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective
 
 Vector = Mapping[str, Tensor] | Tensor
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,13 @@ class Symmetries(Result):
         effects = [f.certificate["eps_effect"] for f in self.families if f.certificate.get("eps_effect") is not None]
         undecided = sum(len(f) for f in self.families if f.status == "undecided")
         silent = sum(self.unobserved.values())
+        here = sum(len(f) for f in self.families if f.status == "exact_here")
         notes = (
-            "certified by finite changes",
+            "certified by finite changes at redrawn points",
             f"eps moves the outputs by {max(effects):.1e} at most" if effects else "",
             f"{silent} entries had no gradient in this data" if silent else "",
             f"{undecided} generators undecided" if undecided else "",
+            f"{here} more hold at these values only" if here else "",
         )
         return "; ".join(note for note in notes if note)
 

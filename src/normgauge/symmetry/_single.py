@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,13 @@ from normgauge.symmetry._family import Family
 from normgauge.symmetry._probe import Columns, Signatures
 from normgauge.symmetry._terms import Shift, Term
 
-CANDIDATE = 0.05  # eps alone gives about 1e-3; certification removes what only looks null
+CANDIDATE = 1e-3  # an eps that could not be removed gives less; certification removes what only looks null
+MOST_LISTED = 100_000  # entries of one tensor that are named one by one
+
+
+def observed(signatures: Signatures) -> dict[str, Tensor]:
+    """Return, per parameter, which entries had a gradient in some probe."""
+    return {name: largest > 0 for name, largest in signatures.largest.items()}
 
 
 def unused_entries(signatures: Signatures) -> dict[str, Tensor]:
@@ -64,11 +72,15 @@ def free_families(signatures: Signatures, terms: list[Term], precision: float) -
         ratio = signatures.ratio(term)
         limit = CANDIDATE if term.finite_scale else precision
         null = ratio < limit
+        if (
+            bool(null.any()) and term.slot.name == term.parameter
+        ):  # silent at this point, not elsewhere: certified there
+            null |= ratio.isnan() & (term.slot.gather(signatures.largest[term.parameter]) > 0)
         if not bool(null.any()) or float(null.double().sum()) < 0.5 * float((~ratio.isnan()).sum()):
             continue
         chosen = tuple(int(i) for i in null.nonzero().flatten())
         whole = len(chosen) == term.size
-        residual = tuple(float(x) for x in ratio[null])
+        residual = tuple(float(x) for x in ratio[null].nan_to_num(0.0))
         kind = "scale" if term.finite_scale else "shift"
         families.append(Family(kind, (term,), term.size, None if whole else chosen, residuals=residual))  # type: ignore[arg-type]
     return families
@@ -93,32 +105,58 @@ def null_everywhere(signatures: Signatures, term: Term, precision: float) -> boo
     return ratios.numel() == 0 or bool((ratios < CANDIDATE).all())
 
 
+def drop_unobserved(family: Family, signatures: Signatures) -> list[Family]:
+    """Return a family without the indices of which a slice had no gradient at all: nothing is known about them."""
+    silent = torch.zeros(family.size, dtype=torch.bool)
+    for term in family.terms:
+        plain = term.slot.name == term.parameter and term.slot.size == family.size
+        if plain and not _dead_tensor(signatures, term.parameter):
+            silent |= term.slot.gather((signatures.largest[term.parameter] > 0).double()) == 0
+    kept = [position for position, item in enumerate(family.items) if not bool(silent[item])]
+    if len(kept) == len(family):
+        return [family]
+    return [family.subset(kept)] if kept else []
+
+
+def _dead_tensor(signatures: Signatures, name: str) -> bool:
+    """Tell whether a tensor has no gradient anywhere though its layer has: it is dead, not unobserved."""
+    return not bool(signatures.largest[name].any()) and _layer_peak(signatures, name) > 0
+
+
 def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
-    """Return units without any gradient at both points: writers and readers of a rescaling that nothing passes."""
+    """Return units that nothing passes at the user's values: writers and readers of a rescaling without gradient."""
     units = []
     for family in families:
         if family.kind != "rescale" or family.size < 2:
             continue
         silent = torch.ones(family.size, dtype=torch.bool)
         for term in family.terms:
-            if term.slot.name != term.parameter:
-                continue
-            for largest in (signatures.largest[term.parameter], at_user[term.parameter].abs()):
-                silent &= term.slot.gather(largest) == 0
+            if term.slot.name == term.parameter:
+                silent &= term.slot.gather(at_user[term.parameter].abs()) == 0
         if bool(silent.any()) and not bool(silent.all()):
             chosen = tuple(int(i) for i in silent.nonzero().flatten())
-            note = "never active on this data"
-            units.append(
-                Family(
-                    "dead",
-                    family.terms,
-                    family.size,
-                    chosen,
-                    status=family.status,
-                    certificate=family.certificate,
-                    residuals=(0.0,) * len(chosen),
-                    note=note,
-                    counted=False,
-                )
-            )
+            units.append(_only_here(family.terms, family.size, chosen, "never active on this data"))
     return units
+
+
+def dead_here(units: Sequence[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
+    """Return entries without gradient at the user's values though they have one elsewhere: behind a gain of zero.
+
+    Entries of units that are reported already are left out.
+    """
+    told = {name for family in units for name in family.parameters}
+    families = []
+    for name, slope in at_user.items():
+        silent = ((slope == 0) & (signatures.largest[name] > 0)).reshape(-1)
+        count = int(silent.sum())
+        if name in told or not count or (count < silent.numel() and count > MOST_LISTED):
+            continue
+        slot = element_slot(name, tuple(slope.shape))
+        chosen = None if count == silent.numel() else tuple(int(i) for i in silent.nonzero().flatten())
+        families.append(_only_here((Shift(slot),), slot.size, chosen, "without effect at these values"))
+    return families
+
+
+def _only_here(terms: tuple[Term, ...], size: int, chosen: tuple[int, ...] | None, note: str) -> Family:
+    count = size if chosen is None else len(chosen)
+    return Family("dead", terms, size, chosen, status="exact_here", residuals=(0.0,) * count, note=note, counted=False)

@@ -34,6 +34,12 @@ class Term:
         return self.slot.name
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that the change looks at, itself included."""
+        others = (getattr(self, name, "") for name in ("by", "beta", "bias", "reader"))
+        return (self.parameter, self.slot.name, *(name for name in others if name))
+
+    @property
     def size(self) -> int:
         """The number of indices."""
         return self.slot.size
@@ -224,73 +230,85 @@ class Offset(Term):
 
 
 @dataclass(frozen=True)
-class Gain(Term):
-    """g_k -> g_k |v'_k| / |v_k| when column i of v is scaled: what weight normalization's gain must follow.
+class Through(Term):
+    """bias -> bias + c t_i gain_i: what a shift before an elementwise gain does behind it. `slot` is the gain's."""
 
-    `slot` is the slot of v whose columns are scaled; `gain` is g, whose entries belong to v's slices along
-    `out`. The field of index i on g_k is g_k v_ki^2 / |v_k|^2.
-    """
+    bias: str = ""
 
-    gain: str = ""
-    out: tuple[int, ...] = ()
-
-    role = "gain"
-    finite_scale = True
+    role = "through"
 
     @property
     def parameter(self) -> str:
-        """The gain."""
-        return self.gain
-
-    def _shares(self, point: Values) -> Tensor:
-        """Return v_ki^2 / |v_k|^2 summed over the axes that are neither k nor i, as [out..., keep...] broadcast."""
-        squares = self.slot.view_of(point[self.slot.name]).square()
-        rest = [axis for axis in range(squares.ndim) if axis not in self.slot.keep and axis not in self.out]
-        whole = [axis for axis in range(squares.ndim) if axis not in self.out]
-        part = squares.sum(rest, keepdim=True) if rest else squares
-        return part / squares.sum(whole, keepdim=True).clamp_min(1e-300)
-
-    def _sum_over_inputs(self, values: Tensor) -> Tensor:
-        drop = [axis for axis in range(values.ndim) if axis not in self.out]
-        return values.sum(drop)
+        """The bias."""
+        return self.bias
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c sum_k share_ki g_k slope_k."""
-        shares = self._shares(point)
-        product = (point[self.gain] * gradient[self.gain]).reshape(
-            [s if a in self.out else 1 for a, s in enumerate(shares.shape)]
-        )
-        drop = [axis for axis in range(shares.ndim) if axis not in self.slot.keep]
-        return self.coefficient * (shares * product).sum(drop).reshape(-1)
+        """Return c gain_i g_i."""
+        return self.coefficient * (point[self.slot.name] * gradient[self.bias]).reshape(-1)
 
     def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squares of the summands."""
-        shares = self._shares(point)
-        product = (point[self.gain] * gradient[self.gain]).reshape(
-            [s if a in self.out else 1 for a, s in enumerate(shares.shape)]
-        )
-        drop = [axis for axis in range(shares.ndim) if axis not in self.slot.keep]
-        return abs(self.coefficient) * (shares * product).square().sum(drop).sqrt().reshape(-1)
-
-    def _weighted_shares(self, point: Values, amounts: Tensor) -> Tensor:
-        shares = self._shares(point)
-        wide = amounts.to(shares).reshape([s if a in self.slot.keep else 1 for a, s in enumerate(shares.shape)])
-        return self._sum_over_inputs(shares * wide).reshape(point[self.gain].shape)
+        """Return the absolute values of `gather`."""
+        return self.gather(point, gradient).abs()
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c g_k sum_i t_i share_ki."""
-        return self.coefficient * point[self.gain] * self._weighted_shares(point, amounts)
-
-    def act(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return g_k times the ratio of norms after and before."""
-        return point[self.gain] * self._weighted_shares(point, torch.exp2(2 * self.coefficient * amounts)).sqrt()
+        """Return c t_i gain_i."""
+        gain = point[self.slot.name]
+        return self.coefficient * gain * amounts.to(gain).reshape(gain.shape)
 
     def describe(self) -> str:
-        """Name the gain and the direction it follows."""
-        return f"{self.gain} with {self.slot.name}"
+        """Name the bias and the gain that carries the shift."""
+        return f"{self.bias} by {self.slot.name}{self.slot.describe()}"
 
 
-ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Offset, Gain)}
+@dataclass(frozen=True)
+class Unread(Term):
+    """W -> W + c N(R) t: columns of a writer along what its only reader R maps to zero.
+
+    `slot` keeps every axis of W but `axis`, which R reads along its axis `along`. N(R) is an orthonormal basis of the
+    kernel of R, so there are `kernel` generators for each column; the index is (kernel vector, column).
+    """
+
+    reader: str = ""
+    along: int = 0
+    axis: int = 0
+    kernel: int = 0
+
+    role = "unread"
+
+    @property
+    def size(self) -> int:
+        """Kernel vectors times columns."""
+        return self.kernel * self.slot.size
+
+    def _basis(self, point: Values) -> Tensor:
+        """Return [width, kernel]: the complement of the rows of the reader."""
+        rows = point[self.reader].detach().movedim(self.along, -1).reshape(-1, point[self.reader].shape[self.along])
+        return torch.linalg.qr(rows.mT.double(), mode="complete").Q[:, rows.shape[0] :]
+
+    def gather(self, point: Values, gradient: Values) -> Tensor:
+        """Return c N^T g, column by column."""
+        slope = gradient[self.slot.name].movedim(self.axis, 0)
+        return self.coefficient * (self._basis(point).mT @ slope.reshape(slope.shape[0], -1).double()).reshape(-1)
+
+    def magnitude(self, point: Values, gradient: Values) -> Tensor:
+        """Return the norm of each column's gradient."""
+        slope = gradient[self.slot.name].movedim(self.axis, 0)
+        norms = slope.reshape(slope.shape[0], -1).double().norm(dim=0)
+        return abs(self.coefficient) * norms.expand(self.kernel, -1).reshape(-1)
+
+    def field(self, point: Values, amounts: Tensor) -> Tensor:
+        """Return c N t."""
+        value = point[self.slot.name]
+        moved = value.movedim(self.axis, 0)
+        wide = self._basis(point) @ amounts.double().reshape(self.kernel, -1)
+        return (self.coefficient * wide).to(value).reshape(moved.shape).movedim(0, self.axis)
+
+    def describe(self) -> str:
+        """Name the writer and the reader that does not see the shift."""
+        return f"{self.slot.name}{self.slot.describe()} in the kernel of {self.reader}"
+
+
+ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Offset, Through, Unread)}
 
 
 def term_from_json(data: Mapping[str, Any]) -> Term:

@@ -1,29 +1,65 @@
-"""The function whose symmetries are asked for: outputs or losses at any parameters, in float64."""
+"""The function whose symmetries are asked for: outputs or losses at any parameters, in float64, without eps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, ModelError, NonFiniteError, NotDifferentiableError, explain
+from normgauge.errors import (
+    DataError,
+    InputError,
+    ModelError,
+    NonFiniteError,
+    NormgaugeError,
+    NotDifferentiableError,
+    explain,
+)
+from normgauge.network import KeepDouble, without_eps
 from normgauge.objective import Mode, Objective, sample_count, tensors, twice_differentiable
+from normgauge.rng import generator
+from normgauge.symmetry._effective import Coordinates, find_coordinates
 
 Of = Literal["outputs", "loss"]
 Point = dict[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """How the function is evaluated.
+
+    Attributes:
+        mode: train or eval; the objective's own where `None`.
+        eps: whether normalizers keep their eps; a symmetry is looked for without it.
+        fresh: on inputs drawn anew instead of the user's.
+    """
+
+    mode: Mode | None = None
+    eps: bool = False
+    fresh: bool = False
+
+
+BARE = Setting()
+
+
 class Function:
     """Outputs (or losses of parts of the batch) as one flat tensor of the parameters.
 
+    Points are in effective coordinates.
+
     Attributes:
+        user: the user's point.
+        coordinates: effective coordinates of the parameters.
         dtype: the type of the arithmetic: float64 where the model allows it.
+        double: whether nothing is rounded to a narrower type on the way.
     """
 
-    def __init__(self, objective: Objective, of: Of) -> None:
+    def __init__(self, objective: Objective, of: Of, seed: int) -> None:
         if of not in ("outputs", "loss"):
             raise InputError(
                 explain("symmetries", "of is 'outputs' or 'loss'", repr(of), "Pass of='outputs', the usual question")
@@ -33,38 +69,74 @@ class Function:
         self.batches = [batch for _, batch in objective.batches()][:4]
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
-        self.dtype = torch.float64
+        self.dtype, self.double = torch.float64, True
         self.user = {name: value.to(torch.float64).clone() for name, value in objective.parameters.items()}
+        self.coordinates = Coordinates()
         self._choose_dtype()
+        self._fresh = self._draw_inputs(generator(seed + 20))
+        self.coordinates = self.run(
+            lambda model, batch: find_coordinates(model, lambda: objective.outputs_of(model, batch), self.names)
+        )
+        self.user = self.coordinates.effective(self.user)
 
     def _choose_dtype(self) -> None:
-        """Compute in float64 unless the model insists on its own type."""
+        """Compute in float64 all the way, in float64 where the model narrows, or in the model's own type."""
         try:
-            first = self.outputs(self.user)
+            first = self.outputs(self.user, Setting(eps=True))
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            if self.objective.dtype == torch.float64 or isinstance(error, (NonFiniteError, NotDifferentiableError)):
+            if isinstance(error, (NonFiniteError, NotDifferentiableError)):
                 raise
-            self.dtype = self.objective.dtype
-            self.user = {name: value.clone() for name, value in self.objective.parameters.items()}
-            first = self.outputs(self.user)
-        second = self.outputs(self.user)
+            self.double = False
+            try:
+                first = self.outputs(self.user, Setting(eps=True))
+            except (RuntimeError, TypeError, NotImplementedError) as second:
+                if self.objective.dtype == torch.float64 or isinstance(
+                    second, (NonFiniteError, NotDifferentiableError)
+                ):
+                    raise
+                self.dtype = self.objective.dtype
+                self.user = {name: value.clone() for name, value in self.objective.parameters.items()}
+                first = self.outputs(self.user, Setting(eps=True))
+        again = self.outputs(self.user, Setting(eps=True))
         scale = float(first.abs().max()) + 1e-300
-        if first.shape != second.shape or float((first - second).abs().max()) > 1e-6 * scale:
+        if first.shape != again.shape or float((first - again).abs().max()) > 1e-6 * scale:
             raise ModelError(
                 explain(
                     f"symmetries({type(self.objective.model).__name__})",
                     "the forward must give the same outputs twice; its randomness must come from the global generators",
-                    f"outputs that differ by {float((first - second).abs().max()):.3g}"
-                    if first.shape == second.shape
+                    f"outputs that differ by {float((first - again).abs().max()):.3g}"
+                    if first.shape == again.shape
                     else "outputs of another shape",
                     "Draw from torch's global generator, or turn the randomness off",
                 )
             )
 
-    def outputs(self, point: Mapping[str, Tensor], *, mode: Mode | None = None, part: Tensor | None = None) -> Tensor:
+    def _draw_inputs(self, source: torch.Generator) -> Any:
+        """Return the first batch with other inputs of the same kind; the batch itself where they are not understood.
+
+        Numbers are halved and moved by half their spread; tokens are dealt out anew among those that occur; masks stay.
+        """
+
+        def draw(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point():
+                noise = torch.randn(tensor.shape, generator=source, dtype=torch.float64).to(tensor)
+                return (tensor + noise * tensor.std(correction=0)) / 2 if tensor.numel() > 1 else tensor
+            if tensor.dtype == torch.bool or tensor.numel() < 2 or len(tensor.unique()) < 3:
+                return tensor
+            return tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=source)].reshape(tensor.shape)
+
+        fresh = _map(self.batches[0], draw)
+        self._fresh = fresh
+        try:
+            self.outputs(self.user, Setting(eps=True, fresh=True))
+        except (NormgaugeError, RuntimeError, ValueError, IndexError, TypeError):
+            return self.batches[0]
+        return fresh
+
+    def outputs(self, point: Mapping[str, Tensor], setting: Setting = BARE, part: Tensor | None = None) -> Tensor:
         """Return the flat outputs without graph, of the first batch or of the samples `part` of it."""
         with torch.no_grad():
-            flat = self._flat_outputs(dict(point), 0, part, mode)
+            flat = self._flat_outputs(dict(point), 0, part, setting)
         if not bool(torch.isfinite(flat).all()):
             raise NonFiniteError(
                 explain(
@@ -80,15 +152,15 @@ class Function:
         self,
         point: Point,
         number: int,
-        generator: torch.Generator,
+        source: torch.Generator,
         part: Tensor | None = None,
-        mode: Mode | None = None,
+        setting: Setting = BARE,
     ) -> Point:
         """Draw a random output cotangent c and return the gradient J^T c by name (zeros filled in)."""
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
         with twice_differentiable():  # attention's plain kernel: the least noise
-            flat = self._flat_outputs(leaves, index, part, mode)
+            flat = self._flat_outputs(leaves, index, part, setting)
         if not flat.requires_grad:
             raise NotDifferentiableError(
                 explain(
@@ -98,24 +170,25 @@ class Function:
                     "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
                 )
             )
-        self.objective.count_backward(self._batch(index, part))
-        cotangent = torch.randn(flat.shape, generator=generator, dtype=torch.float64).to(flat)
+        self.objective.count_backward(self._batch(index, part, setting))
+        cotangent = torch.randn(flat.shape, generator=source, dtype=torch.float64).to(flat)
         slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True))
 
-    def run(self, body: Callable[[nn.Module, Any], Any], mode: Mode | None = None) -> Any:
+    def run(self, body: Callable[[nn.Module, Any], Any]) -> Any:
         """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
         with torch.no_grad():
-            return self._evaluate(dict(self.user), 0, mode, lambda model: body(model, self._batch(0, None)))
+            setting = Setting(eps=True)
+            return self._evaluate(dict(self.user), 0, setting, lambda model: body(model, self._batch(0, None, setting)))
 
-    def part(self, count: int, generator: torch.Generator) -> Tensor | None:
+    def part(self, count: int, source: torch.Generator) -> Tensor | None:
         """Draw `count` samples of the first batch, or nothing when the batch cannot be cut."""
         samples = self.samples[0]
         if count >= samples or not _can_be_cut(self.batches[0], samples):
             return None
-        return torch.randperm(samples, generator=generator)[:count].sort().values
+        return torch.randperm(samples, generator=source)[:count].sort().values
 
-    def parts(self, generator: torch.Generator) -> list[Tensor | None]:
+    def parts(self, source: torch.Generator) -> list[Tensor | None]:
         """Cut the first batch at random into halves (from 16 samples) or quarters (from 64).
 
         One of several batches stays whole.
@@ -124,24 +197,24 @@ class Function:
         count = 4 if samples >= 64 else 2
         if len(self.batches) > 1 or samples < 16 or not _can_be_cut(self.batches[0], samples):
             return [None]
-        return [rows.sort().values for rows in torch.randperm(samples, generator=generator).tensor_split(count)]
+        return [rows.sort().values for rows in torch.randperm(samples, generator=source).tensor_split(count)]
 
-    def _batch(self, index: int, part: Tensor | None) -> Any:
-        batch = self.batches[index]
+    def _batch(self, index: int, part: Tensor | None, setting: Setting) -> Any:
+        batch = self._fresh if setting.fresh else self.batches[index]
         if part is not None:
             batch = _cut(batch, self.samples[index], part)
         return _cast(batch, self.dtype)
 
-    def _flat_outputs(self, point: Point, index: int, part: Tensor | None, mode: Mode | None) -> Tensor:
+    def _flat_outputs(self, point: Point, index: int, part: Tensor | None, setting: Setting) -> Tensor:
         if self.of == "outputs":
-            batch = self._batch(index, part)
-            tree = self._evaluate(point, index, mode, lambda model: self.objective.outputs_of(model, batch))
+            batch = self._batch(index, part, setting)
+            tree = self._evaluate(point, index, setting, lambda model: self.objective.outputs_of(model, batch))
             pieces = [t.reshape(-1) for t in _floats(tree)]
         else:
             pieces = []
-            for piece in self._pieces(index, part):
+            for piece in self._pieces(index, part, setting):
                 loss = partial(self.objective.loss_of, number=index, batch=piece)
-                pieces.append(self._evaluate(point, index, mode, loss).reshape(1))
+                pieces.append(self._evaluate(point, index, setting, loss).reshape(1))
         if not pieces:
             raise NotDifferentiableError(
                 explain(
@@ -153,18 +226,28 @@ class Function:
             )
         return torch.cat([piece.to(self.dtype) for piece in pieces])
 
-    def _pieces(self, index: int, part: Tensor | None) -> list[Any]:
+    def _pieces(self, index: int, part: Tensor | None, setting: Setting) -> list[Any]:
         """Cut the batch into up to eight parts, so that one loss becomes several equations."""
-        batch, samples = self._batch(index, part), self.samples[index] if part is None else len(part)
+        batch, samples = self._batch(index, part, setting), self.samples[index] if part is None else len(part)
         count = min(8, samples // 4)
         if count < 2 or not _can_be_cut(batch, samples):
             return [batch]
         return [_cut(batch, samples, rows) for rows in torch.arange(samples).tensor_split(count)]
 
-    def _evaluate(self, point: Point, index: int, mode: Mode | None, body: Callable[[nn.Module], Any]) -> Any:
+    def _evaluate(self, point: Point, index: int, setting: Setting, body: Callable[[nn.Module], Any]) -> Any:
+        mode = setting.mode
         objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
-        values = {name: value.to(self.dtype) for name, value in point.items()}
-        return objective.evaluate(index, body, values, self.dtype)
+        values = self.coordinates.stored({name: value.to(self.dtype) for name, value in point.items()})
+
+        def run(model: nn.Module) -> Any:
+            with ExitStack() as stack:
+                if self.double:
+                    stack.enter_context(KeepDouble())
+                if not setting.eps:
+                    stack.enter_context(without_eps(model))
+                return body(model)
+
+        return objective.evaluate(index, run, values, self.dtype)
 
 
 def _count(batch: Any) -> int:

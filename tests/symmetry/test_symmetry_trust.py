@@ -1,0 +1,238 @@
+"""No certificate that another value of the parameters would break, and few symmetries missed: case by case."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import normgauge as ng
+from normgauge.network import WithoutEps, without_eps
+from symmetry.hunt import examine
+
+
+def search(net, inputs, mode="train", **options):
+    data = (inputs, torch.zeros(len(inputs)))
+    return ng.symmetries(ng.Objective(net, lambda out, _: out.square().mean(), data, mode=mode, **options))
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, width, heads, dropout=0.0):
+        super().__init__()
+        self.qkv, self.proj, self.heads, self.dropout = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+            heads,
+            dropout,
+        )
+
+    def forward(self, x):
+        b, t, width = x.shape
+        q, k, v = (u.view(b, t, self.heads, -1).transpose(1, 2) for u in self.qkv(x).split(width, dim=2))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        weights = F.dropout(weights, self.dropout, self.training)
+        return self.proj((weights @ v).transpose(1, 2).reshape(b, t, width))
+
+
+class SmallGPT(nn.Module):
+    def __init__(self, norm, spread, dropout=0.0, width=8):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(11, width), nn.Embedding(12, width)
+        self.n1, self.att, self.n2 = norm(width), FusedAttention(width, 2, dropout), norm(width)
+        self.up, self.down = nn.Linear(width, 12), nn.Linear(12, width)
+        self.last, self.head = norm(width), nn.Linear(width, 11, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=spread)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = x + self.att(self.n1(x))
+        return self.head(self.last(x + self.down(F.gelu(self.up(self.n2(x))))))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_small_weights_make_no_rescaling_of_queries_keys_and_values_together(norm):
+    """Attention is nearly uniform at such weights, so that almost any scale of queries looks free."""
+    tokens = torch.randint(0, 11, (16, 6))
+    dimensions = set()
+    for spread in (0.02, 1.0):
+        torch.manual_seed(1)
+        result = search(SmallGPT(norm, spread), tokens, "eval")
+        changes = [family.describe() for family in result.families]
+        assert not any(change.startswith("att.qkv.weight, ") for change in changes), changes
+        assert all(family.status != "undecided" for family in result.families)
+        dimensions.add((result.dimension, result.matrix_dimension))
+    assert len(dimensions) == 1, "the answer must not depend on the size of the weights"
+
+
+def test_rows_that_no_token_touches_are_unobserved():
+    result = search(SmallGPT(nn.LayerNorm, 0.02), torch.randint(0, 11, (16, 6)), "eval")
+    assert result.unobserved["places.weight"] == 6 * 8
+    named = [f for f in result.families if "places.weight" in f.parameters and f.size == 12]
+    assert all(max(family.items) < 6 for family in named)
+
+
+def test_dropout_makes_no_batch_statistics():
+    result = search(SmallGPT(nn.LayerNorm, 0.3, dropout=0.5), torch.randint(0, 11, (16, 6)), "train")
+    dead = [family for family in result.families if family.kind == "dead" and family.counted]
+    assert dead and {family.status for family in dead} == {"exact"}
+    assert "batch_statistics_only" not in {family.status for family in result.families}
+
+
+WEIGHT_NORM = {
+    "before batch normalization": (lambda: nn.BatchNorm1d(8, eps=1e-20), 24),
+    "before layer normalization": (lambda: nn.LayerNorm(8, eps=1e-20), 16),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_NORM)
+@pytest.mark.parametrize("attach", [parametrizations.weight_norm, ng.nn.weight_norm], ids=["torch", "ours"])
+def test_weight_norm_has_all_its_symmetries(name, attach):
+    norm, nullity = WEIGHT_NORM[name]
+    result = search(nn.Sequential(attach(nn.Linear(6, 8)), norm(), nn.Tanh(), nn.Linear(8, 3)), torch.randn(100, 6))
+    assert result.dimension + result.matrix_dimension == nullity
+
+
+def test_weight_norm_behind_batch_normalization_does_not_crash():
+    net = nn.Sequential(
+        nn.Linear(6, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        parametrizations.weight_norm(nn.Linear(8, 12)),
+        nn.ReLU(),
+        nn.Linear(12, 4),
+    )
+    assert search(net, torch.randn(64, 6)).dimension >= 8 + 8 + 8 + 12 + 12
+
+
+def test_stored_statistics_leave_two_directions_per_unit():
+    """BatchNorm in evaluation mode is affine: its gain trades with the rows before it, its bias with theirs."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    with torch.no_grad():
+        net[1].running_mean.normal_()
+        net[1].running_var.uniform_(0.5, 2.0)
+    result = search(net, torch.randn(64, 5), "eval")
+    assert result.dimension == 12 and {family.status for family in result.families} == {"exact"}
+
+
+class OnePlusRMS(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+
+def test_gains_stored_as_one_plus_w_trade_with_their_readers():
+    net = nn.Sequential(nn.Linear(5, 6), OnePlusRMS(6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    result = search(net, torch.randn(64, 5), "eval")
+    (gains,) = [family for family in result.families if "1.weight" in family.parameters and len(family) == 6]
+    assert gains.status == "exact" and "(1 + 1.weight)" in gains.describe()
+    point = dict(result.parameters)
+    after = gains.act(point, torch.randn(6))
+    x = torch.randn(9, 5)
+    before = torch.func.functional_call(net, point, (x,))
+    torch.testing.assert_close(torch.func.functional_call(net, after, (x,)), before, rtol=1e-9, atol=1e-12)
+    vector = {name: torch.randn_like(value) for name, value in point.items()}
+    flat = result.project(vector)
+    for position in range(6):
+        field = gains.field(point, torch.eye(6)[position])
+        assert abs(sum(float((flat[name] * field[name]).sum()) for name in field)) < 1e-9
+
+
+def test_what_a_gain_of_zero_hides_holds_here_only():
+    net = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
+    ordinary = search(net, torch.randn(64, 5), "eval")
+    with torch.no_grad():
+        net[1].weight.zero_()
+    result = search(net, torch.randn(64, 5), "eval")
+    here = [family for family in result.families if family.status == "exact_here"]
+    assert result.dimension == ordinary.dimension
+    assert sum(len(f) for f in here if f.parameters[0] == "0.weight") == 30
+    assert "hold at these values only" in str(result)
+
+
+def test_the_seed_reaches_every_probe():
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(64, 5)
+    data = (inputs, torch.zeros(64))
+    results = [
+        ng.symmetries(ng.Objective(net, lambda out, _: out.square().mean(), data, mode="train"), seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    first, again, other = [[family.residuals for family in result.families] for result in results]
+    assert first == again and first != other
+    assert len({result.dimension for result in results}) == 1
+
+
+# -- eps ------------------------------------------------------------------------------------------------------------
+
+
+class ByHand(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        return {
+            "sqrt": lambda: centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-3),
+            "rsqrt": lambda: centred * torch.rsqrt(1e-3 + centred.var(-1, keepdim=True, correction=0)),
+            "power": lambda: centred * (centred.square().mean(-1, keepdim=True) + 1e-3) ** -0.5,
+            "outside": lambda: centred / (centred.norm(dim=-1, keepdim=True) + 1e-3),
+            "clamp": lambda: centred / centred.norm(dim=-1, keepdim=True).clamp_min(1e-3),
+            "normalize": lambda: F.normalize(centred, dim=-1),
+        }[self.how]()
+
+
+@pytest.mark.parametrize("how", ["sqrt", "rsqrt", "power", "outside", "clamp", "normalize"])
+def test_eps_of_norms_written_by_hand_is_removed(how):
+    x = torch.randn(7, 5)
+    with WithoutEps() as mode:
+        torch.testing.assert_close(ByHand(how)(1e-6 * x), ByHand(how)(x), rtol=1e-9, atol=1e-12)
+    assert mode.removed
+    assert float((ByHand(how)(1e-15 * x) - ByHand(how)(x)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [lambda: nn.LayerNorm(6), lambda: nn.RMSNorm(6, eps=1e-3), lambda: nn.BatchNorm1d(6), lambda: nn.GroupNorm(2, 6)],
+    ids=["layer", "rms", "batch", "group"],
+)
+def test_eps_of_torch_is_removed_and_put_back(norm):
+    norm = norm()
+    x, eps = torch.randn(9, 6, 6), norm.eps
+    with without_eps(norm):
+        torch.testing.assert_close(norm(1e-8 * x), norm(x), rtol=1e-8, atol=1e-10)
+    assert norm.eps == eps
+    stored = nn.BatchNorm1d(6).eval()
+    with without_eps(stored):
+        assert torch.equal(stored(x), nn.BatchNorm1d(6).eval()(x)), "beside stored statistics eps is a constant"
+
+
+def test_small_constants_elsewhere_stay():
+    x = torch.randn(5)
+    with WithoutEps() as mode:
+        assert torch.equal(x + 1e-3, torch.add(x, 1e-3)) and mode.removed == 0
+        assert float(((x + 1e-3) - x).abs().max()) > 9e-4
+
+
+# -- the hunt -------------------------------------------------------------------------------------------------------
+
+MISSED = 0.12  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_networks_have_no_false_certificate(seed):
+    assert examine(seed).false == []
+
+
+@pytest.mark.heavy
+def test_the_hunt_over_a_thousand_networks():
+    outcomes = [examine(seed) for seed in range(1000)]
+    nullity, missed = sum(o.nullity for o in outcomes), sum(o.missed for o in outcomes)
+    print(f"{len(outcomes)} networks, {sum(len(o.false) for o in outcomes)} false, {missed} of {nullity} missed")
+    assert [(o.seed, o.false) for o in outcomes if o.false] == []
+    assert missed <= MISSED * nullity
