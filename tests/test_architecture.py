@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "objective": {"linalg"},
     "optim": {"charts", "manifolds", "theory"},
     "network": {"objective"},
-    "symmetry": {"charts", "network", "objective"},
+    "symmetry": {"charts", "linalg", "network", "objective"},
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
     "surgery": {"charts", "network", "objective"},
     "lab": {"charts", "measure", "nn", "objective"},

@@ -225,7 +225,7 @@ def _():
     def one(o):
         names = "scale_invariant", "norm", "next_norm", "gradient", "radial", "effective_rate", "angle"
         names += "equilibrium_norm", "equilibrium_angle", "heading"
-        optimizer = torch.optim.SGD(o.parameters.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        optimizer = torch.optim.SGD(o.model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         found = ng.weight_dynamics(o, optimizer)
         moving = [item for item in found.blocks if item.gradient > FLOOR]  # a bias before BatchNorm gets rounding
         return {"+".join(item.parameters): fields(item, *names) for item in moving}

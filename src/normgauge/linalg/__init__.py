@@ -12,6 +12,7 @@ from normgauge.linalg._symbol import symbol_is_exact as symbol_is_exact
 from normgauge.linalg.convolution import Convolution as Convolution
 from normgauge.linalg.lanczos import Eigenpairs as Eigenpairs
 from normgauge.linalg.lanczos import eigenpairs as eigenpairs
+from normgauge.linalg.lanczos import machine_memory as machine_memory
 from normgauge.linalg.quadrature import Nodes as Nodes
 from normgauge.linalg.quadrature import TraceEstimate as TraceEstimate
 from normgauge.linalg.quadrature import hutchinson as hutchinson
@@ -28,6 +29,7 @@ __all__ = [
     "TraceEstimate",
     "eigenpairs",
     "hutchinson",
+    "machine_memory",
     "peak_frequency",
     "random_start_bound",
     "spectral_nodes",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import OutOfMemoryError, explain
+from normgauge.linalg import machine_memory
 from normgauge.objective import Objective
 from normgauge.results import instrument
 from normgauge.rng import generator
@@ -105,7 +104,9 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     point = certifier.points[0]
     columns = list_columns(point, hints, function.coordinates)
     signatures, gradients = _probe(function, columns, certifier.points, seed)
-    families = _candidates(function, signatures, columns, gradients, hints, certifier.precision, seed)
+    families = _candidates(
+        function, signatures, columns, gradients, hints=hints, precision=certifier.precision, seed=seed
+    )
     del gradients  # as large as the parameters; what follows needs room for graphs
     certified = certifier.certify(families)
     certified = certifier.tell_eps(
@@ -124,7 +125,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
 
 def _check_room(objective: Objective, memory: int | None) -> None:
     count = sum(parameter.numel() for parameter in objective.model.parameters())
-    room = _machine_memory(objective.device) if memory is None else memory
+    room = machine_memory(objective.device) if memory is None else memory
     if BYTES * count > room:
         raise OutOfMemoryError(
             explain(
@@ -134,12 +135,6 @@ def _check_room(objective: Objective, memory: int | None) -> None:
                 "Ask about a smaller model of the same kind (fewer blocks, narrower), which has the same families",
             )
         )
-
-
-def _machine_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 
 def _depends_on_mode(certifier: Certifier) -> bool:
@@ -179,6 +174,7 @@ def _candidates(
     signatures: Signatures,
     columns: Columns,
     gradients: Sequence[Mapping[str, Tensor]],
+    *,
     hints: Hints,
     precision: float,
     seed: int,
