@@ -6,8 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= 2
+# `make test-torch` runs the tests on this torch, with these other packages, in an environment of its own.
+VERSION ?= $(TORCH)
+CONSTRAINTS ?= constraints.txt
+TORCH_VENV ?= .venv-torch-$(VERSION)
+TORCH_PIP = $(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all generated docs format clean lock
+.PHONY: help demo test test-all test-torch dist test-dist generated docs format clean lock
 
 help: ## show the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +28,16 @@ test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
 
 test-all: $(VENV)/.dev ## the heavy suites too
 	NORMGAUGE_HEAVY=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+test-torch: $(TORCH_VENV)/.tests ## the tests on another torch, several GB: make test-torch VERSION=2.11.0
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -rs
+
+dist: $(VENV)/.dev ## build the wheel and the sdist into dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+test-dist: dist ## install the wheel in a clean environment and run README's example with it, from another folder
+	$(BIN)/python tools/check_dist.py dist torch==$(TORCH)
 
 generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/generate_support.py alone (minutes)
 	$(BIN)/python docs/generate_normalizers.py
@@ -41,7 +56,7 @@ lock: $(VENV)/.dev ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch | grep -v ' @ ' > constraints.txt
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) site normgauge-out
+	rm -rf $(VENV) .venv-torch-* site dist normgauge-out
 
 $(VENV)/.torch:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "normgauge needs Python 3.11 or newer: set PYTHON=...")'
@@ -56,3 +71,11 @@ $(VENV)/.lab: $(VENV)/.torch pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.lab
+
+# What torch itself pins is left to it.
+$(TORCH_VENV)/.tests: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -vE '^(filelock|fsspec|networkx|setuptools|sympy|typing_extensions)==' $(CONSTRAINTS) > $(TORCH_VENV)/constraints.txt
+	$(TORCH_PIP) torch==$(VERSION)
+	$(TORCH_PIP) --constraint $(TORCH_VENV)/constraints.txt torch==$(VERSION) --editable '.[test]'
+	touch $@

@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 
 def _read_stub() -> dict[str, tuple[str, str]]:

@@ -1,6 +1,7 @@
 """`Network`: what a model calls, who reads what, what each parameter is for; and nothing stays behind."""
 
 import copy
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -90,13 +91,26 @@ def test_nothing_stays_behind(mode):
     assert same(before, tracks(model))
 
 
+@cache
+def export_takes_power_iterations():
+    """Return whether torch.export takes a spectral norm in train mode; older ones fail at its writes in place."""
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    try:
+        torch.export.export(layer, (torch.randn(2, 3),))
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_objective_is_read_without_a_trace(case, mode):
+    iterates = (case.name, mode) == ("weight_norm_parametrized", "train")
+    how = "recorded" if iterates and not export_takes_power_iterations() else "exported"
     objective = case.make(mode)
     before = tracks(objective.model)
     network = Network.of(objective)
-    assert network.graph.how == "exported" and set(network.roles) == set(network.uses)
+    assert network.graph.how == how and set(network.roles) == set(network.uses)
     assert all(edge.producers and edge.consumers for edge in network.edges)
     assert same(before, tracks(objective.model))
 

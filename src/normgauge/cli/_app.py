@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -43,14 +44,15 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from normgauge import __version__
 
-        typer.echo(f"normgauge {__version__}")
+        python = ".".join(map(str, sys.version_info[:3]))
+        typer.echo(f"normgauge {__version__} (torch {metadata.version('torch')}, Python {python})")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the versions and exit.")
     ] = False,
 ) -> None:
     """See what normalization did to your network, and which normalizer to use."""

@@ -268,7 +268,7 @@ class Objective:
         `torch.func.grad(objective.function)`, `jvp`, `vmap` and their compositions work on train-mode BatchNorm too,
         because buffers are cloned inside. Values that are not given are the model's. Finiteness is not checked.
 
-        Deviations: do not build Hessians from it with `torch.func.hessian` or `jacrev(jacrev)`: torch 2.13 is
+        Deviations: do not build Hessians from it with `torch.func.hessian` or `jacrev(jacrev)`: torch is
             silently wrong there through fused BatchNorm and LayerNorm; `hessian()` is right.
         """
 
