@@ -1,6 +1,7 @@
 """The command line's door to symmetries."""
 
 import json
+import sys
 
 import pytest
 import typer
@@ -27,6 +28,8 @@ def factories(tmp_path, monkeypatch):
         "def broken():\n    raise KeyError('width')\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds its folder
+    sys.modules.pop("mymodels", None)
 
 
 def run(*arguments):

@@ -263,9 +263,11 @@ def test_the_gradient_bound_is_known_before_the_run():
         assert math.isfinite(record.length_bound) and abs(record.length_slope) <= record.length_bound + 1e-12
         assert record.gradient_bound == pytest.approx(math.hypot(limit * record.rho_bound**0.5, record.length_bound))
         assert record.gradient_norm <= record.gradient_bound
-    for smoothness in (math.nan, -1.0, math.inf):
+    for smoothness in (0.0, -1.0, math.inf):
         with pytest.raises(InputError, match="smoothness is a positive number"):
             optim.gdnp(problem, smoothness=smoothness)
+    with pytest.raises(InputError, match="smoothness must be a number"):
+        optim.gdnp(problem, smoothness=math.nan)
 
 
 def test_the_network_counts_every_evaluation():

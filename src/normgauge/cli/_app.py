@@ -71,6 +71,7 @@ def main() -> None:
             sys.exit(2)
         except (KeyboardInterrupt, SystemExit) as stop:
             if received and getattr(stop, "code", 130) == 130:
+                exec("")  # forgets an interrupt that came inside of another exec: Python would die of it at exit
                 sys.exit(128 + received[0])
             raise
 

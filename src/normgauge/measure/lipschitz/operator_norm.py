@@ -194,7 +194,7 @@ def operator_norm(
             explain("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
         )
     if not 0 < delta < 1:
-        raise InputError(explain("operator_norm", "delta is a probability", repr(delta), "Try delta=1e-10"))
+        raise InputError(explain("operator_norm", "delta must lie in (0, 1)", repr(delta), "Try delta=1e-10"))
     map_ = read_layer(layer, input_shape)
     bracket = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
     spend("gradients", bracket.steps)  # a step is a product with the layer and one with its adjoint
