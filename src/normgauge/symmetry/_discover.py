@@ -183,14 +183,14 @@ def _candidates(
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
     accepted = dead_entries(signatures, precision)
-    known = list(accepted)  # with the indices nothing is known about: a sum over a group of units is no news for one
+    explained = list(accepted)  # with unobserved indices too: a sum over a group of units is no news for one
     keys: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
 
     def accept(families: list[Family]) -> None:
         for family in families:
             key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
-            if key not in keys and not is_implied(family, known, point):
-                known.append(family)
+            if key not in keys and not is_implied(family, explained, point):
+                explained.append(family)
                 accepted.extend(drop_unobserved(family, signatures))
             keys.add(key)
 
