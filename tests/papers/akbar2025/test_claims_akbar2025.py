@@ -247,8 +247,8 @@ def tables(good):
         found[study].append({"seed": seed, "norm": norm, **knobs, **readings})
 
     for seed in range(4):
-        wobble = 1 + 0.001 * seed
-        for norm in ("none", "batch"):
+        for place, norm in enumerate(("none", "batch"), start=1):
+            wobble = 1 + 0.001 * seed * place  # an own one per arm, so that no margin is equal on every seed
             ours = (norm == "batch") == good  # the arm that does better
             high, low = (2.0 * wobble, 0.001 * wobble) if ours else (0.5 * wobble, 1.0 * wobble)
             for start in ("small", "large"):
@@ -264,12 +264,13 @@ def tables(good):
                 add("margin", seed, norm, {"mean_margin": high, "noisy_accuracy": high, **better}, batch=batch)
             for noise in ("none", "gradient", "batch"):
                 quick = (noise == "batch") == good
-                add("saddle-escape", seed, norm, {"steps_to_escape": (10 if quick else 100) * wobble}, noise=noise)
+                steps = (10 * wobble if quick else 100 * wobble**2) + seed
+                add("saddle-escape", seed, norm, {"steps_to_escape": steps}, noise=noise)
             for optimizer in ("sgd", "adam"):
                 for decay in (0.0, 1e-4, 1e-2):
-                    likes = (1e-4 if norm == "batch" else 1e-2) if good else (1e-2 if norm == "batch" else 1e-4)
-                    gain = 0.1 * (optimizer == "adam") * ((norm == "none") == good)
-                    accuracy = 0.7 + gain * wobble - 0.05 * (decay != likes)
+                    likes = (0.0 if seed == 3 else 1e-4) if ours else 1e-2  # the seeds do not agree on the smaller one
+                    gain = (0.1 * ((norm == "none") == good) * wobble + 0.001 * seed) * (optimizer == "adam")
+                    accuracy = 0.7 + gain - 0.05 * (decay != likes)
                     readings = {"test_accuracy": accuracy, "validation_accuracy": accuracy}
                     add("recipe", seed, norm, readings, optimizer=optimizer, decay=decay)
             for dropout in (0.0, 0.3):
@@ -278,7 +279,7 @@ def tables(good):
             add("learning-rate-range", seed, norm, {"largest_stable_rate": high})
             for rate in ("plain", "own"):
                 grows = norm == "batch" and (rate == "own") == good
-                add("rate-or-norm", seed, norm, {"test_accuracy": 0.7 + 0.1 * grows * wobble}, rate=rate, lr=0.1)
+                add("rate-or-norm", seed, norm, {"test_accuracy": (0.7 + 0.1 * grows) * wobble}, rate=rate, lr=0.1)
             for decay in (False, True):
                 add("implicit-bias", seed, norm, {"angle": (1 if decay == good else 30) * wobble}, decay=decay)
             for statistics in ("stored", "batch") if norm == "batch" else ("stored",):

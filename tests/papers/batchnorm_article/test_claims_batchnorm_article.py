@@ -189,7 +189,7 @@ def rows_for(id, good):
         elif id == "S3-lamfull":
             for size, growth in ((8, 2.5), (512, 1.46)) if good else ((8, 1.34), (512, 1.21)):
                 row = {"part": "batch", "activation": "relu", "batch_size": size, "seed": seed}
-                rows.append({**row, "norm_growth": growth * jitter})
+                rows.append({**row, "norm_growth": growth * (jitter if size == 512 else jitter**2)})
                 rows.append({**row, "activation": "tanh", "norm_growth": 1.0})  # not asked about
         elif id == "S3-train":
             for depth in (10, 100):
