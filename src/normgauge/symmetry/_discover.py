@@ -105,6 +105,8 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     point = certifier.points[0]
     columns = list_columns(point, hints, function.coordinates)
     signatures, gradients = _probe(function, columns, certifier.points, seed)
+    at_user = function.probe(function.user, 0, generator(seed + 40), setting=Setting(eps=True))
+    signatures.observe({name: slope * (signatures.largest[name] == 0) for name, slope in at_user.items()})
     families = _candidates(function, signatures, columns, gradients, hints, certifier.precision, seed)
     del gradients  # as large as the parameters; what follows needs room for graphs
     certified = certifier.certify(families)
@@ -114,7 +116,6 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     if objective.mode == "train" and _depends_on_mode(certifier):
         slope = function.probe(point, 0, generator(seed + 30), certifier.part, Setting(mode="eval"))
         certified = certifier.tell_batch_statistics(certified, slope)
-    at_user = function.probe(function.user, 0, generator(seed + 40), setting=Setting(eps=True))
     units = dead_units(certified, signatures, at_user)
     certified += certifier.holding_here(units) + certifier.holding_here(
         dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, at_user)
@@ -186,12 +187,14 @@ def _candidates(
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
     accepted = dead_entries(signatures, precision)
+    known = list(accepted)  # with the indices nothing is known about: a sum over a group of units is no news for one
     keys: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
 
     def accept(families: list[Family]) -> None:
         for family in families:
             key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
-            if key not in keys and not is_implied(family, accepted, point):
+            if key not in keys and not is_implied(family, known, point):
+                known.append(family)
                 accepted.extend(drop_unobserved(family, signatures))
             keys.add(key)
 
