@@ -94,6 +94,5 @@ def _signals() -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        if not received:  # the process is ending otherwise, and a late signal must not print a traceback
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():  # once stopped, a late signal must neither print nor kill
+            signal.signal(number, signal.SIG_IGN if received else handler)
