@@ -60,13 +60,14 @@ def _computed_once() -> Iterator[None]:
     It computes them again in the backward pass, from whatever weights the model has then: its own, not those it was
     given functionally. The derivative would be that of another point, without a word.
     """
-    around = "_checkpoint_without_reentrant_generator"
     with ExitStack() as stack:
         stack.enter_context(_replaced(checkpoint, "CheckpointFunction", _CalledDirectly))
-        stack.enter_context(_replaced(checkpoint, around, _recompute_nothing))
-        wrapper = sys.modules.get("torch.distributed._composable.checkpoint_activation")  # has the name for itself
-        if wrapper is not None:
-            stack.enter_context(_replaced(wrapper, around, _recompute_nothing))
+        wrapper = sys.modules.get("torch.distributed._composable.checkpoint_activation")  # has names for itself
+        for place in (checkpoint, wrapper):  # older torch has the first name alone
+            for suffix in ("", "_impl"):
+                name = f"_checkpoint_without_reentrant_generator{suffix}"
+                if hasattr(place, name):
+                    stack.enter_context(_replaced(place, name, _recompute_nothing))
         yield
 
 
