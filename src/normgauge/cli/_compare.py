@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from normgauge.cli._console import console
 from normgauge.errors import InputError, NormgaugeError, explain, require
 from normgauge.records import plain
 
@@ -57,7 +57,7 @@ def compare(
     check_folder(out)
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
-    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    notes = console(stderr=True)
     job: Callable[..., Comparison | ShardDone]
     job = run_comparison if shard is None else partial(compare_shard, parse_shard(shard))
     try:
@@ -87,7 +87,7 @@ def compare(
         raise typer.Exit(1 if failures else 0)
     failures = list_failures(result.store, result.document.runs)
     if not as_json:  # the answer first: whatever becomes of the page, it is there
-        Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
+        console().print(str(result))
         trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
         notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
     for failure in failures:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normgauge.cli._console import console
 from normgauge.errors import InputError, explain
 
 if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help stays quick
@@ -42,7 +43,7 @@ def symmetries(
         return
     typer.echo(str(table))
     if explain_:
-        typer.echo(table.explain())
+        console().print(table.explain())
 
 
 def load_objective(
