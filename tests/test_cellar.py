@@ -1,5 +1,6 @@
 """Errors, records, references and random states: the words and rules everything else relies on."""
 
+import pickle
 import random
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normgauge.errors import InputError, MissingExtraError, UnknownNameError, explain, require, unknown_name
+from normgauge.errors import InputError, MissingExtraError, StoreError, UnknownNameError, explain, require, unknown_name
 from normgauge.records import Reading, format_number, format_table
 from normgauge.references import bibliography, cite
 from normgauge.results import Result
@@ -91,3 +92,11 @@ def test_tables_keep_the_width_and_lose_no_word(monkeypatch, width):
     }, "no word is broken or lost"
     assert narrow.count("encoder.layer.0") > 1, "columns that do not fit stand below, beside the first one again"
     assert "x" * 100 in format_table([{"name": "x" * 100, "value": 1.0}]), "a long word is not cut"
+
+
+def test_an_error_is_its_sentence_or_its_four_parts():
+    for kind in (InputError, StoreError, MissingExtraError):
+        error = kind("thing", "must be red", "blue", "Paint it")
+        assert str(error) == explain("thing", "must be red", "blue", "Paint it")
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        assert str(kind("one sentence.")) == "one sentence."

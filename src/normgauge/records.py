@@ -13,7 +13,7 @@ from functools import partial
 from io import StringIO
 from typing import Any, Literal, Self, get_args
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 Kind = Literal["exact", "upper", "lower", "unbiased", "estimate"]
 Status = Literal["ok", "skipped", "diverged", "nonconverged", "error"]
@@ -58,12 +58,10 @@ class Reading:
         """Refuse words outside the vocabulary: a misspelt kind would silently lose its meaning."""
         if self.kind not in KINDS:
             raise InputError(
-                explain("Reading", f"kind is one of {', '.join(KINDS)}", repr(self.kind), "Name the kind of number")
+                "Reading", f"kind is one of {', '.join(KINDS)}", repr(self.kind), "Name the kind of number"
             )
         if self.status not in STATUSES:
-            raise InputError(
-                explain("Reading", f"status is one of {', '.join(STATUSES)}", repr(self.status), "Use one of them")
-            )
+            raise InputError("Reading", f"status is one of {', '.join(STATUSES)}", repr(self.status), "Use one of them")
 
     @classmethod
     def measured(cls, name: str, value: float, kind: Kind = "exact", *, why: str = "", **rest: Any) -> Self:

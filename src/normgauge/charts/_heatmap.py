@@ -9,7 +9,7 @@ import numpy as np
 
 from normgauge.charts._rows import tidy
 from normgauge.charts._theme import ROWS, frame_chart
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, require
 
 if TYPE_CHECKING:
     import altair
@@ -58,7 +58,7 @@ def heatmap(
     alt = require("altair", "lab", "charts.heatmap")
     data = tidy("charts.heatmap", rows, {"x": x, "y": y, "value": value})
     if not all(isinstance(row[axis], (int, float)) for row in data for axis in ("x", "y")):
-        raise InputError(explain("charts.heatmap", "both knobs must be finite numbers", "another value", "Encode them"))
+        raise InputError("charts.heatmap", "both knobs must be finite numbers", "another value", "Encode them")
     xs, ys = sorted({row["x"] for row in data}), sorted({row["y"] for row in data})
     x_edges, y_edges = _edges(xs), _edges(ys)
     for row in data:

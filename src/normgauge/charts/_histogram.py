@@ -9,7 +9,7 @@ import numpy as np
 
 from normgauge.charts._rows import series_order, tidy
 from normgauge.charts._theme import ROWS, frame_chart
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, require
 
 if TYPE_CHECKING:
     import altair
@@ -52,10 +52,10 @@ def histogram(
     """
     alt = require("altair", "lab", "charts.histogram")
     if bins < 1:
-        raise InputError(explain("charts.histogram", "bins must be positive", str(bins), "Pass bins=30"))
+        raise InputError("charts.histogram", "bins must be positive", str(bins), "Pass bins=30")
     data = [row for row in tidy("charts.histogram", rows, {"x": value, "series": series}) if row["x"] is not None]
     if not data:
-        raise InputError(explain("charts.histogram", "at least one value must be finite", "none", "Check the column"))
+        raise InputError("charts.histogram", "at least one value must be finite", "none", "Check the column")
     names = series_order(data, order) if series is not None else [value]
     edges = np.histogram_bin_edges([float(row["x"]) for row in data], bins=bins)
     counted = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._slim import adapt, slim
 from normgauge.charts._theme import INK
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, require
 
 if TYPE_CHECKING:
     import altair
@@ -59,9 +59,7 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
     target = Path(path)
     ending = target.suffix.lower()
     if ending not in _ENDINGS:
-        raise InputError(
-            explain("charts.save", f"the file ends in {', '.join(_ENDINGS)}", target.name, "Choose one of them")
-        )
+        raise InputError("charts.save", f"the file ends in {', '.join(_ENDINGS)}", target.name, "Choose one of them")
     target.parent.mkdir(parents=True, exist_ok=True)
     if ending == ".html":
         target.write_text(_html(chart, target.stem), encoding="utf-8")

@@ -32,11 +32,11 @@ def claims(
     """
     from rich.progress import Progress
 
-    from normgauge.errors import InputError, explain
+    from normgauge.errors import InputError
     from normgauge.papers.court import DEFAULT_FOLDER, ledger
 
     if shipped and runs is not None:
-        raise InputError(explain("claims", "either --from or --shipped", "both", "Leave one out"))
+        raise InputError("claims", "either --from or --shipped", "both", "Leave one out")
     if runs is None and not shipped and Path(DEFAULT_FOLDER).is_dir():
         runs = Path(DEFAULT_FOLDER)
     book = ledger(paper=paper, ids=id or None, seed=seed, runs=runs)

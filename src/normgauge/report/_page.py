@@ -8,7 +8,7 @@ from typing import Any
 
 from normgauge import charts
 from normgauge.documents import ComparisonDocument, write_whole
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 from normgauge.records import Run, plain
 from normgauge.report import _pictures, _sections
 from normgauge.report._content import PageContent
@@ -56,9 +56,7 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
     """
     source = Path(store_path)
     if not source.is_file():  # opening would make an empty store, and a typo would give an empty page
-        raise StoreError(
-            explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
-        )
+        raise StoreError("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
     with Store(source, write=False) as store:
         document = store.document(ComparisonDocument)
         # a store may hold runs of earlier settings too

@@ -104,11 +104,7 @@ def settings(content: PageContent) -> Markup:
         ("Asked about", "the question: every value is an arm", study.scientific),
         ("Tuned", "each arm gets its own best value, so that none loses by a bad setting", study.nuisance),
         ("Fixed", "the same for all: the answer holds for these values and may change with them", study.fixed),
-        (
-            "Repeated",
-            "seeds per arm at its chosen setting",
-            {"seeds": study.seeds, "tuning seeds": study.tuning_seeds},
-        ),
+        ("Repeated", "seeds per arm at its chosen setting", {"seeds": study.seeds, "tuning seeds": study.tuning_seeds}),
     ]
     card = Markup("<section class='card'><h3>{}</h3><p class='hint'>{}</p>{}</section>")
     return concat(card.format(title, hint, pairs(values)) for title, hint, values in groups if values)

@@ -15,14 +15,7 @@ from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain,
 from normgauge.measure.lipschitz.rules import Call, on_function, on_module
 from normgauge.network import folded_affine, stored_affine
 
-_CONVOLUTIONS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PER_CHANNEL = (
     normalizers.BatchRenorm,
     normalizers.FrozenBatchNorm,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach, three_gains
 
@@ -81,7 +81,7 @@ class Call:
     def refuse(self, rule: str, got: str, next_step: str = "") -> ModelError:
         """Return the error for a step that a rule cannot bound."""
         step = next_step or "Rewrite the step, or register a rule with ng.register_lipschitz_rule"
-        return ModelError(explain(f"lipschitz of {self.name!r}", rule, got, step))
+        return ModelError(f"lipschitz of {self.name!r}", rule, got, step)
 
 
 @dataclass(frozen=True)
@@ -186,21 +186,14 @@ def register_lipschitz_rule(
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
     if (not is_module and (isinstance(target, type) or not callable(target))) or not callable(rule):
         raise InputError(
-            explain(
-                "register_lipschitz_rule",
-                "a rule is a function, registered for a module type or a function",
-                f"{target!r} and {rule!r}",
-                "Pass the class, not an instance",
-            )
+            "register_lipschitz_rule",
+            "a rule is a function, registered for a module type or a function",
+            f"{target!r} and {rule!r}",
+            "Pass the class, not an instance",
         )
     if target in _MODULES or target in _CALLABLES:
         raise InputError(
-            explain(
-                "register_lipschitz_rule",
-                "one rule per target",
-                f"{target!r}, which has one",
-                "Subclass it, or wrap it",
-            )
+            "register_lipschitz_rule", "one rule per target", f"{target!r}, which has one", "Subclass it, or wrap it"
         )
     checked_rule = Rule(lambda call: _bound_by_user(call, rule), normalizer=normalizer)
     if is_module:
