@@ -43,6 +43,10 @@ class Call:
         """Return an argument given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
+    def option(self, place: int, name: str, default: Any = None) -> Any:
+        """Return a setting of the module, or the argument of the function."""
+        return self.argument(place, name, default) if self.module is None else getattr(self.module, name, default)
+
     @property
     def input(self) -> Any:
         """The first argument."""
@@ -110,23 +114,15 @@ _FUNCTIONS: dict[str, Rule] = {}
 _CALLABLES: dict[Callable[..., Any], Rule] = {}
 
 
-def on_module(*types: type, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
-    """Register the built-in rule of module types."""
+def rule_for(*targets: type | str, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
+    """Register the built-in rule of module types and of torch functions and methods, these by name."""
 
     def keep(bound: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
-        for type_ in types:
-            _MODULES[type_] = Rule(bound, **flags)
-        return bound
-
-    return keep
-
-
-def on_function(*names: str, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
-    """Register the built-in rule of torch functions and methods of these names."""
-
-    def keep(bound: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
-        for name in names:
-            _FUNCTIONS[name] = Rule(bound, **flags)
+        for target in targets:
+            if isinstance(target, str):
+                _FUNCTIONS[target] = Rule(bound, **flags)
+            else:
+                _MODULES[target] = Rule(bound, **flags)
         return bound
 
     return keep
