@@ -26,15 +26,7 @@ def tidy(
     A column may be called `weights[0].norm` or `</script>`: Vega reads dots and brackets in field names as paths,
     so no name of the caller reaches a specification as a field.
 
-    Args:
-        subject: the function to name in an error.
-        rows: dicts, or a DataFrame.
-        channels: channel -> column, `None` where the channel is not used.
-        detail: further columns, kept for the tooltip (see `detail_field`).
-
-    Raises:
-        InputError: when there is no row.
-        UnknownNameError: when a column is in no row.
+    `channels`: channel -> column, `None` where it is not used; `detail`: further columns for the tooltip.
     """
     records = _records(rows)
     if not records:
