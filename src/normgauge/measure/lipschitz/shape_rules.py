@@ -221,7 +221,7 @@ def _average_pool(call: Call) -> Reach:
     settings = (kernel, call.option(2, "stride") or kernel, call.option(3, "padding", 0))
     per_axis = list(zip(*(_per_axis(setting, axes) for setting in settings), strict=True))
     ends = call.option(4, "ceil_mode", False), call.option(5, "count_include_pad", True)
-    return _separable(call, lambda axis, eye: functional.avg_pool1d(eye, *per_axis[axis], *ends))
+    return _separable(call, lambda axis, eye: functional.avg_pool1d(eye, *per_axis[axis], *ends))  # type: ignore[call-arg]
 
 
 @rule_for(
