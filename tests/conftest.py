@@ -8,6 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ.pop("COLUMNS", None)  # tables are as wide as they are
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Errors, records, references and random states: the words and rules everything else relies on."""
 
+import pickle
 import random
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normgauge.errors import InputError, MissingExtraError, UnknownNameError, explain, require, unknown_name
+from normgauge.errors import InputError, MissingExtraError, StoreError, UnknownNameError, explain, require, unknown_name
 from normgauge.records import Reading, format_number, format_table
 from normgauge.references import bibliography, cite
 from normgauge.results import Result
@@ -72,3 +73,30 @@ def test_every_citation_exists_and_every_entry_is_cited():
     assert "@inproceedings{santurkar2018," in cite("santurkar2018", "ioffe2015")
     with pytest.raises(UnknownNameError, match="unknown reference 'santurkar'"):
         cite("santurkar")
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_tables_keep_the_width_and_lose_no_word(monkeypatch, width):
+    sentence = "Does batch normalization widen the range of rates at which a network trains?"
+    rows = [
+        {"layer": f"encoder.layer.{k}", "question": sentence, **{f"number {i}": 1e-5 / 3 for i in range(9)}}
+        for k in (0, 1)
+    ]
+    wide = format_table(rows, title=sentence * 2, footer=sentence * 2)
+    assert max(map(len, wide.splitlines())) > 150, "what is no terminal gets whole lines"
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = format_table(rows, title=sentence * 2, footer=sentence * 2)
+    assert max(map(len, narrow.splitlines())) <= width
+    assert set(narrow.split()) - {word for word in narrow.split() if set(word) == {"─"}} == {
+        word for word in wide.split() if set(word) != {"─"}
+    }, "no word is broken or lost"
+    assert narrow.count("encoder.layer.0") > 1, "columns that do not fit stand below, beside the first one again"
+    assert "x" * 100 in format_table([{"name": "x" * 100, "value": 1.0}]), "a long word is not cut"
+
+
+def test_an_error_is_its_sentence_or_its_four_parts():
+    for kind in (InputError, StoreError, MissingExtraError):
+        error = kind("thing", "must be red", "blue", "Paint it")
+        assert str(error) == explain("thing", "must be red", "blue", "Paint it")
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        assert str(kind("one sentence.")) == "one sentence."

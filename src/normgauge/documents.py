@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 from normgauge.records import Provenance, Row
 from normgauge.stats import FREE, Bounds, Interval
 
@@ -50,7 +50,7 @@ class Document:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"{type(error).__name__} {error}"
         rule = f"a {cls.__name__} of version {cls.VERSION} is read"
-        raise StoreError(explain(origin, rule, problem, "Run the same command again: finished runs are kept"))
+        raise StoreError(origin, rule, problem, "Run the same command again: finished runs are kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ def write_whole(path: Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         step = "Free space, or choose another place with --out"
-        raise StoreError(explain(str(path), "a file must be writable there", str(error), step)) from error
+        raise StoreError(str(path), "a file must be writable there", str(error), step) from error
 
 
 def from_plain(kind: type[T], data: Any) -> T:

@@ -11,7 +11,10 @@ from typing import Any
 
 
 class NormgaugeError(Exception):
-    """Root of every error normgauge raises on purpose."""
+    """Root of every error normgauge raises on purpose: made of a sentence, or of the four parts `explain` takes."""
+
+    def __init__(self, *parts: str) -> None:
+        super().__init__(explain(*parts) if len(parts) == 4 else "".join(parts))
 
 
 class InputError(NormgaugeError, ValueError):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from io import StringIO
 from typing import Any, Literal, Self, get_args
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 Kind = Literal["exact", "upper", "lower", "unbiased", "estimate"]
 Status = Literal["ok", "skipped", "diverged", "nonconverged", "error"]
@@ -53,12 +58,10 @@ class Reading:
         """Refuse words outside the vocabulary: a misspelt kind would silently lose its meaning."""
         if self.kind not in KINDS:
             raise InputError(
-                explain("Reading", f"kind is one of {', '.join(KINDS)}", repr(self.kind), "Name the kind of number")
+                "Reading", f"kind is one of {', '.join(KINDS)}", repr(self.kind), "Name the kind of number"
             )
         if self.status not in STATUSES:
-            raise InputError(
-                explain("Reading", f"status is one of {', '.join(STATUSES)}", repr(self.status), "Use one of them")
-            )
+            raise InputError("Reading", f"status is one of {', '.join(STATUSES)}", repr(self.status), "Use one of them")
 
     @classmethod
     def measured(cls, name: str, value: float, kind: Kind = "exact", *, why: str = "", **rest: Any) -> Self:
@@ -214,28 +217,78 @@ def is_hole(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def format_table(rows: Sequence[Mapping[str, Any]], *, title: str = "", footer: str = "") -> str:
+def format_table(rows: Sequence[Row], *, title: str = "", footer: str = "") -> str:
     """Render rows as a plain-text table with title and footer; column order is that of first appearance.
 
-    Without rows there is no table.
+    Without rows there is no table. Where a terminal (or `COLUMNS`) sets a width, it is kept and no word is broken:
+    cells and prose wrap, and columns that still do not fit stand in a second table below, beside the first column.
     """
-    if not rows:
-        return "\n".join(part for part in (title, footer) if part)
+    width = text_width()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    tables = [
+        _draw_table(rows, block, 2000 if width is None else max(width, _least_width(rows, block)))
+        for block in _fit_columns(rows, columns, width)
+    ]
+    return "\n".join(
+        part for part in (wrap_words(title, width), "\n\n".join(tables), wrap_words(footer, width)) if part
+    )
+
+
+def text_width() -> int | None:
+    """Return how many characters a line may have: `COLUMNS` or the terminal's; `None` where output is no terminal."""
+    return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
+
+
+def wrap_words(text: str, width: int | None) -> str:
+    """Break lines between words, none inside of a word."""
+    if width is None:
+        return text
+    wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap(line, subsequent_indent=" " * (len(line) - len(line.lstrip()))) for line in text.splitlines())
+
+
+def _fit_columns(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> list[list[str]]:
+    """Return the columns of each table: as many as fit at their least widths (or two), the first one in each."""
+    if width is None or not columns:
+        return [list(columns)] if columns else []
+    blocks = [[columns[0]]]
+    for name in columns[1:]:
+        if len(blocks[-1]) > 1 and _least_width(rows, [*blocks[-1], name]) > width:
+            blocks.append([columns[0]])
+        blocks[-1].append(name)
+    return blocks
+
+
+def _least_width(rows: Sequence[Row], columns: Iterable[str]) -> int:
+    """Return how wide a table must be: each column its longest word, or 16 characters if its texts are longer."""
+    cells = [_texts(rows, name) for name in columns]
+    least = (max(_longest_word(texts), min(16, max(map(len, texts)))) for texts in cells)
+    return sum(least) + 3 * (len(cells) - 1)
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    return max(len(word) for text in texts for word in text.split() or [""])
+
+
+def _texts(rows: Iterable[Row], name: str) -> list[str]:
+    return [name.replace("_", " "), *(format_number(row.get(name)) for row in rows)]
+
+
+def _draw_table(rows: Sequence[Row], columns: Sequence[str], width: int) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
-        table.add_column(name.replace("_", " "), justify="right" if is_numeric(rows, name) else "left")
+        texts = _texts(rows, name)
+        side: Any = "right" if is_numeric(rows, name) else "left"
+        table.add_column(texts[0], justify=side, min_width=_longest_word(texts))
     for row in rows:
         table.add_row(*(format_number(row.get(name)) for name in columns))
-    width = 2000  # a table in a string never wraps; the terminal or pager decides
     text = StringIO()
     Console(file=text, width=width, color_system=None, markup=False, highlight=False).print(table)
-    body = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-    return "\n".join(part for part in (title, body, footer) if part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def without_empty_columns(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
-from normgauge.errors import InputError, MissingExtraError, explain, offer_partial, require
+from normgauge.errors import InputError, MissingExtraError, offer_partial, require
 from normgauge.records import Reading, Status, format_number, format_table, is_numeric, without_empty_columns
 
 if TYPE_CHECKING:
@@ -172,12 +172,12 @@ def _check_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         is_model, is_objective = isinstance(value, torch.nn.Module), hasattr(value, "loss_of")
         if argument == "objective" and not is_objective:
             step = f"Make one: ng.{name}(ng.Objective(model, loss, data, mode='train'))"
-            raise InputError(explain(name, "the first argument is an ng.Objective", type(value).__name__, step))
+            raise InputError(name, "the first argument is an ng.Objective", type(value).__name__, step)
         if argument in ("model", "layer") and not is_model:
             step = "Pass objective.model" if is_objective else "Pass the model itself"
-            raise InputError(explain(name, f"{argument} is a torch.nn.Module", type(value).__name__, step))
+            raise InputError(name, f"{argument} is a torch.nn.Module", type(value).__name__, step)
         if isinstance(value, float) and math.isnan(value):
-            raise InputError(explain(name, f"{argument} must be a number", "nan", "Leave it out for its default"))
+            raise InputError(name, f"{argument} must be a number", "nan", "Leave it out for its default")
 
 
 @dataclass(frozen=True, kw_only=True)

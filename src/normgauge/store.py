@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 from normgauge.documents import Document, from_plain
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 from normgauge.records import Provenance, Reading, Run, Spec, plain
 
 SCHEMA_VERSION = 1
@@ -111,7 +111,7 @@ class Store:
 
     def _stranger(self, problem: str) -> StoreError:
         rule = "the database must be a store of normgauge; it was left as it is"
-        return StoreError(explain(f"store {self.path}", rule, problem, "Choose another --out"))
+        return StoreError(f"store {self.path}", rule, problem, "Choose another --out")
 
     def _open(self) -> None:
         connection = self._connection
@@ -123,12 +123,10 @@ class Store:
             raise self._stranger(f"tables {', '.join(sorted(tables)[:5])}")
         if version not in (0, SCHEMA_VERSION):
             raise StoreError(
-                explain(
-                    f"store {self.path.name}",
-                    f"this normgauge reads stores of version {SCHEMA_VERSION}",
-                    f"version {version}",
-                    "Upgrade normgauge, or choose another --out",
-                )
+                f"store {self.path.name}",
+                f"this normgauge reads stores of version {SCHEMA_VERSION}",
+                f"version {version}",
+                "Upgrade normgauge, or choose another --out",
             )
         (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if state != "ok":
@@ -148,7 +146,7 @@ class Store:
             raise
         except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
             step = "Choose another --out, check permissions and free space, or restore the file from a copy"
-            raise StoreError(explain(f"store {self.path}", rule, str(error) or repr(error), step)) from error
+            raise StoreError(f"store {self.path}", rule, str(error) or repr(error), step) from error
 
     def claim(self) -> None:
         """Become the one writer of the file until it is closed; the first `put` does it too. Readers are not kept out.
@@ -164,19 +162,17 @@ class Store:
             file = self.path.with_name(self.path.name + ".lock").open("a")
         except OSError as error:
             raise StoreError(
-                explain(f"store {self.path.name}", "its folder must be writable", str(error), "Choose another --out")
+                f"store {self.path.name}", "its folder must be writable", str(error), "Choose another --out"
             ) from error
         try:
             _lock(file)
         except OSError as error:
             file.close()
             raise StoreError(
-                explain(
-                    f"store {self.path.name}",
-                    "one process at a time writes to a store",
-                    "a file that another one is writing to",
-                    "Wait for it or end it, or choose another --out and join them with normgauge merge",
-                )
+                f"store {self.path.name}",
+                "one process at a time writes to a store",
+                "a file that another one is writing to",
+                "Wait for it or end it, or choose another --out and join them with normgauge merge",
             ) from error
         self._claim = file
 
@@ -269,7 +265,7 @@ class Store:
             rule = "a run is read as it was written"
             problem = f"run {row[0]} ({row[1]}) with numbers or words that were changed since"
             step = "Delete it from the tables runs and readings and run the same command again, or restore the file"
-            raise StoreError(explain(f"store {self.path}", rule, problem, step))
+            raise StoreError(f"store {self.path}", rule, problem, step)
         _, spec, status, sentence, seconds, origin = row
         readings = [
             Reading(name, math.nan if value is None else value, kind, status=state, step=step, layer=layer)
@@ -314,7 +310,7 @@ class Store:
 
     def _transaction(self) -> _Transaction:
         if not self._write:
-            raise StoreError(explain(f"store {self.path}", "it was opened for reading", "a write", "Open it to write"))
+            raise StoreError(f"store {self.path}", "it was opened for reading", "a write", "Open it to write")
         self.claim()
         return _Transaction(self._connection, self.path.name)
 
@@ -366,10 +362,8 @@ class _Transaction:
 
     def _store_error(self, error: sqlite3.Error) -> StoreError:
         return StoreError(
-            explain(
-                f"store {self._name}",
-                "the file must be writable by this one process",
-                str(error),
-                "Free disk space or end the other writer, then run the same command again: finished runs are kept",
-            )
+            f"store {self._name}",
+            "the file must be writable by this one process",
+            str(error),
+            "Free disk space or end the other writer, then run the same command again: finished runs are kept",
         )

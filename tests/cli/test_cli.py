@@ -201,7 +201,9 @@ def test_claims_speak_json(tmp_path, here):
 
 
 def test_help_and_version():
-    assert "compare" in normgauge("--help").stdout
+    listed = normgauge("--help").stdout
+    assert "Train one network under several normalizers and say which one to" in listed
+    assert listed.count("...") == 1, "only the usage line has dots, no sentence is cut"
     words = normgauge("--version").stdout.split()
     assert words[:2] == ["normgauge", ng.__version__] and words[2:4] == ["(torch", f"{torch.__version__},"]
     assert normgauge("compare", "--seeds", "0").returncode == 2

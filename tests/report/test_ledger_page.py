@@ -98,7 +98,7 @@ def test_no_field_of_stored_evidence_is_markup():
     object.__setattr__(verdict, "verdict", NASTY)
     claim = replace(nasty(), given=verdict, place=NASTY, cite=(NASTY,))
     html = ledger_page([claim])
-    assert "<img" not in html and html.count("<script>") == 1 and "onerror=&#x27;" in html
+    assert "<img" not in html and html.count("<script>") == 1 and "onerror=&#39;" in html
 
 
 @needs_browser

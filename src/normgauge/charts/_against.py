@@ -45,32 +45,8 @@ def against(
     The crosses stand in a strip of their own, one lane per series: a diverged run has no value, so a place
     inside the axes would be invented. A cross is faint where only some of the runs failed.
 
-    Args:
-        rows: dicts or a DataFrame, one row per series and knob value.
-        x: column of the knob.
-        y: column of the metric; `None` or nan where no run has one.
-        series: column that names the line.
-        low: column of the lower end of the interval, `None` for no interval.
-        high: column of the upper end.
-        failed: column with the number of failed runs.
-        total: column with the number of runs.
-        detail: further columns for the tooltip.
-        order: the series in the order of colours.
-        title: above the chart.
-        x_title: under the axis; the column's name when `None`.
-        y_title: beside the axis; the column's name when `None`, nothing when empty.
-        x_scale: "linear", "log" or "auto" (log from a factor of 5 on: knobs are swept on log grids).
-        y_scale: "linear", "log" or "auto" (log from a factor of 100 on).
-        y_format: how numbers are written, in d3's language.
-        failed_label: the word beside the strip.
-        legend: show the legend, which is also the toggle.
-        width: in pixels.
-        height: in pixels, strip included.
-
-    Raises:
-        InputError: when there is no row, or a log axis is asked of values that are not positive.
-        UnknownNameError: when a column does not exist.
-        MissingExtraError: when altair is not installed.
+    `failed`, `total`: columns with the numbers of failed runs and of all. A scale of "auto" is log from a factor of 5
+    on for the knob (they are swept on log grids), of 100 on for the metric.
     """
     alt = require("altair", "lab", "charts.against")
     channels = {"x": x, "y": y, "low": low, "high": high, "series": series, "failed": failed, "total": total}

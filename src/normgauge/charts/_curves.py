@@ -1,4 +1,4 @@
-"""Curves over steps: one line per series, a band for the spread, the nearest point under the pointer."""
+"""Curves over steps: one line per series, a band for the spread, the nearest point under the pointer; or panels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from normgauge.charts._rows import Scale, detail_field, free_scale, scale_type, series_order, tidy, value_axis
-from normgauge.charts._theme import ROWS, frame_chart
+from normgauge.charts._rows import Scale, detail_field, free_scale, plain, scale_type, series_order, tidy, value_axis
+from normgauge.charts._theme import ROWS, frame_chart, themed
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -38,28 +38,8 @@ def curves(
 
     A missing or non-finite value breaks the line: a hole in the data is a hole in the picture.
 
-    Args:
-        rows: dicts or a DataFrame, one row per series and step.
-        x: column of the steps.
-        y: column of the values.
-        series: column that names the line.
-        low: column of the lower edge of the band, `None` for no band.
-        high: column of the upper edge.
-        detail: further columns for the tooltip.
-        order: the series in the order of colours; others follow as they appear.
-        title: above the chart.
-        x_title: under the axis; the column's name when `None`.
-        y_title: beside the axis; the column's name when `None`, nothing when empty.
-        y_scale: "linear", "log", or "auto": log where the positive values spread over a factor of 100.
-        y_format: how numbers are written, in d3's language.
-        legend: show the legend, which is also the toggle.
-        width: in pixels.
-        height: in pixels.
-
-    Raises:
-        InputError: when there is no row.
-        UnknownNameError: when a column does not exist.
-        MissingExtraError: when altair is not installed.
+    `low`, `high`: columns of the band, `None` for none. `y_scale`: "auto" is log where the positive values spread over
+    a factor of 100.
 
     Examples:
         >>> rows = [{"step": s, "value": 1 / (s + 1), "series": "batch"} for s in range(3)]
@@ -133,3 +113,39 @@ def _tooltip(fields: Sequence[tuple[str, str, str]]) -> str:
             f"{json.dumps(title)}: " + (f"format({value}, {json.dumps(number_format)})" if number_format else value)
         )
     return "{" + ", ".join(entries) + "}"
+
+
+def panels(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    x: str,
+    ys: Mapping[str, str],
+    x_title: str = "",
+    title: str = "",
+    log_x: bool = False,
+    width: int = 240,
+    height: int = 200,
+) -> altair.TopLevelMixin:
+    """Draw one line with points per quantity, side by side, over the same x.
+
+    `ys`: column -> title of its panel; `x_title` is the column's name when empty; width and height are of one panel.
+
+    Examples:
+        >>> rows = [{"s": 0.1, "loss": 1.0}, {"s": 0.2, "loss": 0.8}]
+        >>> len(panels(rows, x="s", ys={"loss": "loss"}).to_dict()["hconcat"])
+        1
+    """
+    alt = require("altair", "lab", "charts.panels")
+    data = alt.Data(values=[{name: plain(value) for name, value in row.items()} for row in rows])
+    axis = alt.Axis(tickMinStep=1) if all(isinstance(row[x], int) for row in rows) else alt.Axis()
+    scale = alt.Scale(**free_scale("log" if log_x else "linear"))
+    horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=scale, axis=axis)
+    drawn = []
+    for column, heading in ys.items():
+        kind = scale_type([row[column] for row in rows], "auto")
+        vertical = alt.Y(f"{column}:Q", title="", scale=alt.Scale(**free_scale(kind)))
+        tooltip = [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (x, column)]
+        lines = alt.Chart(data, title=heading).mark_line(point=True).encode(horizontal, vertical, tooltip=tooltip)
+        drawn.append(lines.properties(width=width, height=height))
+    joined = alt.hconcat(*drawn)
+    return themed(joined.properties(title=title) if title else joined)

@@ -1,4 +1,4 @@
-"""A value over two knobs as coloured cells, with contour lines found by marching squares."""
+"""A value over two knobs as coloured cells, with contour lines found by marching squares, and trajectories on it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgauge.charts._rows import tidy
-from normgauge.charts._theme import ROWS, frame_chart
-from normgauge.errors import InputError, explain, require
+from normgauge.charts._theme import ROWS, frame_chart, themed
+from normgauge.errors import InputError, require
 
 if TYPE_CHECKING:
     import altair
@@ -36,29 +36,12 @@ def heatmap(
 ) -> altair.TopLevelMixin:
     """Draw a cell per grid point, coloured by its value, and contour lines at the levels.
 
-    Args:
-        rows: dicts or a DataFrame, one row per grid point; missing points stay empty.
-        x: column of the first knob, numbers.
-        y: column of the second knob, numbers.
-        value: column of the value.
-        levels: heights of the contour lines, or how many to space evenly between the extremes.
-        title: above the chart.
-        x_title: under the axis; the column's name when `None`.
-        y_title: beside the axis; the column's name when `None`.
-        value_title: beside the colours; the column's name when `None`.
-        number_format: how numbers are written, in d3's language.
-        width: in pixels.
-        height: in pixels.
-
-    Raises:
-        InputError: when there is no row, or a knob is not a number.
-        UnknownNameError: when a column does not exist.
-        MissingExtraError: when altair is not installed.
+    Missing points stay empty. `levels`: heights of the contour lines, or how many to space evenly between the extremes.
     """
     alt = require("altair", "lab", "charts.heatmap")
     data = tidy("charts.heatmap", rows, {"x": x, "y": y, "value": value})
     if not all(isinstance(row[axis], (int, float)) for row in data for axis in ("x", "y")):
-        raise InputError(explain("charts.heatmap", "both knobs must be finite numbers", "another value", "Encode them"))
+        raise InputError("charts.heatmap", "both knobs must be finite numbers", "another value", "Encode them")
     xs, ys = sorted({row["x"] for row in data}), sorted({row["y"] for row in data})
     x_edges, y_edges = _edges(xs), _edges(ys)
     for row in data:
@@ -107,9 +90,6 @@ def contour_segments(
 
     Marching squares: each cell whose corners lie on both sides gives one segment, a saddle two, split by the
     mean of its corners. Cells with a missing corner give none.
-
-    Returns:
-        One dict per segment with `x0`, `y0`, `x1`, `y1`, `level`.
 
     Examples:
         >>> segment = contour_segments([0, 1], [0, 1], np.array([[0.0, 1.0], [0.0, 1.0]]), 0.25)[0]
@@ -167,3 +147,50 @@ def _heights(grid: np.ndarray, levels: Sequence[float] | int) -> list[float]:
     if levels < 1 or finite.size == 0:
         return []
     return [float(h) for h in np.linspace(finite.min(), finite.max(), levels + 2)[1:-1]]
+
+
+def surface(
+    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    *,
+    x: str,
+    y: str,
+    value: str = "value",
+    paths: Sequence[Mapping[str, Any]] = (),
+    path: str = "path",
+    step: str = "step",
+    levels: Sequence[float] | int = 8,
+    title: str = "",
+    width: int = 380,
+    height: int = 340,
+) -> altair.TopLevelMixin:
+    """Draw a heat map with contour lines and one line per trajectory, its points in the order of `step`.
+
+    `paths` has the columns `x`, `y`, `path` (its name) and `step`, one row per point.
+
+    Examples:
+        >>> rows = [{"a": a, "b": b, "value": a * a + b * b} for a in (0, 1) for b in (0, 1)]
+        >>> drawn = surface(rows, x="a", y="b", paths=[{"a": 0, "b": 0, "path": 0, "step": 0}])
+        >>> len(drawn.to_dict()["layer"])
+        2
+    """
+    alt = require("altair", "lab", "charts.surface")
+    ground = heatmap(rows, x=x, y=y, value=value, levels=levels, title=title, width=width, height=height)
+    if not paths:
+        return ground
+    points = tidy("charts.surface", paths, {"x": x, "y": y, "series": path, "low": step})
+    lines = (
+        alt.Chart(alt.Data(values=points))
+        .mark_line(point=True, stroke="#ffffff", strokeWidth=1.5)
+        .encode(
+            alt.X("x:Q"),
+            alt.Y("y:Q"),
+            order=alt.Order("low:Q"),
+            detail="series:N",
+            tooltip=[alt.Tooltip("series:N", title=path), alt.Tooltip("low:Q", title=step)],
+        )
+    )
+    kept = ground.datasets
+    ground.datasets = ground.config = alt.Undefined  # rows and theme belong to the whole, not to a layer
+    layered = themed(alt.layer(ground, lines))
+    layered.datasets = kept
+    return layered

@@ -32,25 +32,7 @@ def intervals(
 ) -> altair.TopLevelMixin:
     """Draw one line per arm: a dot at the value, a bar from `low` to `high`.
 
-    Args:
-        rows: dicts or a DataFrame, one row per arm; an arm without a value keeps its empty line.
-        value: column of the dot.
-        series: column that names the arm.
-        low: column of the interval's lower end.
-        high: column of the interval's upper end.
-        detail: further columns for the tooltip.
-        order: the arms from top to bottom, and their colours; others follow as they appear.
-        title: above the chart.
-        x_title: under the axis; the column's name when `None`.
-        scale: "linear", "log" or "auto".
-        number_format: how numbers are written, in d3's language.
-        width: in pixels.
-        row_height: in pixels, per arm.
-
-    Raises:
-        InputError: when there is no row.
-        UnknownNameError: when a column does not exist.
-        MissingExtraError: when altair is not installed.
+    An arm without a value keeps its empty line; `order` goes from top to bottom.
     """
     alt = require("altair", "lab", "charts.intervals")
     data = tidy("charts.intervals", rows, {"x": value, "low": low, "high": high, "series": series}, detail)

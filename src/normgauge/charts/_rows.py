@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     import pandas
@@ -26,19 +26,11 @@ def tidy(
     A column may be called `weights[0].norm` or `</script>`: Vega reads dots and brackets in field names as paths,
     so no name of the caller reaches a specification as a field.
 
-    Args:
-        subject: the function to name in an error.
-        rows: dicts, or a DataFrame.
-        channels: channel -> column, `None` where the channel is not used.
-        detail: further columns, kept for the tooltip (see `detail_field`).
-
-    Raises:
-        InputError: when there is no row.
-        UnknownNameError: when a column is in no row.
+    `channels`: channel -> column, `None` where it is not used; `detail`: further columns for the tooltip.
     """
     records = _records(rows)
     if not records:
-        raise InputError(explain(subject, "a chart needs at least one row", "none", "Draw it where there is data"))
+        raise InputError(subject, "a chart needs at least one row", "none", "Draw it where there is data")
     wanted = {channel: column for channel, column in channels.items() if column is not None}
     wanted.update({detail_field(i, column): column for i, column in enumerate(detail)})
     columns = {str(name) for row in records for name in row}
@@ -92,7 +84,7 @@ def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
     positive = bool(numbers) and min(numbers) > 0
     if scale == "log" and not positive:
         raise InputError(
-            explain("charts", "a log axis needs positive values", f"{min(numbers, default=None)}", "Use scale='linear'")
+            "charts", "a log axis needs positive values", f"{min(numbers, default=None)}", "Use scale='linear'"
         )
     if scale == "auto":
         return "log" if positive and max(numbers) >= span * min(numbers) else "linear"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._slim import adapt, slim
 from normgauge.charts._theme import INK
-from normgauge.errors import InputError, explain, require
+from normgauge.errors import InputError, require
 
 if TYPE_CHECKING:
     import altair
@@ -49,19 +49,13 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
         chart: what a function of this room returned, or any Altair chart.
         path: the file; its ending says the format, its folder is made.
         scale: pixels per point, for .png.
-
-    Raises:
-        InputError: for another ending.
-        MissingExtraError: when altair or vl-convert is not installed.
     """
     require("altair", "lab", "charts.save")
     require("vl_convert", "lab", "charts.save")
     target = Path(path)
     ending = target.suffix.lower()
     if ending not in _ENDINGS:
-        raise InputError(
-            explain("charts.save", f"the file ends in {', '.join(_ENDINGS)}", target.name, "Choose one of them")
-        )
+        raise InputError("charts.save", f"the file ends in {', '.join(_ENDINGS)}", target.name, "Choose one of them")
     target.parent.mkdir(parents=True, exist_ok=True)
     if ending == ".html":
         target.write_text(_html(chart, target.stem), encoding="utf-8")
@@ -73,28 +67,12 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
 
 
 def svg(chart: altair.TopLevelMixin, title: str = "") -> str:
-    """Return a chart as SVG text for a page: small, without background, dark where the reader's scheme is dark.
-
-    Args:
-        chart: themed, as all of ours are.
-        title: what a screen reader says of it.
-
-    Raises:
-        MissingExtraError: when vl-convert is not installed.
-    """
+    """Return a chart as SVG text for a page: small, without background, dark where the reader's scheme is dark."""
     return adapt(slim(_drawing(chart), title))
 
 
 def inline_svg(chart: altair.TopLevelMixin, label: str) -> str:
-    """Return a chart as SVG to stand inside a page: no background, text and lines in the colour of the page's text.
-
-    Args:
-        chart: themed, as all of ours are.
-        label: what a screen reader says of it.
-
-    Raises:
-        MissingExtraError: when vl-convert is not installed.
-    """
+    """Return a chart as SVG to stand inside a page: no background, text and lines in the colour of the page's text."""
     text = slim(_drawing(chart), label)
     for paint in ("fill", "stroke"):
         for name, opacity in (("text", 1.0), ("muted", 0.75), ("line", 0.35), ("grid", 0.12)):

@@ -34,12 +34,7 @@ _NUMBERS_OF = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "S": 4, "Q": 4, "T": 2, "
 
 
 def slim(text: str, title: str = "") -> str:
-    """Return an SVG that looks the same in a fraction of the bytes: nothing invisible, no background, two decimals.
-
-    Args:
-        text: as Vega writes it.
-        title: what a screen reader says and a pointer shows.
-    """
+    """Return an SVG that looks the same in a fraction of the bytes: nothing invisible, no background, two decimals."""
     source = ElementTree.fromstring(text)
     for node in source.iter():
         node.tag = node.tag.removeprefix(f"{{{_NAMESPACE}}}")

@@ -34,12 +34,6 @@ _RAMPS = {
 def config(mode: str = "light") -> dict[str, Any]:
     """Return the Vega-Lite configuration of the theme, a fresh dict of plain JSON values.
 
-    Args:
-        mode: `"light"` or `"dark"`.
-
-    Raises:
-        UnknownNameError: for another mode.
-
     Examples:
         >>> config("dark")["range"]["category"][0] == PALETTES["dark"][0]
         True

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def stems(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
     """Draw one stem per eigenvalue, coloured by end of the spectrum, with its residual on hover.
 
-    Args:
-        rows: mappings with `end`, `index`, `eigenvalue` and `residual`.
-        title: the chart's title.
+    Rows have `end`, `index`, `eigenvalue` and `residual`.
     """
     alt = require("altair", "lab", "Spectrum.chart")
     pandas = require("pandas", "lab", "Spectrum.chart")
@@ -78,10 +76,7 @@ def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixi
 def rates(rows: Sequence[Mapping[str, Any]], predicted: float, title: str) -> altair.TopLevelMixin:
     """Draw learning rates on a logarithmic axis, each stable or not, and a line at the predicted edge.
 
-    Args:
-        rows: mappings with `rate` and `stable`.
-        predicted: the edge; no line where it is not finite.
-        title: the chart's title.
+    Rows have `rate` and `stable`; there is no line where `predicted` is not finite.
     """
     alt = require("altair", "lab", "StableRate.chart")
     data = [{"rate": row["rate"], "run": "stable" if row["stable"] else "unstable"} for row in rows]
@@ -100,9 +95,7 @@ def rates(rows: Sequence[Mapping[str, Any]], predicted: float, title: str) -> al
 def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
     """Draw a largest eigenvalue at points that are the same function, for several notions of curvature.
 
-    Args:
-        rows: mappings with `point` (number of the rescaled copy), `curvature` (which matrix) and `eigenvalue`.
-        title: the chart's title.
+    Rows have `point` (number of the rescaled copy), `curvature` (which matrix) and `eigenvalue`.
     """
     alt = require("altair", "lab", "gauge_orbit")
     pandas = require("pandas", "lab", "gauge_orbit")

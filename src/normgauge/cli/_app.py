@@ -12,10 +12,10 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
+from normgauge.cli._console import FullSentences, console
 from normgauge.cli._data import data
 from normgauge.cli._merge import merge
 from normgauge.cli._report import report
@@ -25,6 +25,7 @@ from normgauge.errors import NormgaugeError
 
 app = typer.Typer(
     name="normgauge",
+    cls=FullSentences,
     help="See what normalization did to your network, and which normalizer to use.",
     no_args_is_help=True,
     add_completion=False,
@@ -67,7 +68,7 @@ def main() -> None:
         try:
             app()
         except NormgaugeError as error:
-            Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False, style="red")
+            console(stderr=True).print(f"error: {error}", style="red")
             sys.exit(2)
         except (KeyboardInterrupt, SystemExit) as stop:
             if received and getattr(stop, "code", 130) == 130:

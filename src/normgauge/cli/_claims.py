@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from normgauge.cli._console import console
+
 
 def claims(
     id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
@@ -28,18 +30,17 @@ def claims(
     Experiments are judged from the runs that ship with normgauge, and from your own: those supersede the shipped ones
     at equal or larger size, otherwise both are shown.
     """
-    from rich.console import Console
     from rich.progress import Progress
 
-    from normgauge.errors import InputError, explain
+    from normgauge.errors import InputError
     from normgauge.papers.court import DEFAULT_FOLDER, ledger
 
     if shipped and runs is not None:
-        raise InputError(explain("claims", "either --from or --shipped", "both", "Leave one out"))
+        raise InputError("claims", "either --from or --shipped", "both", "Leave one out")
     if runs is None and not shipped and Path(DEFAULT_FOLDER).is_dir():
         runs = Path(DEFAULT_FOLDER)
     book = ledger(paper=paper, ids=id or None, seed=seed, runs=runs)
-    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    notes = console(stderr=True)
     for sentence in book.trouble:
         notes.print(sentence)
     with Progress(console=notes, transient=True) as bar:
@@ -58,8 +59,8 @@ def claims(
     elif html is not None:
         typer.echo(html)
     elif id:
-        typer.echo("\n\n".join(book.explain(claim.id) for claim in book))
+        console().print("\n\n".join(book.explain(claim.id) for claim in book))
     else:
-        typer.echo(str(book))
+        console().print(str(book))
     if any(claim.status == "error" for claim in book):
         raise typer.Exit(1)

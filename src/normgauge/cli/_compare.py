@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from normgauge.errors import InputError, NormgaugeError, explain, require
+from normgauge.cli._console import console
+from normgauge.errors import InputError, NormgaugeError, require
 from normgauge.records import plain
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def compare(
     check_folder(out)
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
-    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    notes = console(stderr=True)
     job: Callable[..., Comparison | ShardDone]
     job = run_comparison if shard is None else partial(compare_shard, parse_shard(shard))
     try:
@@ -87,7 +87,7 @@ def compare(
         raise typer.Exit(1 if failures else 0)
     failures = list_failures(result.store, result.document.runs)
     if not as_json:  # the answer first: whatever becomes of the page, it is there
-        Console(soft_wrap=True, highlight=False, markup=False).print(str(result))
+        console().print(str(result))
         trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
         notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
     for failure in failures:
@@ -137,7 +137,7 @@ def check_folder(out: Path) -> None:
     blocked = next((part for part in (out, *out.parents) if part.exists()), None)
     if blocked is not None and not blocked.is_dir():
         rule = "the name of a folder, made if it is not there"
-        raise InputError(explain("--out", rule, f"the file {blocked}", "Name another one"))
+        raise InputError("--out", rule, f"the file {blocked}", "Name another one")
 
 
 def _names(text: str) -> list[str]:
@@ -147,9 +147,7 @@ def _names(text: str) -> list[str]:
         return list(registry.names())
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise InputError(
-            explain("--norms", "name at least one normalizer", repr(text), f"Known: {', '.join(registry.names())}")
-        )
+        raise InputError("--norms", "name at least one normalizer", repr(text), f"Known: {', '.join(registry.names())}")
     return names
 
 
@@ -160,5 +158,5 @@ def _numbers(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",") if part.strip()] or None
     except ValueError as error:
         raise InputError(
-            explain("--rates", "learning rates are numbers separated by commas", repr(text), "Write --rates 0.1,0.3,1")
+            "--rates", "learning rates are numbers separated by commas", repr(text), "Write --rates 0.1,0.3,1"
         ) from error

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from normgauge.cli._console import console
+from normgauge.records import format_table, without_empty_columns
 
 
 def data(
@@ -23,7 +25,7 @@ def data(
     """Bring a dataset to this machine once, check it, and say where it is; without a name, list them."""
     from normgauge.lab import data as datasets
 
-    notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    notes = console(stderr=True)
     rows: list[dict[str, str | None]] = []
     if name is not None and name not in BUILT_IN:
         dataset = datasets.fetch(name, dir, say=notes.print)
@@ -40,10 +42,7 @@ def data(
     if as_json:
         typer.echo(json.dumps(rows if name is None else rows[0]))
         return
-    for row in rows:
-        typer.echo(f"{row['name']:<14} {row['status']:<8} {row['sentence']}")
-        if row["path"]:
-            typer.echo(f"{'':<24}{row['path']}")
+    typer.echo(format_table(without_empty_columns(rows)))
 
 
 def _row(name: str, status: str, sentence: str, path: Path | None) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 
 
 def report(
@@ -21,7 +21,7 @@ def report(
     path = store / STORE_NAME if store.is_dir() else store
     if not path.exists():
         raise StoreError(
-            explain("report", "STORE is a file runs.sqlite or its folder", str(store), "Run normgauge compare first")
+            "report", "STORE is a file runs.sqlite or its folder", str(store), "Run normgauge compare first"
         )
     page = path.parent / "report.html" if out is None else out
     typer.echo(page_of_store(path, page / "report.html" if page.is_dir() else page))

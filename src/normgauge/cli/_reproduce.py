@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from normgauge.cli._compare import check_folder, list_failures
+from normgauge.cli._console import console
 from normgauge.errors import NormgaugeError, require
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _reproduce_one(
     from normgauge.papers.reproduce import reproduce_shard
     from normgauge.records import plain
 
-    note = bar.note if bar else Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print
+    note = bar.note if bar else console(stderr=True).print
     progress = bar or True
     try:
         if shard is not None:
@@ -113,7 +113,7 @@ def _reproduce_one(
         note(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
     if not quiet:  # the answer first: whatever becomes of the page, it is there
-        Console(soft_wrap=True, highlight=False, markup=False).print(str(result) + "\n")
+        console().print(str(result) + "\n")
     failures = list_failures(result.store)
     for failure in failures:
         note(failure)
@@ -153,5 +153,6 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
+    rows = [{"study": row["study"], "question": row["question"], **row} for row in rows]  # what is asked comes first
     footer = "Run one with `normgauge reproduce NAME`; minutes are of the small size on two cores."
     typer.echo(format_table(rows, title="Experiments of the papers", footer=footer))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normgauge.errors import InputError, explain
+from normgauge.cli._console import console
+from normgauge.errors import InputError
 
 if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help stays quick
     import torch
@@ -42,7 +43,7 @@ def symmetries(
         return
     typer.echo(str(table))
     if explain_:
-        typer.echo(table.explain())
+        console().print(table.explain())
 
 
 def load_objective(
@@ -63,18 +64,11 @@ def load_objective(
         return product.replace(mode=mode)  # type: ignore[arg-type]
     if not isinstance(product, nn.Module):
         raise InputError(
-            explain(
-                f"symmetries {target}",
-                "the factory returns a module or an Objective",
-                type(product).__name__,
-                "Return one",
-            )
+            f"symmetries {target}", "the factory returns a module or an Objective", type(product).__name__, "Return one"
         )
     if of == "loss":
         raise InputError(
-            explain(
-                f"symmetries {target}", "--of loss needs to know the loss", "a module", "Return an Objective instead"
-            )
+            f"symmetries {target}", "--of loss needs to know the loss", "a module", "Return an Objective instead"
         )
     inputs = _inputs(shape, tokens, batch, seed)
     zeros = torch.zeros(batch)
@@ -97,18 +91,16 @@ def _call_factory(target: str, norm: str) -> Any:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError) as error:
         raise InputError(
-            explain(f"symmetries {target}", "the target is a function that returns a model", str(error), "Name one")
+            f"symmetries {target}", "the target is a function that returns a model", str(error), "Name one"
         ) from error
     named = [item for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
     required = [item.name for item in named if item.default is item.empty]
     if len(required) > 1 or (required and not norm) or (norm and not parameters):
         raise InputError(
-            explain(
-                f"symmetries {target}",
-                "the factory takes nothing, or the name of a normalizer",
-                f"factory({', '.join(item.name for item in parameters)}) and --norm {norm!r}",
-                "Pass --norm batch, or give its arguments defaults" if required else "Leave --norm out",
-            )
+            f"symmetries {target}",
+            "the factory takes nothing, or the name of a normalizer",
+            f"factory({', '.join(item.name for item in parameters)}) and --norm {norm!r}",
+            "Pass --norm batch, or give its arguments defaults" if required else "Leave --norm out",
         )
     return call_function("model", target, "a factory", *([norm] if norm else []))
 
@@ -124,12 +116,10 @@ def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:
         sizes = ()
     if not sizes or min(sizes) < 1 or batch < 1:
         raise InputError(
-            explain(
-                "symmetries",
-                "--input is a shape like 3x32x32",
-                repr(shape),
-                "Pass the shape of one input without the batch",
-            )
+            "symmetries",
+            "--input is a shape like 3x32x32",
+            repr(shape),
+            "Pass the shape of one input without the batch",
         )
     if tokens:
         return torch.randint(0, tokens, (batch, *sizes), generator=generator(seed))

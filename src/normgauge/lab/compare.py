@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normgauge.documents import ComparisonDocument
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.comparison import METRICS, Comparison, judge
@@ -80,19 +80,15 @@ def comparison_study(
     count = preset["steps"] if steps is None else steps
     if not all(0 < rate < math.inf for rate in chosen) or count < 1 or (batch is not None and batch < 2):
         raise InputError(
-            explain(
-                "compare",
-                "rates are positive and finite, steps at least 1, the batch at least 2",
-                f"rates={list(chosen)}, steps={count}, batch={batch}",
-                "Correct the option",
-            )
+            "compare",
+            "rates are positive and finite, steps at least 1, the batch at least 2",
+            f"rates={list(chosen)}, steps={count}, batch={batch}",
+            "Correct the option",
         )
     whole = batch or (len(dataset.train[1]) if dataset.task == "regression" else min(128, len(dataset.train[1])))
     if ddp > 1 and (whole < ddp or whole % ddp):
         rule = "the batch is a multiple of the number of processes that share it"
-        raise InputError(
-            explain("compare", rule, f"batch={whole}, ddp={ddp}", f"Pass --batch {ddp * (whole // ddp or 1)}")
-        )
+        raise InputError("compare", rule, f"batch={whole}, ddp={ddp}", f"Pass --batch {ddp * (whole // ddp or 1)}")
     for norm in dict.fromkeys(norms):
         models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
     samples = len(dataset.train[1])

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from normgauge.errors import InputError, NormgaugeError, explain
+from normgauge.errors import InputError, NormgaugeError
 
 _LIBRARIES = [Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")]
 _LIBRARIES.append(Path(__file__).resolve().parents[1])  # normgauge itself
@@ -52,12 +52,10 @@ def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
     except Exception as error:
         missing = isinstance(error, (ImportError, AttributeError, ValueError))
         raise InputError(
-            explain(
-                f"{kind} {path!r}",
-                f"package.module:name must be importable and name {what}",
-                str(error) if missing else describe_error(error),
-                "Run from the folder that holds the package, or install it" if missing else "Correct the module",
-            )
+            f"{kind} {path!r}",
+            f"package.module:name must be importable and name {what}",
+            str(error) if missing else describe_error(error),
+            "Run from the folder that holds the package, or install it" if missing else "Correct the module",
         ) from error
 
 
@@ -68,7 +66,7 @@ def _refuse_namesake(kind: str, path: str, here: Path, module: ModuleType) -> No
     origin = getattr(sys.modules[top], "__file__", None)
     if own is not None and (origin is None or not Path(origin).resolve().is_relative_to(own.parent.resolve())):
         rule = f"{own.name if own.parent == here else own.parent.name} must not have the name of a library"
-        raise InputError(explain(f"{kind} {path!r}", rule, f"{top} from {origin or 'Python'}", "Rename your file"))
+        raise InputError(f"{kind} {path!r}", rule, f"{top} from {origin or 'Python'}", "Rename your file")
 
 
 def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:
@@ -85,7 +83,7 @@ def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:
     except Exception as error:
         given = ", ".join(map(repr, arguments))
         raise InputError(
-            explain(f"{kind} {path!r}", f"the call ({given}) must return", describe_error(error), "Correct it")
+            f"{kind} {path!r}", f"the call ({given}) must return", describe_error(error), "Correct it"
         ) from error
 
 
@@ -102,12 +100,10 @@ def name_of(function: Callable[..., Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<unnamed>")
     if module in (None, "__main__") or "<" in name:
         raise InputError(
-            explain(
-                "compare",
-                "a function must stand at the top of a module, where worker processes can import it",
-                f"{module}:{name}",
-                "Move it into a file of its own, and pass it or its name package.module:function",
-            )
+            "compare",
+            "a function must stand at the top of a module, where worker processes can import it",
+            f"{module}:{name}",
+            "Move it into a file of its own, and pass it or its name package.module:function",
         )
     return f"{module}:{name}"
 
@@ -186,7 +182,7 @@ def _refuse_stale(name: str, digest: str) -> None:
     if loaded is module.__spec__ and before != digest:
         rule = "the module must be the one this process imported"
         step = "Start Python anew, or importlib.reload it"
-        raise InputError(explain(f"module {name!r}", rule, "a file that was edited since", step))
+        raise InputError(f"module {name!r}", rule, "a file that was edited since", step)
     _IMPORTED[name] = (module.__spec__, digest)
 
 

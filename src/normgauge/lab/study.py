@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normgauge.documents import Question
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Study:
         twice = sorted({knob for knob in roles if roles.count(knob) > 1})
         if twice:
             raise InputError(
-                explain(f"Study({self.name})", "each knob has one role", f"two for {', '.join(twice)}", "Remove one")
+                f"Study({self.name})", "each knob has one role", f"two for {', '.join(twice)}", "Remove one"
             )
         empty = [knob for knob, values in {**self.scientific, **self.nuisance}.items() if not list(values)]
         if empty or self.seeds < 1 or not 1 <= self.tried <= self.seeds:
@@ -61,9 +61,7 @@ class Study:
                 f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
             )
             raise InputError(
-                explain(
-                    f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", problem, "Add one"
-                )
+                f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", problem, "Add one"
             )
 
     @property

@@ -7,11 +7,4 @@ from normgauge.report._study import Picture as Picture
 from normgauge.report._study import study_markdown as study_markdown
 from normgauge.report._study import write_study as write_study
 
-__all__ = [
-    "Picture",
-    "ledger_page",
-    "page",
-    "page_of_store",
-    "study_markdown",
-    "write_study",
-]
+__all__ = ["Picture", "ledger_page", "page", "page_of_store", "study_markdown", "write_study"]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from normgauge import charts
 from normgauge.papers.shelf import PAPERS
 from normgauge.references import bibliography, title
-from normgauge.report._claim import card, spoken_word
-from normgauge.report._markup import Markup, asset, concat, fill_page
+from normgauge.report._markup import Markup, asset, concat, render
 
 if TYPE_CHECKING:
-    from normgauge.papers.court import Claim
+    from normgauge.papers.court import Claim, Evidence
 
 #: The columns of the counts, and what each asks of a claim.
 COLUMNS: dict[str, dict[str, str]] = {
@@ -42,38 +42,44 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     With scripts it searches and filters, and the address holds the choice: `#q=margin&paper=S0&verdict=holds` opens
     that view, `#S1-T4.1` one claim. Verdicts not computed yet are computed here.
 
-    Args:
-        claims: those to show, as `ledger().judge(workers=2)`.
-
-    Returns:
-        The page.
-
     Examples:
         >>> from normgauge.papers.court import ledger
         >>> html = ledger_page(ledger(ids=["S1-FC.2"]))
         >>> 'id="S1-FC.2"' in html, "<math>" in html, "//" in html.replace("// ", "")
         (True, True, False)
     """
+    from normgauge.papers.court import OUTCOMES, STANDINGS, WORDS
+
     shown = list(claims)
     papers = list(dict.fromkeys(claim.paper for claim in shown))
-    parts = {
-        "policy": Markup(charts.POLICY),
-        "palette": Markup("").join(
-            f"--c{k}: light-dark({light}, {dark});"
-            for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
-        ),
-        "css": concat(map(asset, ("page.css", "claim.css", "ledger.css"))),
-        "js": asset("ledger.js"),
-        "total": str(len(shown)),
-        "summary": _summary(shown, papers),
-        "counts": _counts(shown, papers),
-        "meanings": concat(
-            Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(spoken_word(w), said) for w, said in MEANINGS.items()
-        ),
-        "filters": concat(_filter(name, shown) for name in FILTERS),
-        "papers": concat(_paper(paper, shown) for paper in papers),
+    counted = [(paper, [claim for claim in shown if claim.paper == paper]) for paper in papers]
+    tallies = {name: Counter(getattr(claim, name) for claim in shown) for name in FILTERS}
+    words = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}  # values nobody has are said too
+    neighbours = {claim.id for claim in shown}
+    filters = {
+        "spoken": _spoken_word,
+        "paper_name": lambda paper: f"{PAPERS[paper].name} ({paper})" if paper in PAPERS else paper,
+        "paper_title": _title,
+        "meeting": lambda own, asks: sum(_meets(claim, asks) for claim in own),
+        "address": _address,
+        "search_text": _search_text,
+        "badges": _badges,
+        "sentences": partial(_sentences, neighbours=neighbours),
+        "details": partial(_details, neighbours=neighbours),
+        "counts_as": _counts_as,
     }
-    return fill_page("ledger.html", parts)
+    return render(
+        "ledger.html",
+        filters,
+        css=concat(map(asset, ("page.css", "claim.css", "ledger.css"))),
+        js=asset("ledger.js"),
+        total=len(shown),
+        summary=_summary(shown, papers),
+        columns={name: asks for name, asks in COLUMNS.items() if any(_meets(claim, asks) for claim in shown)},
+        counted=[*counted, *([("", shown)] if len(papers) > 1 else [])],
+        meanings=MEANINGS,
+        choices={name: [(word, tally[word]) for word in words.get(name, tally)] for name, tally in tallies.items()},
+    )
 
 
 def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
@@ -88,58 +94,85 @@ def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
     )
 
 
-def _counts(claims: Sequence[Claim], papers: Sequence[str]) -> Markup:
-    """Return the table of papers and verdicts; every number is a link to the claims behind it."""
-    columns = {name: asks for name, asks in COLUMNS.items() if any(_meets(claim, asks) for claim in claims)}
-    head = concat(Markup('<th scope="col">{}</th>').format(name) for name in ("paper", *columns, "all"))
-    body = []
-    for paper in [*papers, *([""] if len(papers) > 1 else [])]:
-        own = [claim for claim in claims if claim.paper == (paper or claim.paper)]
-        link = Markup('<a href="#{}">{}</a> <span>{}</span>')
-        name = link.format(paper, _name(paper), _title(own)) if paper else "all papers"
-        cells = [_number(own, asks, {"paper": paper} if paper else {}) for asks in (*columns.values(), {})]
-        body.append(Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, concat(cells)))
-    return Markup(
-        '<div class="scroll"><table class="counts"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
-    ).format(head, concat(body))
-
-
-def _number(claims: Sequence[Claim], asks: Mapping[str, str], where: Mapping[str, str]) -> Markup:
-    number = sum(_meets(claim, asks) for claim in claims)
-    if not number:
-        return Markup('<td class="num">&ndash;</td>')
-    address = "&".join(f"{name}={value}" for name, value in {**where, **asks}.items()) or "all"
-    return Markup('<td class="num"><a href="#{}">{}</a></td>').format(address, number)
+def _address(asks: Mapping[str, str], paper: str) -> str:
+    """Return the address that shows the claims behind a number."""
+    return (
+        "&".join(f"{name}={value}" for name, value in {**({"paper": paper} if paper else {}), **asks}.items()) or "all"
+    )
 
 
 def _meets(claim: Claim, asks: Mapping[str, str]) -> bool:
     return all(getattr(claim, name) == value for name, value in asks.items())
 
 
-def _filter(name: str, claims: Sequence[Claim]) -> Markup:
-    """Return a choice with the number of claims behind each value; a value of the vocabulary nobody has is said too."""
-    from normgauge.papers.court import OUTCOMES, STANDINGS, WORDS
-
-    tally = Counter(getattr(claim, name) for claim in claims)
-    values = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}.get(name, tuple(tally))
-    option = Markup('<option value="{}">{} ({})</option>')
-    options = concat(option.format(v, spoken_word(v), tally[v]) for v in values)
-    label = Markup('<label>{0}<select name="{0}"><option value="">any</option>{1}</select></label>')
-    return label.format(name, options)
-
-
-def _paper(paper: str, claims: Sequence[Claim]) -> Markup:
-    own = [claim for claim in claims if claim.paper == paper]
-    cards = concat(card(claim, {other.id for other in claims}) for claim in own)
-    section = Markup('<section id="{}"><h2>{}: {}</h2>{}</section>')
-    return section.format(paper, _name(paper), _title(own), cards)
-
-
-def _name(paper: str) -> str:
-    """Return author and year, with the letter its ids begin with."""
-    return f"{PAPERS[paper].name} ({paper})" if paper in PAPERS else paper
-
-
 def _title(claims: Sequence[Claim]) -> str:
     key = next((claim.cite[0] for claim in claims if claim.cite), "")
     return title(key) if key in bibliography() else key
+
+
+def _spoken_word(word: str) -> str:
+    return word.replace("_", " ")
+
+
+def _sentences(claim: Claim, neighbours: Container[str]) -> list[tuple[str, str]]:
+    """Return what is shown at once: printed, corrected, finding, note."""
+    from normgauge.papers.court import typeset
+
+    verdict = claim.result
+    beside = [f"{_spoken_word(other.word)}: {other.sentence} ({other.rests_on})" for other in verdict.beside]
+    return [
+        ("printed", Markup(typeset(claim, "printed"))),
+        ("corrected", Markup(typeset(claim, "corrected"))),
+        ("finding", verdict.sentence),
+        ("rests on", verdict.rests_on),
+        *(("beside it", sentence) for sentence in beside),
+        ("note", _link_claims(Markup(typeset(claim, "note")), claim, neighbours)),
+    ]
+
+
+def _details(claim: Claim, neighbours: Container[str]) -> list[tuple[str, Any]]:
+    """Return what stands behind a fold, under the numbers."""
+    from normgauge.papers.court import typeset
+
+    plain = [claim.printed, *([f"corrected: {claim.corrected}"] if claim.corrected else [])]
+    sources = [f"{title(key)} ({key})" if key in bibliography() else key for key in claim.cite]
+    return [
+        ("hypotheses", _link_claims(Markup(typeset(claim, "hypotheses")), claim, neighbours)),
+        ("criterion", claim.criterion),
+        *(("quoted", Markup("<q>{}</q>").format(quote)) for quote in claim.quotes),
+        ("reproduce", Markup("<code>{}</code>").format(claim.command)),
+        ("sources", "; ".join(sources)),
+        ("as text", Markup("<br>").join(Markup("<code>{}</code>").format(line) for line in plain)),
+    ]
+
+
+def _link_claims(markup: Markup, claim: Claim, neighbours: Container[str]) -> Markup:
+    """Turn the ids of other claims into links; a full stop after an id is not part of it."""
+
+    def link(match: re.Match[str]) -> str:
+        linkable = match[0] in neighbours and match[0] != claim.id
+        return f'<a href="#{match[0]}">{match[0]}</a>' if linkable else match[0]
+
+    return Markup(re.sub(r"\bS\d-[\w.-]*\w", link, markup))  # an id has no character that means anything in HTML
+
+
+def _counts_as(item: Evidence) -> str:
+    """Say in a word, not by colour alone, how a number counts."""
+    if item.role in ("fact", "margin"):
+        return {"fact": "shown", "margin": "polled"}[item.role]
+    return "passes" if item.passes else "fails" if item.fails else "undecided"
+
+
+def _badges(claim: Claim) -> list[str]:
+    verdict = claim.result
+    words = [verdict.verdict or "no verdict", verdict.outcome, verdict.status if verdict.status != "judged" else None]
+    return [word for word in words if word]
+
+
+def _search_text(claim: Claim) -> str:
+    """Return every word a reader may look a claim up by, in small letters; formulas as the ledger writes them."""
+    verdict = claim.result
+    said = [claim.id, claim.place, claim.printed, claim.corrected, claim.hypotheses, claim.note, *claim.quotes]
+    said += [verdict.sentence, claim.criterion, claim.command, *claim.cite, *(item.name for item in verdict.evidence)]
+    said += [_spoken_word(word) for word in (verdict.verdict, verdict.outcome, verdict.status, claim.kind) if word]
+    return " ".join(" ".join(said).lower().split())

@@ -1,4 +1,4 @@
-"""Small pieces of HTML, escaped by construction: what is not `Markup` becomes text wherever it is put into a page."""
+"""Pages from templates that escape by construction: what is no `Markup` becomes text wherever it is put into one."""
 
 from __future__ import annotations
 
@@ -9,34 +9,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from normgauge.records import STATUSES, format_number
+from markupsafe import Markup
+
+from normgauge import charts
+from normgauge.records import format_number
 from normgauge.report._content import show
-
-
-class Markup(str):
-    """HTML that may stand in a page as it is; only constants and what `format`, `join` and `text` made are.
-
-    A plain string, however it was put together, is escaped where it meets markup, once.
-
-    Examples:
-        >>> Markup("<b>{}</b>").format("<script>")
-        '<b>&lt;script&gt;</b>'
-        >>> Markup("").join([Markup("<br>"), "<br>"]) + "&"
-        '<br>&lt;br&gt;&amp;'
-    """
-
-    __slots__ = ()
-
-    def format(self, *parts: Any, **named: Any) -> Markup:
-        """Fill the places of a template, escaping what is no markup."""
-        return Markup(super().format(*map(text, parts), **{name: text(part) for name, part in named.items()}))
-
-    def join(self, parts: Iterable[Any]) -> Markup:
-        """Join parts, escaping those that are no markup."""
-        return Markup(super().join(map(text, parts)))
-
-    def __add__(self, other: Any) -> Markup:
-        return Markup(super().__add__(text(other)))
 
 
 def text(value: Any) -> Markup:
@@ -46,7 +23,7 @@ def text(value: Any) -> Markup:
 
 def concat(parts: Iterable[Any]) -> Markup:
     """Return the parts one after the other, those that are no markup escaped."""
-    return Markup("").join(parts)
+    return Markup("").join(map(text, parts))
 
 
 def asset(name: str) -> Markup:
@@ -55,8 +32,29 @@ def asset(name: str) -> Markup:
 
 
 def fill_page(name: str, parts: Mapping[str, Any]) -> str:
-    """Return a page from its template; what is no markup is escaped."""
+    """Return a page from a template with places `$name`; what is no markup is escaped."""
     return Template(asset(name)).substitute({key: text(part) for key, part in parts.items()})
+
+
+def render(name: str, filters: Mapping[str, Any], **parts: Any) -> str:
+    """Return a page from a Jinja template, which escapes what is no markup; numbers and holes as `show` writes them."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # a dependency of torch
+
+    environment = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        loader=FunctionLoader(asset),
+        finalize=lambda value: value if isinstance(value, str) else show(value),
+    )
+    environment.filters |= {"number": number, "seconds": seconds, "sort_key": _sort_key, **filters}
+    palette = (
+        f"--c{k}: light-dark({light}, {dark});"
+        for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
+    )
+    shared = {"policy": Markup(charts.POLICY), "palette": concat(palette)}
+    return environment.get_template(name).render(**shared, **parts)
 
 
 def number(value: Any, unit: str = "") -> str:
@@ -68,9 +66,7 @@ def number(value: Any, unit: str = "") -> str:
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
-    if unit == "%" and isinstance(value, (int, float)):
-        return f"{value:.1f}"
-    return format_number(value)
+    return f"{value:.1f}" if unit == "%" and isinstance(value, (int, float)) else format_number(value)
 
 
 def seconds(value: Any) -> str:
@@ -88,32 +84,6 @@ def seconds(value: Any) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def badge(status: str) -> Markup:
-    """Return a run's status as a coloured word."""
-    colour = status if status in STATUSES else "other"
-    return Markup('<span class="badge badge-{}">{}</span>').format(colour, status)
-
-
-def heading(title: str, *, first: str = "ascending", numeric: bool = False, tip: str = "") -> Markup:
-    """Return a column heading that sorts: a button, so that the keyboard reaches it."""
-    return Markup(
-        '<th scope="col" aria-sort="none" data-first="{first}"{kind}>'
-        '<button type="button"{hint}>{title}<span class="arrow" aria-hidden="true"></span></button></th>'
-    ).format(
-        first=first,
-        kind=Markup(' class="num"') if numeric else "",
-        hint=Markup(' title="{}"').format(tip) if tip else "",
-        title=title,
-    )
-
-
-def pairs(items: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Markup:
-    """Return names and values as a definition list."""
-    entries = items.items() if isinstance(items, Mapping) else items
-    body = concat(Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(name, value) for name, value in entries)
-    return Markup('<dl class="pairs">{}</dl>').format(body)
-
-
-def swatch(index: int) -> Markup:
-    """Return the mark of an arm in its colour, cycling as the charts do."""
-    return Markup('<span class="swatch" style="--arm: var(--c{})" aria-hidden="true"></span>').format(index % 8)
+def _sort_key(value: Any) -> Any:
+    """Return what a column is sorted by: the number in full, or the text; empty sorts last."""
+    return "" if value is None else repr(value) if isinstance(value, float) else value

@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from normgauge import charts
-from normgauge.documents import ComparisonDocument, write_whole
-from normgauge.errors import StoreError, explain
-from normgauge.records import Run, plain
-from normgauge.report import _pictures, _sections
+from normgauge.documents import Arm, ComparisonDocument, Metric, write_whole
+from normgauge.errors import StoreError
+from normgauge.records import STATUSES, Run, plain
+from normgauge.references import bibliography, cite
+from normgauge.report import _pictures
 from normgauge.report._content import PageContent
-from normgauge.report._markup import Markup, asset, concat, fill_page, swatch
-from normgauge.store import Store
+from normgauge.report._markup import Markup, asset, number, render, seconds
+from normgauge.store import Store, spec_id
 
 
 def page(runs: Sequence[Run], document: ComparisonDocument | None, out: str | Path) -> Path:
-    """Write runs and what was concluded from them as one HTML file without any reference to the network.
+    """Write runs and what was concluded from them as one HTML file without any reference to the network; return it.
 
     The file holds its own style, script, data and the Vega runtime, and forbids the browser every request.
     Without a document it shows the runs; those that failed are shown with their sentence.
-
-    Args:
-        runs: with their readings.
-        document: what was concluded from them, `None` where nothing was yet.
-        out: the file to write; its folder is made.
-
-    Returns:
-        The path of the page.
 
     Raises:
         MissingExtraError: when altair or vl-convert is not installed.
         StoreError: when it cannot be written; a page that was there stays.
     """
     target = Path(out)
-    html = compose(PageContent(runs, document))
-    write_whole(target, html)
+    write_whole(target, compose(PageContent(runs, document)))
     return target
 
 
 def page_of_store(store_path: str | Path, out: str | Path) -> Path:
     """Write the page of a stored study: `page` on everything the store holds.
-
-    Args:
-        store_path: the SQLite file a study wrote.
-        out: the file to write.
-
-    Returns:
-        The path of the page.
 
     Raises:
         StoreError: when there is no such file, it is no store, or another version of normgauge wrote it.
@@ -56,9 +43,7 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
     """
     source = Path(store_path)
     if not source.is_file():  # opening would make an empty store, and a typo would give an empty page
-        raise StoreError(
-            explain("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
-        )
+        raise StoreError("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
     with Store(source, write=False) as store:
         document = store.document(ComparisonDocument)
         # a store may hold runs of earlier settings too
@@ -67,102 +52,109 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
 
 def compose(content: PageContent) -> str:
     """Return the whole page as one string."""
-    pictures = _pictures.specs(content)
-    study = content.document.question if content.document else None
+    pictures, document = _pictures.specs(content), content.document
+    study = document.question if document else None
     data = {
         "charts": pictures,
         "themes": {mode: charts.config(mode) for mode in charts.PALETTES},
         "chosen": {arm: content.setting(setting) for arm, setting in content.chosen_settings.items()},
     }
-    parts = {
-        "title": study.title if study else "normgauge report",
-        "policy": Markup(charts.POLICY),
-        "question": study.question if study else "",
-        "palette": concat(
-            f"--c{k}: light-dark({light}, {dark});"
-            for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
-        ),
-        "answer": _sections.answer(content),
-        "hero_chart": _figure("intervals", pictures["intervals"]) if "intervals" in pictures else "",
-        "tiles": _sections.tiles(content),
-        "comparison": _section("comparison", "Comparison", _comparison_hint(content), _sections.comparison(content)),
-        "pictures": _charts(content, pictures),
-        "runs": _section("runs", "Runs", _runs_hint(content), _sections.runs(content)),
-        "settings": _section("settings", "Settings", Markup(), _cards(_sections.settings(content))),
-        "provenance": _section("provenance", "Made with", Markup(), _cards(_sections.provenance(content))),
-        "citation": _section("citation", "How to cite", Markup(), _sections.citation(content)),
-        "css": asset("page.css"),
-        "js": asset("page.js"),
-        "vega": Markup(charts.javascript() if pictures else ""),
-        "data": Markup(charts.script_json(plain(data))),
-    }
-    return fill_page("page.html", parts)
-
-
-def _charts(content: PageContent, pictures: Mapping[str, Mapping[str, Any]]) -> Markup:
-    """Return the curves and the sweep, under one bar of switches that rules them all."""
-    curves = {name: entry for name, entry in pictures.items() if entry["kind"] == "curve"}
-    finals = {name: entry for name, entry in pictures.items() if entry["kind"] == "final"}
-    if not curves and not finals:
-        return Markup()
-    chip = Markup('<button type="button" class="chip" aria-pressed="true" data-arm="{arm}">{mark}{arm}</button>')
-    option = Markup('<option value="{}">{}</option>')
-    switches = [chip.format(arm=arm, mark=swatch(k)) for k, arm in enumerate(content.arms)]
-    if curves and len(content.settings) > 1:
-        options = [option.format("", "each at its chosen setting")] if content.chosen_settings else []
-        options += [option.format(setting, f"all at {setting}") for setting in content.settings]
-        select = Markup('<label class="label">Curves <select id="setting">{}</select></label>')
-        switches.append(select.format(concat(options)))
-    bar = Markup('<div class="toolbar" role="group" aria-label="Series"><span class="label">Show</span>{}</div>')
-    parts = [bar.format(concat(switches))]
-    if curves:
-        hint = "Line: mean over seeds. Band: smallest to largest. A run that fails counts until it does."
-        block = Markup('<h2 id="curves">Over training</h2><p class="hint">{}</p><div class="grid">{}</div>')
-        parts.append(block.format(hint, concat(_figure(name, entry) for name, entry in curves.items())))
-    if finals:
-        metrics = [option.format(name, f"{entry['title']} against {entry['knob']}") for name, entry in finals.items()]
-        hint = "Last value of the runs that finished, mean and range over seeds; a faint cross: only some runs failed."
-        block = Markup(
-            '<h2 id="sweep">Sensitivity to tuning</h2><p class="hint">{}</p>'
-            '<label class="label">Metric <select id="metric">{}</select></label>{}'
-        )
-        figures = concat(_figure(name, entry) for name, entry in finals.items())
-        parts.append(block.format(hint, concat(metrics), figures))
-    return Markup('<section id="charts">{}</section>').format(concat(parts))
-
-
-def _figure(name: str, entry: Mapping[str, Any]) -> Markup:
-    return Markup(
-        '<figure class="card figure figure-{kind}"><figcaption><h3>{title}{unit}</h3>'
-        '{hint}</figcaption><div class="chart" data-chart="{name}"></div></figure>'
-    ).format(
-        kind=entry["kind"],
-        title=entry["title"],
-        unit=Markup(" <small>({})</small>").format(entry["unit"]) if entry["unit"] else "",
-        hint=Markup('<p class="hint">{}</p>').format(entry["help"]) if entry["help"] else "",
-        name=name,
+    knobs = [*content.scientific, *content.nuisance, "seed"]
+    keys = study.cite if study else ()
+    here = [key for key in keys if key in bibliography()]
+    return render(
+        "page.html",
+        {"identity": spec_id},
+        title=study.title if study else "normgauge report",
+        question=study.question if study else "",
+        content=content,
+        document=document,
+        runs=content.runs,
+        tiles=_tiles(content),
+        comparison=_comparison(content),
+        pictures=[{**entry, "name": name} for name, entry in pictures.items()],
+        knobs=knobs,
+        numeric={knob for knob in knobs if all(_is_number(run.spec.get(knob)) for run in content.runs)},
+        statuses=STATUSES,
+        settings=_settings(content),
+        origin=_origin(content),
+        bibtex=cite(*here) if here else "",
+        lost=[key for key in keys if key not in here],
+        css=asset("page.css"),
+        js=asset("page.js"),
+        vega=Markup(charts.javascript() if pictures else ""),
+        data=Markup(charts.script_json(plain(data))),
     )
 
 
-def _section(name: str, title: str, hint: Markup, body: Markup) -> Markup:
-    if not body:
-        return Markup()
-    return Markup('<section id="{}"><h2>{}</h2>{}{}</section>').format(name, title, hint, body)
+def _tiles(content: PageContent) -> list[tuple[str, Any, str]]:
+    """Return the counts a reader wants before believing a table: name, value, colour."""
+    counts = Counter[str](run.status for run in content.runs)
+    good = counts.pop("ok", 0)
+    states = [("ok", good, "ok"), *((status, count, status) for status, count in sorted(counts.items()))]
+    spent = seconds(sum(run.seconds for run in content.runs))
+    arms = len(content.arms)
+    return [("runs", len(content.runs), "plain"), *states, ("arms", arms, "plain"), ("compute time", spent, "plain")]
 
 
-def _cards(body: Markup) -> Markup:
-    return Markup('<div class="cards">{}</div>').format(body) if body else Markup()
+def _comparison(content: PageContent) -> dict[str, Any] | None:
+    """Return the columns and, per arm, its place among the colours and a cell per metric; the remarks under them."""
+    if content.document is None or not content.document.arms:
+        return None
+    arms = content.document.arms
+    metrics = [metric for name, metric in content.metrics.items() if any(name in arm.values for arm in arms)]
+    columns = [_column(arms, metric, decided=content.document.decided) for metric in metrics]
+    places = [content.arms.index(content.arm(arm.knobs)) for arm in arms]
+    rows = [(arm, places[k], [column[k] for column in columns]) for k, arm in enumerate(arms)]
+    return {"metrics": metrics, "rows": rows, "remarks": [remark for arm in arms for remark in arm.remarks]}
 
 
-def _comparison_hint(content: PageContent) -> Markup:
-    decided = content.document is not None and content.document.decided
-    mark = "The best of a column is marked." if decided else "No best is marked: the data cannot tell."
-    return Markup('<p class="hint">Mean with interval; click a heading to sort. {}</p>').format(mark)
+def _column(arms: Sequence[Arm], metric: Metric, *, decided: bool) -> list[dict[str, Any] | None]:
+    """Return a cell per arm: mean, interval, where it lies between the extremes of the column, whether it is best.
+
+    Best is what is printed as the best value: arms a reader sees as equal are marked alike.
+    """
+    values = [arm.values[metric.name].times(metric.factor) if metric.name in arm.values else None for arm in arms]
+    measured = [value for value in values if value is not None]
+    ends = [end for value in measured for end in (value.mean, value.low, value.high) if math.isfinite(end)]
+    start, width = min(ends), max(ends) - min(ends) or 1.0
+    winner = None
+    if decided and metric.better is not None and len(measured) > 1:
+        best = (max if metric.better == "higher" else min)(value.mean for value in measured)
+        winner = number(best, metric.unit)
+    cells: list[dict[str, Any] | None] = []
+    for value in values:
+        if value is None:
+            cells.append(None)
+            continue
+        inside = math.isfinite(value.low) and math.isfinite(value.high)
+        bar = [f"{100 * (end - start) / width:.1f}" for end in (value.low, value.high, value.mean)] if inside else None
+        shown = number(value.mean, metric.unit)
+        edges = {end: number(getattr(value, end), metric.unit) for end in ("low", "high")}
+        cells.append({"mean": value.mean, "shown": shown, "best": shown == winner, "bar": bar, **edges})
+    return cells
 
 
-def _runs_hint(content: PageContent) -> Markup:
-    return Markup(
-        '<div class="filter" role="group" aria-label="Which runs">'
-        '<button type="button" class="chip" aria-pressed="true" data-runs="all">all {}</button>'
-        '<button type="button" class="chip" aria-pressed="false" data-runs="bad">not ok {}</button></div>'
-    ).format(len(content.runs), sum(not run.ok for run in content.runs))
+def _settings(content: PageContent) -> list[tuple[str, str, Any]]:
+    """Return what was asked, what was tuned, and what was fixed: the last is what the answer depends on."""
+    study = content.document.question if content.document else None
+    if study is None:
+        return []
+    return [
+        ("Asked about", "the question: every value is an arm", study.scientific),
+        ("Tuned", "each arm gets its own best value, so that none loses by a bad setting", study.nuisance),
+        ("Fixed", "the same for all: the answer holds for these values and may change with them", study.fixed),
+        ("Repeated", "seeds per arm at its chosen setting", {"seeds": study.seeds, "tuning seeds": study.tuning_seeds}),
+    ]
+
+
+def _origin(content: PageContent) -> list[tuple[str, Any]]:
+    if content.document is None:
+        return []
+    origin = content.document.provenance
+    run = {"python": origin.python, "revision": origin.revision, "finished": content.document.finished}
+    return [("Versions", origin.versions), ("Machine", origin.machine), ("Run", run)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.records import format_number
 
 CONFIDENCE = 0.95
@@ -91,7 +91,7 @@ def interval(values: Iterable[float], *, bounds: Bounds = FREE, confidence: floa
     outside = [value for value in values if not (math.isfinite(value) and floor <= value <= ceiling)]
     if outside:
         rule = f"values are numbers from {format_number(floor)} to {format_number(ceiling)}"
-        raise InputError(explain("interval", rule, str(outside[0]), "Leave out runs that did not finish"))
+        raise InputError("interval", rule, str(outside[0]), "Leave out runs that did not finish")
     if len(values) < 2:
         return Interval(fmean(values) if values else math.nan, math.nan, math.nan, len(values))
     mean = fmean(values)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from normgauge.errors import explain
 from normgauge.results import Result
 from normgauge.rng import generator
 from normgauge.testing import _optimizer_rules as rules
@@ -35,7 +34,7 @@ class OptimizerLedger(Ledger):
 
     def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(explain(f"optimizer {self.name!r}", check, problem, "Correct the optimizer"))
+        raise NonconformingError(f"optimizer {self.name!r}", check, problem, "Correct the optimizer")
 
 
 @dataclass(frozen=True)

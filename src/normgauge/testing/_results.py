@@ -6,7 +6,6 @@ import html
 import math
 import re
 
-from normgauge.errors import explain
 from normgauge.records import KINDS, STATUSES
 from normgauge.results import Cost, Result
 from normgauge.testing._verdict import Ledger, NonconformingError
@@ -22,7 +21,7 @@ class ResultLedger(Ledger):
 
     def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(explain(f"result {self.name!r}", check, problem, "See normgauge.results.Result"))
+        raise NonconformingError(f"result {self.name!r}", check, problem, "See normgauge.results.Result")
 
 
 def check_result(result: Result) -> None:

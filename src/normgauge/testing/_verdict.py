@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.errors import NormgaugeError, explain
+from normgauge.errors import NormgaugeError
 
 
 class NonconformingError(NormgaugeError, AssertionError):
@@ -64,5 +64,5 @@ class Ledger:
             NonconformingError: always.
         """
         raise NonconformingError(
-            explain(f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration")
+            f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration"
         )

@@ -235,7 +235,7 @@ FUNCTIONS = {
     **{f"max_pool{d}d": (lambda d: lambda r: (lambda x, a=pool_arguments(r): getattr(F, f"max_pool{d}d")(x, **a),
         space(d)))(d) for d in (1, 2, 3)},
     **{f"avg_pool{d}d": (lambda d: lambda r: (
-        lambda x, a=pool_arguments(r, ceil=False): getattr(F, f"avg_pool{d}d")(x, **a), space(d)))(d)
+        lambda x, a=pool_arguments(r): getattr(F, f"avg_pool{d}d")(x, **a), space(d)))(d)
         for d in (1, 2, 3)},
     **{f"adaptive_avg_pool{d}d": (lambda d: lambda r: (
         lambda x, n=r.randint(1, 5): getattr(F, f"adaptive_avg_pool{d}d")(x, n), space(d)))(d) for d in (1, 2, 3)},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from normgauge.errors import DataError, MissingDataError, explain, unknown_name
+from normgauge.errors import DataError, MissingDataError, unknown_name
 from normgauge.lab.data import layouts, prepared
 from normgauge.lab.data.containers import fingerprint
 from normgauge.lab.data.download import download_file, pack_npm_package
@@ -134,7 +134,7 @@ def open_known(name: str) -> Prepared:
     present = prepared.read(data_folder(), name)
     if present is None:
         raise MissingDataError(
-            explain(f"data {name!r}", "the data must be on this machine", "no data", f"Run: normgauge data {name}")
+            f"data {name!r}", "the data must be on this machine", "no data", f"Run: normgauge data {name}"
         )
     return present
 
@@ -156,12 +156,10 @@ def open_folder(path: Path) -> Prepared:
     images = layouts.read(place)
     if images is None:
         raise DataError(
-            explain(
-                f"data in {path}",
-                "the folder must hold images in a usual layout",
-                "none of them",
-                "Use train/CLASS/*.png with test/CLASS/*.png, idx files, or CIFAR's python batches",
-            )
+            f"data in {path}",
+            "the folder must hold images in a usual layout",
+            "none of them",
+            "Use train/CLASS/*.png with test/CLASS/*.png, idx files, or CIFAR's python batches",
         )
     return prepared.write(images, data_folder(), name, f"the folder {place}")
 
@@ -184,20 +182,16 @@ def _fetch_from_origins(name: str, entry: Known, keep: Path, say: Callable[[str]
             with _reach_origin(origin) as path:
                 images = layouts.read(path)
             if images is None or not _is_published(images, entry):
-                raise DataError(
-                    explain(origin.words, "its pixels must have the known checksum", "others", "Use your own copy")
-                )
+                raise DataError(origin.words, "its pixels must have the known checksum", "others", "Use your own copy")
         except DataError as error:
             answers.append(f"{origin.words} ({error})")
         else:
             return prepared.write(images, keep, name, origin.words)
     raise MissingDataError(
-        explain(
-            f"data {name!r}",
-            "one of its origins must be reachable",
-            "no data: " + "; ".join(answers),
-            f"{entry.advice} and run: normgauge data {name} --dir FOLDER",
-        )
+        f"data {name!r}",
+        "one of its origins must be reachable",
+        "no data: " + "; ".join(answers),
+        f"{entry.advice} and run: normgauge data {name} --dir FOLDER",
     )
 
 

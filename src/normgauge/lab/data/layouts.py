@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from normgauge.errors import DataError, explain, require
+from normgauge.errors import DataError, require
 from normgauge.lab.data.containers import LARGEST_FILE, LARGEST_SUM, Container, containers, find
 
 #: Modes of pillow with more than 8 bits for a grey value; to convert them would cut off what is above 255.
@@ -246,6 +246,4 @@ def _decode_image(container: Container, name: str, data: bytes) -> np.ndarray:
 
 
 def _layout_error(container: Container, name: str, rule: str, problem: object) -> DataError:
-    return DataError(
-        explain(f"{name} in {container.path.name}", rule, str(problem) or "a cut end", "Get the data again")
-    )
+    return DataError(f"{name} in {container.path.name}", rule, str(problem) or "a cut end", "Get the data again")

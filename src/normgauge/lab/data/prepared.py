@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.lab.data.layouts import Images
 
 
@@ -89,12 +89,10 @@ def write(images: Images, folder: Path, name: str, source: str) -> Prepared:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            explain(
-                f"data {name!r}",
-                "the folder for data must be writable and have room",
-                f"{error.strerror or error} for {folder}",
-                "Free space, or set NORMGAUGE_DATA to another folder",
-            )
+            f"data {name!r}",
+            "the folder for data must be writable and have room",
+            f"{error.strerror or error} for {folder}",
+            "Free space, or set NORMGAUGE_DATA to another folder",
         ) from error
     return Prepared(path, rows, source)
 

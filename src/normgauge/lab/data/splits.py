@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, explain, require, unknown_name
+from normgauge.errors import DataError, require, unknown_name
 from normgauge.lab.data.catalogue import KNOWN, open_folder, open_known
 from normgauge.lab.data.prepared import Prepared
 from normgauge.lab.imports import call_function
@@ -156,12 +156,10 @@ def _counts(name: str, prepared: Prepared, subset: re.Match[str] | None) -> tupl
     held, tested = (int(subset[part]) if subset[part] else max(train // 5, 1) for part in (2, 3))
     if min(train, held, tested) < 1 or train + held > there or tested > testing:
         raise DataError(
-            explain(
-                f"data {name!r}",
-                f"training and validation together hold 1 to {there} images, test 1 to {testing}",
-                f"{train} + {held} and {tested}",
-                "Ask for fewer",
-            )
+            f"data {name!r}",
+            f"training and validation together hold 1 to {there} images, test 1 to {testing}",
+            f"{train} + {held} and {tested}",
+            "Ask for fewer",
         )
     return train, held, tested
 
@@ -200,12 +198,10 @@ def _load_from_function(path: str) -> Dataset:
             raise TypeError
     except (TypeError, ValueError) as error:
         raise DataError(
-            explain(
-                f"data {path!r}",
-                "the function must return three pairs of tensors (inputs, targets): training, validation, test",
-                type(product).__name__,
-                "Return them, or a normgauge.lab.data.Dataset",
-            )
+            f"data {path!r}",
+            "the function must return three pairs of tensors (inputs, targets): training, validation, test",
+            type(product).__name__,
+            "Return them, or a normgauge.lab.data.Dataset",
         ) from error
     targets = train[1]
     task: Task = "regression" if targets.is_floating_point() else "classification"
@@ -224,7 +220,7 @@ def _check_splits(data: Dataset) -> Dataset:
         problem = _problem(data, inputs, targets)
         if problem:
             rule, got, remedy = problem
-            raise DataError(explain(f"data {data.name!r}, {split} split", rule, got, remedy))
+            raise DataError(f"data {data.name!r}, {split} split", rule, got, remedy)
     if data.task == "regression":
         return data
     train, validation, test = ((x, y.long()) for x, y in (data.train, data.validation, data.test))

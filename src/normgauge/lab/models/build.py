@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.lab.imports import call_function
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.published import PUBLISHED
@@ -73,8 +73,6 @@ def _build_from_factory(path: str, norm: str, seed: int) -> nn.Module:
     network = call_function("model", path, "a function factory(norm)", norm)
     if not isinstance(network, nn.Module):
         raise InputError(
-            explain(
-                f"model {path!r}", "the factory must return an nn.Module", type(network).__name__, "Return the model"
-            )
+            f"model {path!r}", "the factory must return an nn.Module", type(network).__name__, "Return the model"
         )
     return network

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.small import Factory, ResidualBlock
 
@@ -48,11 +48,7 @@ class MBConv(nn.Module):
         depthwise = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False)
         self.expand = nn.Sequential(*first, Normalized(depthwise, norm, 2), nn.SiLU())
         self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1),
-            nn.Conv2d(wide, squeezed, 1),
-            nn.SiLU(),
-            nn.Conv2d(squeezed, wide, 1),
-            nn.Sigmoid(),
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, squeezed, 1), nn.SiLU(), nn.Conv2d(squeezed, wide, 1), nn.Sigmoid()
         )
         self.project = Normalized(nn.Conv2d(wide, fan_out, 1, bias=False), norm, 2)
         self.residual = fan_in == fan_out and stride == 1
@@ -83,7 +79,7 @@ def vgg16(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build VGG-16 (configuration D): thirteen convolutions and three linear layers, two of them with dropout."""
     channels, size = shape[0], shape[1]
     if size < 32:
-        raise InputError(explain("model 'vgg16'", "images must be 32x32 or larger", str(shape), "Choose vgg or vgg8"))
+        raise InputError("model 'vgg16'", "images must be 32x32 or larger", str(shape), "Choose vgg or vgg8")
     layers: list[nn.Module] = []
     for widths in ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)):
         for width in widths:

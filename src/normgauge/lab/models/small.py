@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.lab.models.normalized import Normalized
 
 Factory = Callable[[str, tuple[int, ...], int], nn.Module]
@@ -98,20 +98,12 @@ def dln(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 def _image(shape: tuple[int, ...], model: str) -> tuple[int, int]:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 8:
         raise InputError(
-            explain(
-                f"model {model!r}",
-                "inputs must be square images (channels, size, size) with size >= 8",
-                str(shape),
-                "Choose --model mlp or dln for this data",
-            )
+            f"model {model!r}",
+            "inputs must be square images (channels, size, size) with size >= 8",
+            str(shape),
+            "Choose --model mlp or dln for this data",
         )
     return shape[0], shape[1]
 
 
-SMALL: dict[str, Factory] = {
-    "mlp": mlp,
-    "vgg": vgg,
-    "vgg8": vgg8,
-    "resnet": resnet,
-    "dln": dln,
-}
+SMALL: dict[str, Factory] = {"mlp": mlp, "vgg": vgg, "vgg8": vgg8, "resnet": resnet, "dln": dln}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normgauge.errors import DataError, InputError, explain
+from normgauge.errors import DataError, InputError
 from normgauge.lab import data as datasets
 from normgauge.lab.imports import code_digests
 from normgauge.records import Spec
@@ -55,10 +55,10 @@ def check_digests(spec: Spec, dataset: datasets.Dataset) -> None:
     if spec.get(CODE, {}) != (code_digests(spec["model"]) if CODE in spec else {}):
         rule, problem = "its source must be the one the comparison was started with", "another one"
         step = "Do not edit it while runs go on, and give every machine the same; then run the same command again"
-        raise InputError(explain(f"model {spec['model']!r}", rule, problem, step))
+        raise InputError(f"model {spec['model']!r}", rule, problem, step)
     if DATA in spec and spec[DATA] != data_digest(dataset):
         rule, problem = "the data must be the same whenever they are loaded", "others than at the start"
-        raise DataError(explain(f"data {dataset.name!r}", rule, problem, "Draw them by a fixed seed"))
+        raise DataError(f"data {dataset.name!r}", rule, problem, "Draw them by a fixed seed")
 
 
 def changes_since(stored: Iterable[Spec], specs: Sequence[Spec]) -> list[str]:

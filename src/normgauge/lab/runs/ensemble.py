@@ -11,7 +11,7 @@ from statistics import fmean
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, MissingDataError, ModelError, NonFiniteError, NormgaugeError, explain
+from normgauge.errors import InputError, MissingDataError, ModelError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.runs.digests import CODE, DATA, check_digests
@@ -69,9 +69,7 @@ def fit_ensemble(
     """
     if not len(networks) == len(rates) == len(seeds):
         counts = f"{len(networks)}, {len(rates)} and {len(seeds)}"
-        raise InputError(
-            explain("fit_ensemble", "one rate and one seed for each network", counts, "Give as many of each")
-        )
+        raise InputError("fit_ensemble", "one rate and one seed for each network", counts, "Give as many of each")
     together = _members_at_once(networks, min(batch, len(dataset.train[1])), dataset)
     members = [
         _Member(number, network, float(rate), Batches(len(dataset.train[1]), batch, int(seed)))
@@ -157,11 +155,7 @@ class _Chunk:
             self.stack.write(place, self.alive[place].network)
 
 
-def train_ensemble(
-    specs: Sequence[Spec],
-    *,
-    measure: Callable[..., None] | None = measure_network,
-) -> list[Run]:
+def train_ensemble(specs: Sequence[Spec], *, measure: Callable[..., None] | None = measure_network) -> list[Run]:
     """Run specs as `normgauge.lab.runs.run.execute` does, those together that differ by rate and seed only.
 
     Args:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, cast
 
-from normgauge.errors import ExecutorError, explain, require
+from normgauge.errors import ExecutorError, require
 from normgauge.lab.runs.run import execute
 from normgauge.records import Run
 
@@ -46,12 +46,10 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execut
                 run = future.result()
             except (BrokenExecutor, CancelledError) as error:
                 raise ExecutorError(
-                    explain(
-                        "executor",
-                        "it must live until the last run",
-                        f"{type(error).__name__} {error}".strip(),
-                        "Start it anew and run the same command again: finished runs are kept",
-                    )
+                    "executor",
+                    "it must live until the last run",
+                    f"{type(error).__name__} {error}".strip(),
+                    "Start it anew and run the same command again: finished runs are kept",
                 ) from error
             except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
                 reason = f"its worker could not finish it: {type(error).__name__}: {error}"
@@ -88,12 +86,10 @@ def connect(address: str) -> Executor:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except Exception as error:  # distributed raises what comes: OSError, ValueError, TypeError, KeyError by address
         raise ExecutorError(
-            explain(
-                f"cluster {address}",
-                "a Dask scheduler must listen there",
-                str(error) or type(error).__name__,
-                "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1",
-            )
+            f"cluster {address}",
+            "a Dask scheduler must listen there",
+            str(error) or type(error).__name__,
+            "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1",
         ) from error
     return cast(Executor, client.get_executor())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normgauge.documents import ComparisonDocument
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 from normgauge.records import Run, plain
 from normgauge.store import DONE, STORE_NAME, Store, canonical, spec_id
 
@@ -61,14 +61,14 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
     sources = [path for path in dict.fromkeys(_file(store) for store in stores) if path != target]
     for path in sources:
         if not path.exists():
-            raise StoreError(explain(f"merge {path}", "the store must exist", "no such file", "Check the path"))
+            raise StoreError(f"merge {path}", "the store must exist", "no such file", "Check the path")
     added = repeated = 0
     with ExitStack() as stack:
         shards = [stack.enter_context(Store(path, write=False)) for path in sources]
         for shard in shards:
             if shard.being_written():  # it would be joined in part
                 rule, step = "one process at a time writes to a store", "Wait for the shard to end, or end it"
-                raise StoreError(explain(f"merge {shard.path}", rule, "one that is being written", step))
+                raise StoreError(f"merge {shard.path}", rule, "one that is being written", step)
         joined = stack.enter_context(Store(target))
         joined.claim()
         _refuse_other_questions([joined, *shards])
@@ -94,12 +94,10 @@ def _refuse_other_questions(stores: Sequence[Store]) -> None:
         if differing:
             key = differing[0]
             raise StoreError(
-                explain(
-                    f"merge {store.path}",
-                    f"all shards must ask the same question as {first.path}",
-                    f"another {key}: {_text(theirs, key)} instead of {_text(ours, key)}",
-                    "Merge stores of one study, made with the same options",
-                )
+                f"merge {store.path}",
+                f"all shards must ask the same question as {first.path}",
+                f"another {key}: {_text(theirs, key)} instead of {_text(ours, key)}",
+                "Merge stores of one study, made with the same options",
             )
 
 
@@ -136,12 +134,10 @@ def _refuse_conflicts(stores: Sequence[Store]) -> None:
             difference = _difference(twin, run)
             if difference:
                 raise StoreError(
-                    explain(
-                        f"merge {store.path}",
-                        f"a run has the same readings in every store; {other.path} holds it too",
-                        f"run {spec_id(run.spec)} with {difference}",
-                        "Delete the store you do not trust, or run its study again",
-                    )
+                    f"merge {store.path}",
+                    f"a run has the same readings in every store; {other.path} holds it too",
+                    f"run {spec_id(run.spec)} with {difference}",
+                    "Delete the store you do not trust, or run its study again",
                 )
 
 

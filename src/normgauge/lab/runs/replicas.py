@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import Step, descend
 from normgauge.nn.synced_batch import SyncedBatchNorm
@@ -47,12 +47,10 @@ def launch(run: Run, statement: str) -> None:
     spec, world = run.spec, int(run.spec["ddp"])
     if spec.get("statistics", "replica") not in STATISTICS or int(spec["batch"]) % world or int(spec["batch"]) < world:
         raise InputError(
-            explain(
-                "ddp",
-                "statistics is 'replica' or 'synced', and the batch a multiple of the number of processes",
-                f"statistics={spec.get('statistics')!r}, batch={spec['batch']}, ddp={world}",
-                "Correct the spec",
-            )
+            "ddp",
+            "statistics is 'replica' or 'synced', and the batch a multiple of the number of processes",
+            f"statistics={spec.get('statistics')!r}, batch={spec['batch']}, ddp={world}",
+            "Correct the spec",
         )
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
         path = Path(folder) / "spec.json"
@@ -138,12 +136,10 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
         if process not in alive and process.returncode != 0:
             last = (words[rank].strip().splitlines() or ["no words"])[-1]
             raise ModelError(
-                explain(
-                    f"replica {rank}",
-                    "it must live until the run ends",
-                    f"exit {process.returncode}: {last}",
-                    "Run it again",
-                )
+                f"replica {rank}",
+                "it must live until the run ends",
+                f"exit {process.returncode}: {last}",
+                "Run it again",
             )
 
 
@@ -176,7 +172,7 @@ def sync_batch_norms(network: nn.Module, group: Any = None) -> nn.Module:
     ]
     if not layers:
         raise ModelError(
-            explain("statistics 'synced'", "the network has batch normalization", "none", "Use statistics 'replica'")
+            "statistics 'synced'", "the network has batch normalization", "none", "Use statistics 'replica'"
         )
     for part, name, child in layers:
         layer = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine, group)

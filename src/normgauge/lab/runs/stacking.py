@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.lab.models import Normalized
 
 # Elementwise layers act on the stacked tensor as they act on one network's.
@@ -89,7 +89,7 @@ class Stack:
         shapes = [[(type(part), part.extra_repr()) for part in chain] for chain in chains]
         if any(shape != shapes[0] for shape in shapes):
             raise ModelError(
-                explain("Stack", "all networks must have one structure", "several", "Stack each structure on its own")
+                "Stack", "all networks must have one structure", "several", "Stack each structure on its own"
             )
         self.operations: list[_Linear | _Batch | _Layer | nn.Module] = [
             _stack_parts(parts) for parts in zip(*chains, strict=True)
@@ -163,12 +163,10 @@ def _chain(network: nn.Module) -> Iterator[nn.Module]:
         yield network
     else:
         raise ModelError(
-            explain(
-                "Stack",
-                "a network of linear layers, batch or layer normalization and elementwise activations",
-                type(network).__name__,
-                "Train these networks one by one",
-            )
+            "Stack",
+            "a network of linear layers, batch or layer normalization and elementwise activations",
+            type(network).__name__,
+            "Train these networks one by one",
         )
 
 

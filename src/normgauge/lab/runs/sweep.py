@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from typing import Any
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.lab.runs.digests import changes_since
 from normgauge.lab.runs.executors import Workers, available_cores, run_in_processes, run_on, run_serially
 from normgauge.lab.runs.progress import RunsBar, StudiesBar
@@ -106,7 +106,7 @@ def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dic
     index, count = shard
     if count < 1 or not 0 <= index <= count:
         raise InputError(
-            explain("shard", "i/n with 0 <= i <= n and n >= 1", f"{index}/{count}", "Write --shard 1/4, for instance")
+            "shard", "i/n with 0 <= i <= n and n >= 1", f"{index}/{count}", "Write --shard 1/4, for instance"
         )
     return [spec for spec in specs if int(spec_id(spec), 16) % count == index % count]
 
@@ -123,7 +123,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     """
     index, _, count = text.partition("/")
     if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):
-        raise InputError(explain("--shard", "two numbers i/n", repr(text), "Write --shard 1/4, for instance"))
+        raise InputError("--shard", "two numbers i/n", repr(text), "Write --shard 1/4, for instance")
     part_of([], (int(index), int(count)))
     return int(index), int(count)
 

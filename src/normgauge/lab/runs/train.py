@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NonFiniteError, explain
+from normgauge.errors import InputError, NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.layout import Layout
 from normgauge.rng import generator
@@ -125,7 +125,7 @@ def train(
     ignored = step is not None and any((augment, clip, penalty, loss, on_gradient))
     if ignored or (step is None and (optimizer is None or loss is None)):
         rule = "an optimizer and a loss, or a step of one's own, which takes the place of everything about a step"
-        raise InputError(explain("train", rule, "both" if ignored else "neither", "Leave one out, or add it"))
+        raise InputError("train", rule, "both" if ignored else "neither", "Leave one out, or add it")
     training, measuring, layout = Training(), MeasuringShare(share), Layout(network, inputs)
     layout.channels_last &= step is None  # the caller's own step may need the usual layout
     groups = [] if optimizer is None else optimizer.param_groups
@@ -214,7 +214,7 @@ class MeasuringShare:
 
     def __init__(self, share: float | None) -> None:
         if share is not None and not 0 <= share <= 1:
-            raise InputError(explain("measuring share", "a number from 0 to 1", str(share), "Give 0.2 for a fifth"))
+            raise InputError("measuring share", "a number from 0 to 1", str(share), "Give 0.2 for a fifth")
         self.share, self.seconds, self.skipped = share, 0.0, 0
         self._begin = time.perf_counter()
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 
 Ball = Literal["linf", "l2"]
 Slope = Callable[[Tensor], Tensor]
@@ -63,12 +63,10 @@ def attack_named(name: str, steps: int | None, restarts: int | None, step: float
     )
     if chosen.steps < (name != "gaussian") or chosen.restarts < 0 or not chosen.step > 0:
         raise InputError(
-            explain(
-                f"attack {name!r}",
-                "iterations must be at least 1, restarts at least 0 and the step positive",
-                f"iterations={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}",
-                "Leave them out for the defaults",
-            )
+            f"attack {name!r}",
+            "iterations must be at least 1, restarts at least 0 and the step positive",
+            f"iterations={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}",
+            "Leave them out for the defaults",
         )
     return chosen
 

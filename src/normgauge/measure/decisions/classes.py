@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.network import first_tensor
 from normgauge.objective import Objective, tensors
 
@@ -34,7 +34,7 @@ def targets_of(batch: Any) -> Any:
             if name in batch:
                 return batch[name]
     raise NotClasses(
-        explain("targets", "a batch must be (inputs, targets) or hold labels", type(batch).__name__, "Use such batches")
+        "targets", "a batch must be (inputs, targets) or hold labels", type(batch).__name__, "Use such batches"
     )
 
 
@@ -51,16 +51,11 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     label = target if isinstance(target, Tensor) else first_tensor(target)
     if logits is None or label is None or not logits.is_floating_point():
         raise NotClasses(
-            explain("outputs", "a classifier gives real logits", type(output).__name__, "Pass forward=lambda m, x: ...")
+            "outputs", "a classifier gives real logits", type(output).__name__, "Pass forward=lambda m, x: ..."
         )
     if label.is_floating_point() or label.is_complex():
         raise NotClasses(
-            explain(
-                "targets",
-                "a class is a whole number",
-                f"targets of {label.dtype}",
-                "Measure margins of classifiers only",
-            )
+            "targets", "a class is a whole number", f"targets of {label.dtype}", "Measure margins of classifiers only"
         )
     label = label.long()
     if logits.shape == label.shape or (logits.ndim == label.ndim + 1 and logits.shape[-1] == 1):
@@ -72,23 +67,19 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
         flat, wanted = logits.reshape(-1, logits.shape[-1]), label.reshape(-1)
     else:
         raise NotClasses(
-            explain(
-                "outputs",
-                "logits have one axis more than the labels",
-                f"logits {tuple(logits.shape)}, labels {tuple(label.shape)}",
-                "Pass forward=lambda m, x: ... that gives the logits",
-            )
+            "outputs",
+            "logits have one axis more than the labels",
+            f"logits {tuple(logits.shape)}, labels {tuple(label.shape)}",
+            "Pass forward=lambda m, x: ... that gives the logits",
         )
     counts = wanted != IGNORED
     flat, wanted = (flat, wanted) if bool(counts.all()) else (flat[counts], wanted[counts])
     if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= flat.shape[1]):
         raise NotClasses(
-            explain(
-                "targets",
-                f"labels of {flat.shape[1]} classes lie between 0 and {flat.shape[1] - 1}",
-                f"labels from {int(wanted.min())} to {int(wanted.max())}",
-                "Check the targets",
-            )
+            "targets",
+            f"labels of {flat.shape[1]} classes lie between 0 and {flat.shape[1] - 1}",
+            f"labels from {int(wanted.min())} to {int(wanted.max())}",
+            "Check the targets",
         )
     return flat, wanted
 
@@ -138,12 +129,10 @@ def aligned_decisions(output: Any, batch: Any, loss: Tensor | None) -> tuple[Ten
         if sequence and fits != [True, False]:
             both = "both do" if all(fits) else "neither does"
             rule = "the cross-entropy with labels at their positions, or at those before, must give the loss"
-            raise NotClasses(explain("labels of sequences", rule, both, "Use the mean cross-entropy as loss"))
+            raise NotClasses("labels of sequences", rule, both, "Use the mean cross-entropy as loss")
     if sequence and any(t.shape == label.shape and torch.equal(t, label) for t in _whole_inputs(batch, label)):
         rule = "labels are what is to be told, shifted by the loss or beforehand"
-        raise NotClasses(
-            explain("labels of sequences", rule, "the inputs themselves", "Pass (ids[:, :-1], ids[:, 1:])")
-        )
+        raise NotClasses("labels of sequences", rule, "the inputs themselves", "Pass (ids[:, :-1], ids[:, 1:])")
     return plain
 
 

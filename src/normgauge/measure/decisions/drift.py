@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, ModelError, explain
+from normgauge.errors import DataError, ModelError
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
 from normgauge.measure.signal.layer_outputs import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
@@ -215,11 +215,7 @@ class Drift(Result):
 
 @instrument
 def drift(
-    model: nn.Module,
-    loader: Any,
-    *,
-    batches: int | None = None,
-    forward: Callable[[nn.Module, Any], Any] | None = None,
+    model: nn.Module, loader: Any, *, batches: int | None = None, forward: Callable[[nn.Module, Any], Any] | None = None
 ) -> Drift:
     """Measure, per normalizer with stored statistics, how far the data are from them.
 
@@ -304,10 +300,7 @@ def drift(
 
 
 def _pass(
-    objective: Objective,
-    sums: Moments,
-    prepare: Callable[[Any], Any] | None = None,
-    new: Moments | None = None,
+    objective: Objective, sums: Moments, prepare: Callable[[Any], Any] | None = None, new: Moments | None = None
 ) -> list[Any]:
     """Run all batches, summing the inputs of normalizers into `sums`; `new` moments replace the stored ones first."""
 
@@ -415,7 +408,7 @@ def _check_finite(number: int, inputs: Any) -> None:
         bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
         if bad:
             got = f"{bad} of {tensor.numel()} numbers in batch {number} nan or infinite"
-            raise DataError(explain("drift", "inputs must be finite", got, "Clean the data"))
+            raise DataError("drift", "inputs must be finite", got, "Clean the data")
 
 
 def _compare_decisions(data: list[Any], stored: list[Any], renewed: list[Any]) -> tuple[float, float, float]:
@@ -459,10 +452,10 @@ def _read_batches(loader: Any, count: int | None) -> Any:
     if isinstance(loader, (Tensor, tuple, Mapping)):
         return loader
     if not isinstance(loader, Iterable):
-        raise DataError(explain("drift", "loader gives batches", type(loader).__name__, "Pass a DataLoader or a list"))
+        raise DataError("drift", "loader gives batches", type(loader).__name__, "Pass a DataLoader or a list")
     batches = list(islice(loader, count))
     if not batches:
-        raise DataError(explain("drift", "loader must give at least one batch", "none", "Make a fresh iterator"))
+        raise DataError("drift", "loader must give at least one batch", "none", "Make a fresh iterator")
     return batches
 
 

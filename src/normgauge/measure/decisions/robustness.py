@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, NotDifferentiableError, explain, unknown_name
+from normgauge.errors import DataError, InputError, NotDifferentiableError, unknown_name
 from normgauge.measure.decisions.attacks import Attack, Bounds, ascend, attack_named, gaussian_noise, random_start
 from normgauge.measure.decisions.classes import decisions
 from normgauge.objective import Objective
@@ -295,12 +295,10 @@ class _Look:
             value = nn.functional.cross_entropy(logits, labels, reduction="sum")
             if not value.requires_grad:
                 raise NotDifferentiableError(
-                    explain(
-                        "robustness",
-                        "an attack follows the gradient of the outputs in the inputs",
-                        "outputs that do not depend on the inputs by differentiable operations",
-                        "Look for argmax, detach or no_grad in the forward",
-                    )
+                    "robustness",
+                    "an attack follows the gradient of the outputs in the inputs",
+                    "outputs that do not depend on the inputs by differentiable operations",
+                    "Look for argmax, detach or no_grad in the forward",
                 )
             (gradient,) = torch.autograd.grad(value, free)
             self.objective.count_backward((inputs, self.labels))
@@ -320,9 +318,7 @@ def _largest(change: Tensor, attack: Attack) -> float:
 def _radii(radius: float | Sequence[float]) -> list[float]:
     radii = [float(radius)] if isinstance(radius, (int, float)) else [float(r) for r in radius]
     if not radii or not all(r > 0 and math.isfinite(r) for r in radii):
-        raise InputError(
-            explain("robustness", "radius must be positive, one or several", str(radius), "Pass radius=8 / 255")
-        )
+        raise InputError("robustness", "radius must be positive, one or several", str(radius), "Pass radius=8 / 255")
     return sorted(radii)
 
 
@@ -331,20 +327,13 @@ def _check_batch(batch: Any, bounds: Bounds) -> tuple[Tensor, Any]:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim == 0:
         kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
         raise DataError(
-            explain(
-                "robustness",
-                "inputs must be one real tensor, samples first",
-                kind,
-                "Attack embeddings or images instead",
-            )
+            "robustness", "inputs must be one real tensor, samples first", kind, "Attack embeddings or images instead"
         )
     if bounds is not None and (float(inputs.min()) < bounds[0] or float(inputs.max()) > bounds[1]):
         raise InputError(
-            explain(
-                "robustness",
-                f"inputs must lie in bounds=({bounds[0]:g}, {bounds[1]:g})",
-                f"values from {float(inputs.min()):g} to {float(inputs.max()):g}",
-                "Pass the range of the inputs as the model sees them, or bounds=None",
-            )
+            "robustness",
+            f"inputs must lie in bounds=({bounds[0]:g}, {bounds[1]:g})",
+            f"values from {float(inputs.min()):g} to {float(inputs.max()):g}",
+            "Pass the range of the inputs as the model sees them, or bounds=None",
         )
     return inputs, labels

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain, three_gains
-from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory.lipschitz_constants import attention_slopes
 
 
@@ -27,7 +27,7 @@ class _Sizes:
         return attention_slopes(scale, self.keys, self.values, self.queries, self.share)
 
 
-@on_function("scaled_dot_product_attention", several=True)
+@rule_for("scaled_dot_product_attention", several=True)
 def _attention(call: Call) -> Reach:
     query, key, value = call.argument(0, "query"), call.argument(1, "key"), call.argument(2, "value")
     if call.argument(4, "dropout_p", 0.0) or call.kwargs.get("enable_gqa"):
@@ -109,7 +109,7 @@ def _sizes_on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: fl
     return _Sizes(longest[0], keys, values, share)
 
 
-@on_module(nn.MultiheadAttention, several=True)
+@rule_for(nn.MultiheadAttention, several=True)
 def _multihead(call: Call) -> Any:
     layer: nn.MultiheadAttention = call.module
     inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]

@@ -10,12 +10,17 @@ from torch import Tensor, nn
 
 from normgauge.measure.lipschitz.folded import Pending
 from normgauge.measure.lipschitz.reach import Gain, Reach, add_reaches, constant_gain, three_gains, width
-from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
 _JUMP = 1e-9  # relative: what counts as rounding
 _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest size, size at zero
-    "relu": (1.0, math.inf, 0.0),
+    **dict.fromkeys(("relu", "tanhshrink", "softshrink", "abs", "neg", "positive"), (1.0, math.inf, 0.0)),
+    **dict.fromkeys(("logsigmoid", "log_sigmoid"), (1.0, math.inf, 0.7)),
+    **dict.fromkeys(("clamp", "clip"), (1.0, math.inf, math.inf)),
+    **dict.fromkeys(("tanh", "softsign", "sin"), (1.0, 1.0, 0.0)),
+    **dict.fromkeys(("atan", "arctan"), (1.0, 1.5708, 0.0)),
+    "cos": (1.0, 1.0, 1.0),
     "relu6": (1.0, 6.0, 0.0),
     "gelu": (constants.GELU_TANH, math.inf, 0.0),  # the larger of the exact and the tanh form
     "silu": (constants.SILU, math.inf, 0.0),
@@ -24,39 +29,12 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "hardswish": (constants.HARD_SWISH, math.inf, 0.0),
     "hardsigmoid": (constants.HARD_SIGMOID, 1.0, 0.5),
     "sigmoid": (constants.SIGMOID, 1.0, 0.5),
-    "logsigmoid": (1.0, math.inf, 0.7),
-    "log_sigmoid": (1.0, math.inf, 0.7),
-    "tanh": (1.0, 1.0, 0.0),
-    "tanhshrink": (1.0, math.inf, 0.0),
-    "softsign": (1.0, 1.0, 0.0),
-    "softshrink": (1.0, math.inf, 0.0),
-    "clamp": (1.0, math.inf, math.inf),
-    "clip": (1.0, math.inf, math.inf),
-    "abs": (1.0, math.inf, 0.0),
-    "neg": (1.0, math.inf, 0.0),
-    "positive": (1.0, math.inf, 0.0),
-    "sin": (1.0, 1.0, 0.0),
-    "cos": (1.0, 1.0, 1.0),
-    "atan": (1.0, 1.5708, 0.0),
-    "arctan": (1.0, 1.5708, 0.0),
     "erf": (constants.ERF, 1.0, 0.0),
 }
-_TYPES: dict[type, str] = {
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.GELU: "gelu",
-    nn.SiLU: "silu",
-    nn.Mish: "mish",
-    nn.SELU: "selu",
-    nn.Hardswish: "hardswish",
-    nn.Hardsigmoid: "hardsigmoid",
-    nn.Sigmoid: "sigmoid",
-    nn.LogSigmoid: "logsigmoid",
-    nn.Tanh: "tanh",
-    nn.Tanhshrink: "tanhshrink",
-    nn.Softsign: "softsign",
-    nn.Softshrink: "softshrink",
-}
+_TYPES = (
+    *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.LogSigmoid),
+    *(nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Softshrink),
+)
 
 
 def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
@@ -66,59 +44,40 @@ def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
     return before.pass_through(constant_gain(slope, peak, rows), call.value)
 
 
-@on_function(*_SLOPES)
-def _activation_function(call: Call) -> Reach:
-    return _activation(call, *_SLOPES[call.kind])
+@rule_for(*_SLOPES, *_TYPES)
+def _activation_of_table(call: Call) -> Reach:
+    kinds = [base.__name__.lower() for base in type(call.module).__mro__ if base in _TYPES]
+    return _activation(call, *_SLOPES[kinds[0] if kinds else call.kind])
 
 
-@on_module(*_TYPES)
-def _activation_module(call: Call) -> Reach:
-    return _activation(call, *_SLOPES[next(_TYPES[base] for base in type(call.module).__mro__ if base in _TYPES)])
-
-
-@on_module(nn.Hardtanh)
+@rule_for(nn.Hardtanh)
 def _hardtanh(call: Call) -> Reach:
     limit = max(abs(call.module.min_val), abs(call.module.max_val))
     return _activation(call, 1.0, limit, limit)
 
 
-@on_module(nn.LeakyReLU)
+@rule_for(nn.LeakyReLU, "leaky_relu")
 def _leaky(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.module.negative_slope)), math.inf, 0.0)
+    return _activation(call, max(1.0, abs(call.option(1, "negative_slope", 0.01))), math.inf, 0.0)
 
 
-@on_function("leaky_relu")
-def _leaky_function(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.argument(1, "negative_slope", 0.01))), math.inf, 0.0)
-
-
-@on_module(nn.ELU)
+@rule_for(nn.ELU, "elu")
 def _elu(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.module.alpha)), math.inf, 0.0)
+    return _activation(call, max(1.0, abs(call.option(1, "alpha", 1.0))), math.inf, 0.0)
 
 
-@on_function("elu")
-def _elu_function(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.argument(1, "alpha", 1.0))), math.inf, 0.0)
-
-
-@on_module(nn.CELU)
-@on_function("celu")
+@rule_for(nn.CELU, "celu")
 def _celu(call: Call) -> Reach:
-    alpha = call.module.alpha if call.module is not None else call.argument(1, "alpha", 1.0)
+    alpha = call.option(1, "alpha", 1.0)
     if not alpha > 0:  # exp(x / alpha) has no largest slope
         raise call.refuse("celu has a rule for positive alpha", f"alpha {alpha}")
     return _activation(call, 1.0, math.inf, 0.0)
 
 
-@on_module(nn.Softplus)
-@on_function("softplus")
+@rule_for(nn.Softplus, "softplus")
 def _softplus(call: Call) -> Reach:
     """Slope 1, if the jump to the identity at `beta x = threshold` is rounding: torch's softplus is not continuous."""
-    if call.module is not None:
-        beta, threshold = call.module.beta, call.module.threshold
-    else:
-        beta, threshold = call.argument(1, "beta", 1.0), call.argument(2, "threshold", 20.0)
+    beta, threshold = call.option(1, "beta", 1.0), call.option(2, "threshold", 20.0)
     if not (beta and threshold > 0 and math.log1p(math.exp(-threshold)) <= _JUMP * threshold):
         raise call.refuse(
             "softplus jumps where it becomes the identity, so it has no Lipschitz constant",
@@ -128,12 +87,12 @@ def _softplus(call: Call) -> Reach:
     return _activation(call, 1.0, math.inf, math.inf)
 
 
-@on_module(nn.PReLU)
+@rule_for(nn.PReLU)
 def _prelu(call: Call) -> Reach:
     return _activation(call, max(1.0, float(call.module.weight.abs().max())), math.inf, 0.0)
 
 
-@on_function("square", "pow")
+@rule_for("square", "pow")
 def _square(call: Call) -> Reach:
     exponent = call.argument(1, "exponent", 2)
     if isinstance(exponent, Tensor) or exponent != 2:
@@ -147,7 +106,7 @@ def _square(call: Call) -> Reach:
 SUMS = ("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
 
 
-@on_function(*SUMS, several=True)
+@rule_for(*SUMS, several=True)
 def _sum(call: Call) -> Reach:
     a, b = _operands(call)
     alpha = abs(call.kwargs.get("alpha", 1.0))
@@ -169,7 +128,7 @@ def _sum(call: Call) -> Reach:
     return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
 
 
-@on_function("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
+@rule_for("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
 def _times(call: Call) -> Reach | Pending:
     a, b = _operands(call)
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
@@ -186,7 +145,7 @@ def _times(call: Call) -> Reach | Pending:
     return _scale(call, _certify(operand), _size(other))
 
 
-@on_function("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
+@rule_for("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
 def _quotient(call: Call) -> Reach:
     a, b = _operands(call)
     if isinstance(b, Reach) or not isinstance(a, Reach):

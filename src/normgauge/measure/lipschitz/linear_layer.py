@@ -10,19 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import InputError, ModelError, NonFiniteError, explain
+from normgauge.errors import InputError, ModelError, NonFiniteError
 from normgauge.linalg import Convolution
 from normgauge.network import fold_channels, stored_affine
 
-_LINEAR = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -59,13 +51,11 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
     if len(linear) + len(norms) != len(parts) or len(linear) > 1 or not parts:
         names = ", ".join(type(part).__name__ for part in parts) or "nothing"
         raise ModelError(
-            explain(
-                "operator_norm",
-                "the layer must be Linear, Conv, ConvTranspose or BatchNorm, or a Sequential of one of the first three "
-                "with BatchNorms",
-                names,
-                "Measure the layers one by one",
-            )
+            "operator_norm",
+            "the layer must be Linear, Conv, ConvTranspose or BatchNorm, or a Sequential of one of the first three "
+            "with BatchNorms",
+            names,
+            "Measure the layers one by one",
         )
     name = " + ".join(_describe(part) for part in parts)
     scales = {id(part): stored_affine(part)[0] for part in norms}
@@ -110,23 +100,19 @@ def _describe(layer: nn.Module) -> str:
 def _diagonal(name: str, factors: list[Tensor], input_shape: Sequence[int] | None) -> LinearMap:
     total = torch.stack(factors).prod(0)
     if not bool(torch.isfinite(total).all()):
-        raise NonFiniteError(explain(name, "its factors must be finite", "inf or nan", "Look at the running variance"))
+        raise NonFiniteError(name, "its factors must be finite", "inf or nan", "Look at the running variance")
     shape = tuple(input_shape) if input_shape is not None else (len(total),)
     if len(total) not in shape[:2]:
-        raise InputError(
-            explain(name, f"its input has {len(total)} channels", f"input_shape {shape}", "Give channels first")
-        )
+        raise InputError(name, f"its input has {len(total)} channels", f"input_shape {shape}", "Give channels first")
     return LinearMap(name, shape, total, diagonal=total)
 
 
 def _check_weight(weight: Tensor, name: str) -> Tensor:
     if weight.is_complex():
-        raise ModelError(explain(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts"))
+        raise ModelError(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts")
     if not bool(torch.isfinite(weight).all()):
         raise NonFiniteError(
-            explain(
-                f"operator_norm of {name}", "weights must be finite", "inf or nan", "Look at the step that made them"
-            )
+            f"operator_norm of {name}", "weights must be finite", "inf or nan", "Look at the step that made them"
         )
     return weight
 
@@ -140,35 +126,29 @@ def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[i
     if isinstance(layer, nn.Linear):
         if input_shape is not None and (not len(input_shape) or input_shape[-1] != layer.in_features):
             raise InputError(
-                explain(
-                    _describe(layer),
-                    f"its input ends with {layer.in_features} features",
-                    f"input_shape {tuple(input_shape)}",
-                    "Leave input_shape out",
-                )
+                _describe(layer),
+                f"its input ends with {layer.in_features} features",
+                f"input_shape {tuple(input_shape)}",
+                "Leave input_shape out",
             )
         return ()
     axes, channels = len(layer.kernel_size), layer.in_channels  # type: ignore[arg-type]
     example = f"({channels}, {', '.join(['32'] * axes)})"
     if input_shape is None:
         raise InputError(
-            explain(
-                f"operator_norm of {_describe(layer)}",
-                "the norm of a convolution depends on the size of its input",
-                "input_shape=None",
-                f"Pass input_shape={example}, as the layer sees it in the network",
-            )
+            f"operator_norm of {_describe(layer)}",
+            "the norm of a convolution depends on the size of its input",
+            "input_shape=None",
+            f"Pass input_shape={example}, as the layer sees it in the network",
         )
     shape = tuple(input_shape)
     valid = len(shape) in (axes, axes + 1, axes + 2) and (len(shape) == axes or shape[-axes - 1] == channels)
     if not valid or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
         raise InputError(
-            explain(
-                f"operator_norm of {_describe(layer)}",
-                f"input_shape is {axes} sizes, or {channels} channels and {axes} sizes",
-                str(shape),
-                f"Pass for example input_shape={example}",
-            )
+            f"operator_norm of {_describe(layer)}",
+            f"input_shape is {axes} sizes, or {channels} channels and {axes} sizes",
+            str(shape),
+            f"Pass for example input_shape={example}",
         )
     return shape[-axes:]
 

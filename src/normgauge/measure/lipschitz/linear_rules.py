@@ -12,17 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge import nn as normalizers
 from normgauge.measure.lipschitz.folded import Folded, Pending
 from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain, three_gains
-from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.network import folded_affine, stored_affine
 
-_CONVOLUTIONS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PER_CHANNEL = (
     normalizers.BatchRenorm,
     normalizers.FrozenBatchNorm,
@@ -33,14 +26,9 @@ _PER_CHANNEL = (
 )
 
 
-@on_module(nn.Linear, folds=True)
+@rule_for(nn.Linear, "linear", folds=True)
 def _linear(call: Call) -> Pending:
-    return _through_matrix(call, call.input, call.module.weight, call.module.bias)
-
-
-@on_function("linear", folds=True)
-def _linear_function(call: Call) -> Pending:
-    weight, bias = call.argument(1, "weight"), call.argument(2, "bias")
+    weight, bias = call.option(1, "weight"), call.option(2, "bias")
     if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
         raise call.refuse("weights must not depend on the input", "a weight that does")
     return _through_matrix(call, call.input, weight, bias)
@@ -59,15 +47,15 @@ def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | Non
     return Pending(call.value, folded)
 
 
-@on_module(*_CONVOLUTIONS, folds=True)
+@rule_for(*_CONVOLUTIONS, folds=True)
 def _convolution(call: Call) -> Pending:
     if call.argument(1, "output_size") is not None:  # chooses another output_padding than the layer's
         raise call.refuse("a transposed convolution has a rule without output_size", "one", "Use output_padding")
     return _through_convolution(call, call.input, call.module, call.module.weight)
 
 
-@on_function("conv1d", "conv2d", "conv3d", folds=True)
-def _convolution_function(call: Call) -> Pending:
+@rule_for("conv1d", "conv2d", "conv3d", folds=True)
+def _convolution_of_function(call: Call) -> Pending:
     weight = call.argument(1, "weight")
     if not isinstance(weight, Tensor):
         raise call.refuse("weights must not depend on the input", "a weight that does")
@@ -98,7 +86,7 @@ def _through_convolution(call: Call, operand: Any, layer: nn.Module, weight: Ten
     return Pending(call.value, folded)
 
 
-@on_module(
+@rule_for(
     _BatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, normalizers.BatchNorm, folds=True,
     normalizer=True,
 )  # fmt: skip
@@ -106,7 +94,7 @@ def _batch_norm(call: Call) -> Pending:
     return _per_channel(call, *stored_affine(call.module))
 
 
-@on_module(*_PER_CHANNEL, folds=True, normalizer=True)
+@rule_for(*_PER_CHANNEL, folds=True, normalizer=True)
 def _stored_statistics(call: Call) -> Pending:
     """Affine per channel in evaluation: two points say which map it is."""
     layer = call.module
@@ -117,14 +105,14 @@ def _stored_statistics(call: Call) -> Pending:
     return _per_channel(call, layer(zero + 1)[0] - shift, shift)
 
 
-@on_module(normalizers.StatNorm, folds=True, normalizer=True)
+@rule_for(normalizers.StatNorm, folds=True, normalizer=True)
 def _stat_norm(call: Call) -> Pending:
     if call.module.axes != "batch":
         raise call.refuse("StatNorm has a rule for statistics of the batch only", f"axes={call.module.axes!r}")
     return _stored_statistics(call)
 
 
-@on_module(normalizers.WhiteningNorm, folds=True, normalizer=True)
+@rule_for(normalizers.WhiteningNorm, folds=True, normalizer=True)
 def _whitening(call: Call) -> Pending | Reach:
     layer = call.module
     if layer.training:
@@ -148,7 +136,7 @@ def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
     return Pending(call.value, folded)
 
 
-@on_function("batch_norm")
+@rule_for("batch_norm")
 def _batch_norm_function(call: Call) -> Reach:
     variance, gain = call.argument(2, "running_var"), call.argument(3, "weight")
     if call.argument(5, "training", False) or not isinstance(variance, Tensor):
@@ -157,7 +145,7 @@ def _batch_norm_function(call: Call) -> Reach:
     return call.input.pass_through(constant_gain(float(factors.abs().max())), call.value)
 
 
-@on_function("matmul", "bmm", several=True)
+@rule_for("matmul", "bmm", several=True)
 def _matmul(call: Call) -> Reach | Pending:
     a, b = call.argument(0, "input"), call.argument(1, "other", call.kwargs.get("mat2"))
     if isinstance(a, Reach) and isinstance(b, Reach):

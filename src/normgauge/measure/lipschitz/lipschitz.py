@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import CertificateError, InputError, explain
+from normgauge.errors import CertificateError, InputError
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
@@ -234,11 +234,9 @@ def lipschitz(
         than2025, sedghi2019.
     """
     if radius is not None and (isinstance(radius, bool) or not 0 < radius < math.inf):
-        raise InputError(
-            explain("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
-        )
+        raise InputError("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
     if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
-        raise InputError(explain("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6"))
+        raise InputError("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6")
     data = check_inputs(inputs)
     single = private_copy(model)
     double = private_copy(model).double()
@@ -267,12 +265,10 @@ def _assemble(
     if lower > upper:
         names = ", ".join(f"{step.name!r} ({step.kind})" for step in steps)
         raise CertificateError(
-            explain(
-                f"lipschitz of {type(model).__name__}",
-                "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
-                f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
-                "Drop steps until it holds to see which, and check the rules you registered",
-            )
+            f"lipschitz of {type(model).__name__}",
+            "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
+            f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
+            "Drop steps until it holds to see which, and check the rules you registered",
         )
     per_datum = torch.minimum(output.at if radius is None else output.ball, output.everywhere) / _LN10 + slack
     return LipschitzBracket(

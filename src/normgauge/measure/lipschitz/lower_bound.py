@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import NotDifferentiableError, explain
+from normgauge.errors import NotDifferentiableError
 from normgauge.objective import twice_differentiable
 from normgauge.rng import generator
 
@@ -51,9 +51,7 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
         outputs = model(x.clone()).flatten(1)
         if not outputs.requires_grad:
             raise NotDifferentiableError(
-                explain(
-                    "lipschitz", "the output must depend on the input differentiably", "no gradient", "Look for detach"
-                )
+                "lipschitz", "the output must depend on the input differentiably", "no gradient", "Look for detach"
             )
         return _all_rows(outputs, x) if outputs.shape[1] <= FEW_OUTPUTS else _power(outputs, x, seed)
 

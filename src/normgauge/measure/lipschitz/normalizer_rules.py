@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normgauge import nn as normalizers
 from normgauge.measure.lipschitz.reach import Reach, three_gains
-from normgauge.measure.lipschitz.rules import Call, on_function, on_module
+from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory.lipschitz_constants import normalized_slope
 
 _EPS64 = torch.finfo(torch.float64).eps
@@ -57,28 +57,15 @@ def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None,
     return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=axes == 1)
 
 
-@on_module(nn.LayerNorm, normalizers.LayerNorm, normalizer=True)
+@rule_for(nn.LayerNorm, normalizers.LayerNorm, "layer_norm", normalizer=True)
 def _layer_norm(call: Call) -> Reach:
-    layer = call.module
-    return _trailing(call, len(layer.normalized_shape), layer.weight, layer.bias, layer.eps, centred=True)
+    shape, weight, bias = call.option(1, "normalized_shape"), call.option(2, "weight"), call.option(3, "bias")
+    return _trailing(call, len(shape), weight, bias, call.option(4, "eps", 1e-5), centred=True)
 
 
-@on_function("layer_norm", normalizer=True)
-def _layer_norm_function(call: Call) -> Reach:
-    shape, weight, bias = call.argument(1, "normalized_shape"), call.argument(2, "weight"), call.argument(3, "bias")
-    return _trailing(call, len(shape), weight, bias, call.argument(4, "eps", 1e-5), centred=True)
-
-
-@on_module(nn.RMSNorm, normalizers.RMSNorm, normalizer=True)
+@rule_for(nn.RMSNorm, normalizers.RMSNorm, "rms_norm", normalizer=True)
 def _rms_norm(call: Call) -> Reach:
-    layer = call.module
-    eps = _EPS64 if layer.eps is None else layer.eps
-    return _trailing(call, len(layer.normalized_shape), layer.weight, None, eps, centred=False)
-
-
-@on_function("rms_norm", normalizer=True)
-def _rms_norm_function(call: Call) -> Reach:
-    shape, weight, eps = call.argument(1, "normalized_shape"), call.argument(2, "weight"), call.argument(3, "eps")
+    shape, weight, eps = call.option(1, "normalized_shape"), call.option(2, "weight"), call.option(3, "eps")
     return _trailing(call, len(shape), weight, None, _EPS64 if eps is None else eps, centred=False)
 
 
@@ -94,24 +81,18 @@ def _bound_groups(
     return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=value.ndim == 2 and groups == 1)
 
 
-@on_module(nn.GroupNorm, normalizers.GroupNorm, normalizers.ChannelLayerNorm, normalizer=True)
+@rule_for(nn.GroupNorm, normalizers.GroupNorm, normalizers.ChannelLayerNorm, "group_norm", normalizer=True)
 def _group_norm(call: Call) -> Reach:
-    layer = call.module
-    return _bound_groups(call, layer.num_groups, layer.weight, layer.bias, layer.eps)
+    groups, weight, bias = call.option(1, "num_groups"), call.option(2, "weight"), call.option(3, "bias")
+    return _bound_groups(call, groups, weight, bias, call.option(4, "eps", 1e-5))
 
 
-@on_function("group_norm", normalizer=True)
-def _group_norm_function(call: Call) -> Reach:
-    groups, weight, bias = call.argument(1, "num_groups"), call.argument(2, "weight"), call.argument(3, "bias")
-    return _bound_groups(call, groups, weight, bias, call.argument(4, "eps", 1e-5))
-
-
-@on_module(normalizers.ChannelRMSNorm, normalizer=True)
+@rule_for(normalizers.ChannelRMSNorm, normalizer=True)
 def _channel_rms(call: Call) -> Reach:
     return _bound_groups(call, 1, call.module.weight, None, call.module.eps, centred=False)
 
 
-@on_module(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, normalizers.InstanceNorm, normalizer=True)
+@rule_for(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, normalizers.InstanceNorm, normalizer=True)
 def _instance_norm(call: Call) -> Reach:
     layer = call.module
     if layer.track_running_stats and not layer.training:
@@ -121,7 +102,7 @@ def _instance_norm(call: Call) -> Reach:
     return _bound_groups(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
 
 
-@on_function("normalize", normalizer=True)
+@rule_for("normalize", normalizer=True)
 def _unit_length(call: Call) -> Reach:
     """Bound x / max(|x|, eps) along one axis: slope at most 1 / max(|x|, eps)."""
     reach: Reach = call.input

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import CertificateError, InputError, NonFiniteError, explain, unknown_name
+from normgauge.errors import CertificateError, InputError, NonFiniteError, unknown_name
 from normgauge.linalg import (
     Convolution,
     peak_frequency,
@@ -190,11 +190,9 @@ def operator_norm(
     if kind not in KINDS:
         raise unknown_name("kind of bracket", str(kind), KINDS)
     if iterations is not None and (isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1):
-        raise InputError(
-            explain("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
-        )
+        raise InputError("operator_norm", "iterations is a positive integer", repr(iterations), "Try iterations=30")
     if not 0 < delta < 1:
-        raise InputError(explain("operator_norm", "delta must lie in (0, 1)", repr(delta), "Try delta=1e-10"))
+        raise InputError("operator_norm", "delta must lie in (0, 1)", repr(delta), "Try delta=1e-10")
     map_ = read_layer(layer, input_shape)
     bracket = bracket_of(map_, kind, steps=iterations, delta=delta, start=start, seed=seed)
     spend("gradients", bracket.steps)  # a step is a product with the layer and one with its adjoint
@@ -281,12 +279,10 @@ def _bracket(
     vector = _start_vector(start, operator)
     if vector is not None and kind == "probabilistic":
         raise InputError(
-            explain(
-                "operator_norm",
-                "a probabilistic bound needs a random start",
-                "start=",
-                "Leave start out, or ask for kind='certified' or 'estimate'",
-            )
+            "operator_norm",
+            "a probabilistic bound needs a random start",
+            "start=",
+            "Leave start out, or ask for kind='certified' or 'estimate'",
         )
     small = operator.shape[1] <= _SMALL
     count = steps or (5 if vector is not None else 60 if small or kind == "probabilistic" else 30)
@@ -305,12 +301,10 @@ def _bracket(
             upper, method, factor = chance, "Lanczos from a random start", 1.0
     if kind == "certified" and pair.rayleigh * (1 - _SLACK) > upper:
         raise CertificateError(
-            explain(
-                f"operator_norm of {map_.name}",
-                "no vector is stretched by more than the certified bound, so there is no bracket",
-                f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}",
-                "Ask for kind='estimate', and report the layer",
-            )
+            f"operator_norm of {map_.name}",
+            "no vector is stretched by more than the certified bound, so there is no bracket",
+            f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}",
+            "Ask for kind='estimate', and report the layer",
         )
     return Bracket(
         lower=pair.rayleigh * (1 - _SLACK),
@@ -334,12 +328,10 @@ def _start_vector(start: Bracket | Tensor | None, operator: Convolution) -> Tens
         return None
     if vector.numel() != operator.shape[1] or not bool(torch.isfinite(vector).all()) or not bool(vector.any()):
         raise InputError(
-            explain(
-                "operator_norm",
-                f"a start must be a finite, nonzero vector of {operator.shape[1]} entries, the layer's input",
-                f"{vector.numel()} entries",
-                "Start from a bracket of the same layer and input_shape, or leave start out",
-            )
+            "operator_norm",
+            f"a start must be a finite, nonzero vector of {operator.shape[1]} entries, the layer's input",
+            f"{vector.numel()} entries",
+            "Start from a bracket of the same layer and input_shape, or leave start out",
         )
     return vector
 
@@ -347,8 +339,6 @@ def _start_vector(start: Bracket | Tensor | None, operator: Convolution) -> Tens
 def _reshaped_norm(weight: Tensor) -> float:
     matrix = weight.reshape(weight.shape[0], -1)
     if not bool(torch.isfinite(matrix).all()):
-        raise NonFiniteError(
-            explain("operator_norm", "weights must be finite", "inf or nan", "Look at the step that made them")
-        )
+        raise NonFiniteError("operator_norm", "weights must be finite", "inf or nan", "Look at the step that made them")
     gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
     return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

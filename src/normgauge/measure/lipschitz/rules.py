@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach, three_gains
 
@@ -42,6 +42,10 @@ class Call:
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument given by place or by name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def option(self, place: int, name: str, default: Any = None) -> Any:
+        """Return a setting of the module, or the argument of the function."""
+        return self.argument(place, name, default) if self.module is None else getattr(self.module, name, default)
 
     @property
     def input(self) -> Any:
@@ -81,7 +85,7 @@ class Call:
     def refuse(self, rule: str, got: str, next_step: str = "") -> ModelError:
         """Return the error for a step that a rule cannot bound."""
         step = next_step or "Rewrite the step, or register a rule with ng.register_lipschitz_rule"
-        return ModelError(explain(f"lipschitz of {self.name!r}", rule, got, step))
+        return ModelError(f"lipschitz of {self.name!r}", rule, got, step)
 
 
 @dataclass(frozen=True)
@@ -110,23 +114,15 @@ _FUNCTIONS: dict[str, Rule] = {}
 _CALLABLES: dict[Callable[..., Any], Rule] = {}
 
 
-def on_module(*types: type, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
-    """Register the built-in rule of module types."""
+def rule_for(*targets: type | str, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
+    """Register the built-in rule of module types and of torch functions and methods, these by name."""
 
     def keep(bound: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
-        for type_ in types:
-            _MODULES[type_] = Rule(bound, **flags)
-        return bound
-
-    return keep
-
-
-def on_function(*names: str, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
-    """Register the built-in rule of torch functions and methods of these names."""
-
-    def keep(bound: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
-        for name in names:
-            _FUNCTIONS[name] = Rule(bound, **flags)
+        for target in targets:
+            if isinstance(target, str):
+                _FUNCTIONS[target] = Rule(bound, **flags)
+            else:
+                _MODULES[target] = Rule(bound, **flags)
         return bound
 
     return keep
@@ -186,21 +182,14 @@ def register_lipschitz_rule(
     is_module = isinstance(target, type) and issubclass(target, nn.Module)
     if (not is_module and (isinstance(target, type) or not callable(target))) or not callable(rule):
         raise InputError(
-            explain(
-                "register_lipschitz_rule",
-                "a rule is a function, registered for a module type or a function",
-                f"{target!r} and {rule!r}",
-                "Pass the class, not an instance",
-            )
+            "register_lipschitz_rule",
+            "a rule is a function, registered for a module type or a function",
+            f"{target!r} and {rule!r}",
+            "Pass the class, not an instance",
         )
     if target in _MODULES or target in _CALLABLES:
         raise InputError(
-            explain(
-                "register_lipschitz_rule",
-                "one rule per target",
-                f"{target!r}, which has one",
-                "Subclass it, or wrap it",
-            )
+            "register_lipschitz_rule", "one rule per target", f"{target!r}, which has one", "Subclass it, or wrap it"
         )
     checked_rule = Rule(lambda call: _bound_by_user(call, rule), normalizer=normalizer)
     if is_module:

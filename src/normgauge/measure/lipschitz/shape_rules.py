@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Gain, Reach, constant_gain, join_reaches
-from normgauge.measure.lipschitz.rules import Call, Outcome, on_function, on_module
+from normgauge.measure.lipschitz.reach import Reach, constant_gain, join_reaches
+from normgauge.measure.lipschitz.rules import Call, Outcome, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 COPIES = ("contiguous", "clone", "to", "float", "double", "type", "type_as")
 VIEWS = (
     *("view", "view_as", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
@@ -23,23 +25,15 @@ VIEWS = (
 PERMUTATIONS = ("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
 
 
-@on_module(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, folds=True, shown=False)
-def _identity(call: Call) -> Outcome:
-    if call.module.training and getattr(call.module, "p", 0.0) > 0:
-        raise call.refuse("dropout must be in evaluation mode", "training mode", "Call model.eval() first")
+@rule_for(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, *DROPOUTS, folds=True, shown=False)
+def _dropout(call: Call) -> Outcome:
+    if call.option(2, "training", True) and call.option(1, "p", 0.5) > 0:
+        step = "Call model.eval() first, and pass training=self.training to functions"
+        raise call.refuse("dropout must be in evaluation mode", "training mode", step)
     return _copy(call)
 
 
-@on_function("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", folds=True, shown=False)
-def _dropout_function(call: Call) -> Outcome:
-    if call.argument(2, "training", True) and call.argument(1, "p", 0.5) > 0:
-        raise call.refuse(
-            "dropout must be in evaluation mode", "training=True", "Pass training=self.training, and eval()"
-        )
-    return _copy(call)
-
-
-@on_function(*COPIES, folds=True, shown=False, several=True)
+@rule_for(nn.Identity, *COPIES, folds=True, shown=False, several=True)
 def _copy(call: Call) -> Outcome:
     operand = call.input
     if isinstance(operand, Tensor):  # a constant takes the type of something that depends on the input
@@ -49,8 +43,12 @@ def _copy(call: Call) -> Outcome:
     return operand.move_entries(call.value, operand.rows)
 
 
-@on_module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, shown=False)
-@on_function(*VIEWS, shown=False, several=True)
+@rule_for(
+    *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
+    *VIEWS,
+    shown=False,
+    several=True,
+)
 def _reshape(call: Call) -> Outcome:
     """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
     reach = call.input
@@ -58,16 +56,12 @@ def _reshape(call: Call) -> Outcome:
         return reach
     if call.value.dtype != reach.value.dtype:
         raise call.refuse("a view must not read the bits as another type", str(call.value.dtype), "Use .to()")
-    unchanged = reach.value.shape[-1] == call.value.shape[-1]
-    return reach.move_entries(call.value, reach.rows if unchanged else _rows_of_pieces(reach, call.value))
+    before, after = reach.value.shape[-1], call.value.shape[-1]
+    pieces = call.value.ndim > 1 and before % after == 0  # each piece of a row is no longer than the row
+    return reach.move_entries(call.value, reach.rows if before == after or pieces else None)
 
 
-def _rows_of_pieces(reach: Reach, value: Tensor) -> float | None:
-    """A row cut into pieces: each piece is no longer than the row."""
-    return reach.rows if value.ndim > 1 and reach.value.shape[-1] % value.shape[-1] == 0 else None
-
-
-@on_function(*PERMUTATIONS, shown=False, moves=True)
+@rule_for(*PERMUTATIONS, shown=False, moves=True)
 def _permute(call: Call) -> Reach:
     """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
     reach: Reach = call.input
@@ -77,7 +71,7 @@ def _permute(call: Call) -> Reach:
     return reach.move_entries(call.value, reach.rows if kept else None, order.index(reach.batch))
 
 
-@on_function("flip", "roll", shown=False)
+@rule_for("flip", "roll", shown=False)
 def _flip(call: Call) -> Reach:
     place, name = (2, "dims") if call.kind == "roll" else (1, "dims")
     axes = _integers((call.args[place:] or call.kwargs.get(name),))
@@ -86,7 +80,7 @@ def _flip(call: Call) -> Reach:
     return call.input.move_entries(call.value, call.input.rows)
 
 
-@on_function("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
+@rule_for("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
 def _pieces(call: Call) -> tuple[Reach, ...]:
     reach: Reach = call.input
     axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
@@ -102,7 +96,7 @@ def _batch_after(call: Call, reach: Reach, axis: int, *, dropped: bool) -> int:
     return reach.batch - 1 if dropped and axis < reach.batch else reach.batch
 
 
-@on_function("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
+@rule_for("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
 def _item(call: Call) -> Any:
     operand, index = call.input, call.argument(1, "dim")
     if isinstance(operand, tuple):
@@ -112,7 +106,10 @@ def _item(call: Call) -> Any:
         last = call.kind == "narrow" or index % operand.value.ndim != operand.value.ndim - 1
         return operand.move_entries(call.value, operand.rows if last else None, batch)
     parts = list(index) if isinstance(index, tuple) else [index]
-    if not all(part is None or part is Ellipsis or _plain(part) for part in parts):
+    if not all(
+        part is None or part is Ellipsis or (isinstance(part, (int, slice)) and not isinstance(part, bool))
+        for part in parts
+    ):
         raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
     if Ellipsis in parts:
         place, used = parts.index(Ellipsis), sum(part is not None and part is not Ellipsis for part in parts)
@@ -133,11 +130,7 @@ def _item(call: Call) -> Any:
     return operand.move_entries(call.value, operand.rows if isinstance(last, slice) else None, batch)
 
 
-def _plain(part: Any) -> bool:
-    return isinstance(part, (int, slice)) and not isinstance(part, bool)
-
-
-@on_function("cat", "concat", "concatenate", "stack", "hstack", several=True)
+@rule_for("cat", "concat", "concatenate", "stack", "hstack", several=True)
 def _concatenate(call: Call) -> Reach:
     parts = call.input
     axis = call.argument(1, "dim", 1 if call.kind == "hstack" else 0)
@@ -153,7 +146,7 @@ def _concatenate(call: Call) -> Reach:
     return join_reaches(reaches, call.value, peak, rows)
 
 
-@on_function("expand", "expand_as", "repeat", "tile", "broadcast_to", several=True)
+@rule_for("expand", "expand_as", "repeat", "tile", "broadcast_to", several=True)
 def _repeat(call: Call) -> Outcome:
     reach = call.input
     if isinstance(reach, Tensor):  # a constant takes the shape of something that depends on the input
@@ -161,7 +154,7 @@ def _repeat(call: Call) -> Outcome:
     return _repeated(call, call.value.numel() / reach.value.numel())
 
 
-@on_function("repeat_interleave")
+@rule_for("repeat_interleave")
 def _repeat_interleave(call: Call) -> Reach:
     """Entries are repeated each its own number of times: the largest one counts."""
     repeats, axis = call.argument(1, "repeats"), call.argument(2, "dim")
@@ -176,7 +169,7 @@ def _repeated(call: Call, times: float) -> Reach:
     return call.input.pass_through(constant_gain(math.sqrt(times), call.input.peak), call.value)
 
 
-@on_function("mean", "sum", "amax", "amin", "norm", "logsumexp")
+@rule_for("mean", "sum", "amax", "amin", "norm", "logsumexp")
 def _reduce(call: Call) -> Reach:
     reach: Reach = call.input
     place = 2 if call.kind == "norm" else 1
@@ -193,80 +186,54 @@ def _reduce(call: Call) -> Reach:
     return reach.pass_through(constant_gain(factor, peak), call.value)
 
 
-@on_module(nn.Softmax)
-@on_function("softmax")
+@rule_for(nn.Softmax, "softmax")
 def _softmax(call: Call) -> Reach:
-    axis = call.module.dim if call.module is not None else call.argument(1, "dim")
+    axis = call.option(1, "dim")
     if axis is None or axis % call.value.ndim == 0:
         raise call.refuse("softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
     last = axis % call.value.ndim == call.value.ndim - 1
     return call.input.pass_through(constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf), call.value)
 
 
-@on_module(nn.LogSoftmax)
-@on_function("log_softmax")
+@rule_for(nn.LogSoftmax, "log_softmax")
 def _log_softmax(call: Call) -> Reach:
-    axis = call.module.dim if call.module is not None else call.argument(1, "dim")
+    axis = call.option(1, "dim")
     if axis is None or axis % call.value.ndim == 0:
         raise call.refuse("log_softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
     return call.input.pass_through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
 
 
-@on_module(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+@rule_for(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, "max_pool1d", "max_pool2d", "max_pool3d")
 def _max_pool(call: Call) -> Reach:
-    layer = call.module
-    return _bound_max_pool(call, layer.kernel_size, layer.stride, layer.dilation)
-
-
-@on_function("max_pool1d", "max_pool2d", "max_pool3d")
-def _max_pool_function(call: Call) -> Reach:
-    kernel = call.argument(1, "kernel_size")
-    return _bound_max_pool(call, kernel, call.argument(2, "stride", None), call.argument(4, "dilation", 1))
-
-
-def _bound_max_pool(call: Call, kernel: Any, stride: Any, dilation: Any) -> Reach:
-    axes = call.check_space()
-    sizes = zip(_per_axis(kernel, axes), _per_axis(stride or kernel, axes), _per_axis(dilation, axes), strict=True)
+    axes, kernel = call.check_space(), call.option(1, "kernel_size")
+    settings = (kernel, call.option(2, "stride") or kernel, call.option(4, "dilation", 1))
+    sizes = zip(*(_per_axis(setting, axes) for setting in settings), strict=True)
     factor = math.prod(constants.max_pool_constant(k, s, d) for k, s, d in sizes)
     return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
 
 
-@on_module(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+@rule_for(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, "avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _average_pool(call: Call) -> Reach:
-    layer = call.module
-    if getattr(layer, "divisor_override", None) is not None:
-        raise call.refuse("average pooling has a rule without divisor_override only", f"{layer.divisor_override}")
-    axes = call.check_space()
-    kernels, strides = _per_axis(layer.kernel_size, axes), _per_axis(layer.stride, axes)
-    paddings = _per_axis(layer.padding, axes)
-
-    def along(axis: int, eye: Tensor) -> Tensor:
-        return functional.avg_pool1d(
-            eye, kernels[axis], strides[axis], paddings[axis], layer.ceil_mode, layer.count_include_pad
-        )
-
-    return _separable(call, along)
+    if call.option(6, "divisor_override") is not None:
+        got = f"{call.option(6, 'divisor_override')}"
+        raise call.refuse("average pooling has a rule without divisor_override only", got)
+    axes, kernel = call.check_space(), call.option(1, "kernel_size")
+    settings = (kernel, call.option(2, "stride") or kernel, call.option(3, "padding", 0))
+    per_axis = list(zip(*(_per_axis(setting, axes) for setting in settings), strict=True))
+    ends = call.option(4, "ceil_mode", False), call.option(5, "count_include_pad", True)
+    return _separable(call, lambda axis, eye: functional.avg_pool1d(eye, *per_axis[axis], *ends))  # type: ignore[call-arg]
 
 
-@on_function("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _average_pool_function(call: Call) -> Reach:
-    if len(call.args) > 4 or set(call.kwargs) & {"ceil_mode", "count_include_pad", "divisor_override"}:
-        raise call.refuse("the function has a rule with kernel, stride and padding only", "further arguments")
-    axes = call.check_space()
-    kernels = _per_axis(call.argument(1, "kernel_size"), axes)
-    strides = _per_axis(call.argument(2, "stride") or kernels, axes)
-    paddings = _per_axis(call.argument(3, "padding", 0), axes)
-    return _separable(call, lambda i, eye: functional.avg_pool1d(eye, kernels[i], strides[i], paddings[i]))
-
-
-@on_module(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
-@on_function("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@rule_for(
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
+)
 def _adaptive_average(call: Call) -> Reach:
     sizes = call.value.shape[2 : 2 + call.check_space()]
     return _separable(call, lambda axis, eye: functional.adaptive_avg_pool1d(eye, sizes[axis]))
 
 
-@on_module(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
+@rule_for(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)
 def _adaptive_maximum(call: Call) -> Reach:
     call.check_space()
     factor = 1.0
@@ -278,7 +245,7 @@ def _adaptive_maximum(call: Call) -> Reach:
     return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
 
 
-@on_module(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+@rule_for(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 def _upsample(call: Call) -> Reach:
     layer, sizes = call.module, call.value.shape[2:]
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(layer.mode, layer.mode)
@@ -294,21 +261,14 @@ def _upsample(call: Call) -> Reach:
     return _separable(call, along)
 
 
-@on_module(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
-def _constant_pad(call: Call) -> Reach:
-    return _bound_pad(call, call.module.padding, call.module.value)
-
-
-@on_function("pad")
+@rule_for(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, "pad")
 def _pad(call: Call) -> Reach:
     if call.argument(2, "mode", "constant") != "constant":
         raise call.refuse("pad has a rule for constants only", f"mode {call.argument(2, 'mode')!r}")
-    return _bound_pad(call, call.argument(1, "pad"), call.argument(3, "value", 0.0) or 0.0)
-
-
-def _bound_pad(call: Call, pad: Any, value: float) -> Reach:
+    pad = call.argument(1, "pad") if call.module is None else call.module.padding
     if len(_integers((pad,))) >= 2 * call.value.ndim:
         raise call.refuse("the batch must not be padded", f"pad {pad}")
+    value = call.option(3, "value", 0.0) or 0.0
     return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(value))), call.value)
 
 
@@ -320,11 +280,7 @@ def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
         matrix = along(axis, torch.eye(size, dtype=torch.float64).unsqueeze(1)).squeeze(1)
         factor *= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-11)
         largest *= float(matrix.abs().sum(0).max())
-    return reach.pass_through(_with_peak(constant_gain(factor), largest * reach.peak), call.value)
-
-
-def _with_peak(gain: Gain, peak: float) -> Gain:
-    return Gain(gain.at, gain.ball, gain.everywhere, peak)
+    return reach.pass_through(replace(constant_gain(factor), peak=largest * reach.peak), call.value)
 
 
 def _per_axis(value: Any, axes: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import DataError, ModelError, explain
+from normgauge.errors import DataError, ModelError
 from normgauge.measure.lipschitz.folded import Norms, Pending
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
@@ -66,12 +66,10 @@ def private_copy(model: nn.Module) -> nn.Module:
         ]
         if foreign:
             raise ModelError(
-                explain(
-                    f"lipschitz of {name or '(model)'!r}",
-                    "a hook may change what a layer computes, and no rule knows it",
-                    repr(foreign[0]),
-                    "Remove the hook, or measure a model without it",
-                )
+                f"lipschitz of {name or '(model)'!r}",
+                "a hook may change what a layer computes, and no rule knows it",
+                repr(foreign[0]),
+                "Remove the hook, or measure a model without it",
             )
     twin = copy_model(model).requires_grad_(False).cpu()
     for module in twin.modules():
@@ -118,22 +116,18 @@ def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
     ):
         if reasons:
             raise ModelError(
-                explain(
-                    f"lipschitz of {type(model).__name__}",
-                    rule,
-                    f"a forward with {reasons[0]!r}",
-                    "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite its forward",
-                )
+                f"lipschitz of {type(model).__name__}",
+                rule,
+                f"a forward with {reasons[0]!r}",
+                "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite its forward",
             )
     graph = recorder.graph(output)
     if not isinstance(output, Tensor) or not graph.ends:
         raise ModelError(
-            explain(
-                "lipschitz",
-                "the model must return one tensor that depends on its input",
-                type(output).__name__,
-                "Wrap the model in a module that returns the tensor to be bounded",
-            )
+            "lipschitz",
+            "the model must return one tensor that depends on its input",
+            type(output).__name__,
+            "Wrap the model in a module that returns the tensor to be bounded",
         )
     return graph
 
@@ -196,12 +190,10 @@ class Walk:
         name, kind = step.name.strip("()"), step.kind.strip("_")
         if rule is None:
             raise ModelError(
-                explain(
-                    f"lipschitz of {name!r}",
-                    "every step needs a rule; nothing is skipped",
-                    f"{kind}, which has none",
-                    "Register one with ng.register_lipschitz_rule",
-                )
+                f"lipschitz of {name!r}",
+                "every step needs a rule; nothing is skipped",
+                f"{kind}, which has none",
+                "Register one with ng.register_lipschitz_rule",
             )
 
         def resolve(tensor: Made) -> Any:
@@ -238,12 +230,10 @@ class Walk:
         end = self.graph.ends[0]
         reach = reaches[end.step][end.place] if end.step in reaches else None
         if reach is None:
-            raise ModelError(
-                explain("lipschitz", "the output must depend on the input", "one that does not", "Return another")
-            )
+            raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
         reach = reach.certified if isinstance(reach, Pending) else reach
         if reach.batch:
-            raise ModelError(explain("lipschitz", "outputs are [samples, ...]", "another order", "Put the batch first"))
+            raise ModelError("lipschitz", "outputs are [samples, ...]", "another order", "Put the batch first")
         return cast(Reach, reach)
 
 
@@ -268,19 +258,17 @@ def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
             direct = called(inputs[:few])
     except RuntimeError as error:
         raise ModelError(
-            explain("lipschitz", "the model must take any number of samples", str(error), "Take sizes from the input")
+            "lipschitz", "the model must take any number of samples", str(error), "Take sizes from the input"
         ) from error
     direct = direct[0] if isinstance(direct, (tuple, list)) and len(direct) == 1 else direct
     gap = float((direct - traced[:few]).abs().max()) if direct.numel() else 0.0
     limit = _AGREEMENT * max(1.0, float(direct.abs().max()) if direct.numel() else 0.0)
     if not gap <= limit and bool(torch.isfinite(direct).all()):
         raise ModelError(
-            explain(
-                f"lipschitz of {type(called).__name__}",
-                "the traced steps must give what the model gives, sample by sample",
-                f"outputs that differ by {gap:.3g}",
-                "Samples must not see each other, and later steps must not read tensors changed in place",
-            )
+            f"lipschitz of {type(called).__name__}",
+            "the traced steps must give what the model gives, sample by sample",
+            f"outputs that differ by {gap:.3g}",
+            "Samples must not see each other, and later steps must not read tensors changed in place",
         )
 
 
@@ -322,11 +310,9 @@ def check_inputs(inputs: Any) -> Tensor:
             f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
         )
         raise DataError(
-            explain(
-                "lipschitz",
-                "inputs are one batch [samples, ...] of finite real numbers",
-                description,
-                "Distances between token ids mean nothing: measure from the embeddings on",
-            )
+            "lipschitz",
+            "inputs are one batch [samples, ...] of finite real numbers",
+            description,
+            "Distances between token ids mean nothing: measure from the embeddings on",
         )
     return inputs.detach().cpu()

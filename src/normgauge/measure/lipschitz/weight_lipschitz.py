@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import charts
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.measure.lipschitz.lipschitz import without_inplace
 from normgauge.measure.lipschitz.trace import Walk, check_inputs, private_copy
 from normgauge.network import ModuleCall, fix_parametrizations, watched
@@ -180,7 +180,7 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     """
     if objective.loss_function is None:
         raise InputError(
-            explain("weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
+            "weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss"
         )
     model = _plain_copy(objective)
     totals: dict[str, _Sums] = {}
@@ -190,9 +190,7 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
         why = _one_batch(objective, model, number, batch, totals) or why
     if not totals:
         raise ModelError(
-            explain(
-                "weight_lipschitz", "the model needs a Linear or convolution", type(objective.model).__name__, "Add one"
-            )
+            "weight_lipschitz", "the model needs a Linear or convolution", type(objective.model).__name__, "Add one"
         )
     spend("gradients")
     spend("forwards", 0 if why else len(totals))  # one walk per layer
@@ -253,14 +251,7 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
 
 
 def _add(
-    sums: _Sums,
-    layer: nn.Module,
-    use: _Use,
-    *,
-    loss: Tensor,
-    arriving: Tensor,
-    slopes: Tensor | None,
-    share: float,
+    sums: _Sums, layer: nn.Module, use: _Use, *, loss: Tensor, arriving: Tensor, slopes: Tensor | None, share: float
 ) -> None:
     each, together = input_norms(layer, use.input.detach())
     sums.input = max(sums.input, float(each.max()))

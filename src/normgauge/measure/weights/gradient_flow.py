@@ -200,7 +200,7 @@ def gradient_flow(
     """
     for name, value in (("time", time), ("tol", tol), ("iterations", iterations), *(("rates", rate) for rate in rates)):
         if not (value > 0 and math.isfinite(value)):
-            raise InputError(explain("gradient_flow", f"{name} must be positive and finite", str(value), "Correct it"))
+            raise InputError("gradient_flow", f"{name} must be positive and finite", str(value), "Correct it")
     if integrator not in get_args(Integrator):
         raise unknown_name("integrator", integrator, get_args(Integrator))
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -238,24 +238,20 @@ def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> di
         return {}
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(
-            explain(
-                "weight_dynamics",
-                "optimizer is a torch.optim.Optimizer of the model's parameters",
-                type(optimizer).__name__,
-                "Pass torch.optim.SGD(model.parameters(), lr=...)",
-            )
+            "weight_dynamics",
+            "optimizer is a torch.optim.Optimizer of the model's parameters",
+            type(optimizer).__name__,
+            "Pass torch.optim.SGD(model.parameters(), lr=...)",
         )
     by_id = {id(param): group for group in optimizer.param_groups for param in group["params"]}
     named = dict(objective.model.named_parameters())
     groups = {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
     if not groups:
         raise InputError(
-            explain(
-                "weight_dynamics",
-                "the optimizer must hold parameters of the objective's model",
-                f"{type(optimizer).__name__} of {len(by_id)} others",
-                "Make it from the same model; moving or copying a model makes new parameters",
-            )
+            "weight_dynamics",
+            "the optimizer must hold parameters of the objective's model",
+            f"{type(optimizer).__name__} of {len(by_id)} others",
+            "Make it from the same model; moving or copying a model makes new parameters",
         )
     return groups
 
