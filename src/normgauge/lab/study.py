@@ -25,7 +25,7 @@ class Study:
         seeds: how many seeds (0, 1, ...), shared by all arms so that differences can be paired.
         tuning_seeds: how many of them every tuned setting is tried on; the others run only at the setting that
             won. `None` tries every setting on every seed.
-        held_out: whether the tuning seeds are not judged: the seeds that answer are `seeds` others, numbered after them.
+        held_out: whether the tuning seeds are not judged: those that answer are `seeds` others, numbered after them.
         title: a headline for the report.
         cite: keys of the papers the study is about.
 
@@ -99,7 +99,9 @@ class Study:
         Args:
             chosen: one mapping per arm with a value for every scientific and nuisance knob.
         """
-        return [{**dict(self.fixed), **arm, "seed": seed} for seed in self.judged if seed >= self.tried for arm in chosen]
+        return [
+            {**dict(self.fixed), **arm, "seed": seed} for seed in self.judged if seed >= self.tried for arm in chosen
+        ]
 
     def describe(self) -> Question:
         """Return the study as the store and the page know it."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from normgauge.charts import against, bars, curves, histogram, intervals, surface
-from normgauge.documents import CriterionDocument
+from normgauge.charts import against, bars, curves, histogram, intervals, surface, svg
+from normgauge.documents import StudyDocument
 from normgauge.papers.court import EACH, StudyTable, resolve
 from normgauge.records import Row, format_number
 from normgauge.stats import FREE, interval
@@ -83,7 +83,7 @@ class Figure:
                 own = [_label(knob, row[knob]) for knob in self.series if row.get(knob) is not None]
                 x = title if self.x == "reading" else row.get(self.x)
                 name = ", ".join([*([title] if title and self.x != "reading" else []), *own]) or reading
-                place = float(x) if self.x == "layer" and self.kind == "lines" else x
+                place = float(str(x)) if self.x == "layer" and self.kind == "lines" else x
                 yield {"series": name, "x": place, "value": row["value"], "layer": row.get("layer")}
 
     def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> altair.TopLevelMixin:
@@ -102,8 +102,8 @@ class Figure:
             bounds = (0.0, None) if self.y_scale == "log" else FREE
             groups = {name: [p["value"] for p in points if p["series"] == name] for name in _names(points)}
             spans = {name: interval(values, bounds=bounds) for name, values in groups.items()}
-            rows = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
-            return intervals(rows, x_title=self.x_title, scale=self.y_scale, row_height=20)
+            dots: list[Row] = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
+            return intervals(dots, x_title=self.x_title, scale=self.y_scale, row_height=20)
         names = _names(points)[:MOST_LINES] if "layer" in self.series else _names(points)
         knob = self.x not in ("step", "layer") and self.x in table.rows[0]
         rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob, self.y_scale)]
@@ -115,19 +115,21 @@ class Figure:
         return against(rows, x="x", y="value", x_scale=self.x_scale, **scales, **titles)  # type: ignore[arg-type]
 
 
-def deciding_figure(criteria: Sequence[CriterionDocument]) -> altair.TopLevelMixin | None:
-    """Return every contrast, effect minus smallest effect in half widths of its interval; nothing if none has one."""
+def deciding_picture(document: StudyDocument) -> list[tuple[str, str, str]]:
+    """Return name, SVG and caption of the figure that decides; nothing where no contrast has an interval."""
     rows = []
-    for criterion in criteria:
+    for criterion in document.criteria:
         for item in criterion.margins:
             if math.isfinite(item.half_width) and item.half_width > 0:
                 middle = item.mean / item.half_width
                 ends = {"value": middle, "low": middle - 1, "high": middle + 1}
                 rows.append({"series": f"{criterion.id}: {item.name}", **ends})
     if not rows:
-        return None
-    title = "effect minus the smallest that counts, in half widths of the 95 % interval"
-    return intervals(rows, x_title=title, scale="linear", row_height=22, width=360)
+        return []
+    caption = "Every contrast, as effect minus the smallest effect that counts, in half widths of its 95 % interval: "
+    caption += "right of 0 it speaks for the sentence, left of 0 against it."
+    chart = intervals(rows, x_title="half widths beyond the smallest effect", scale="linear", row_height=22, width=360)
+    return [(f"{document.study}-decides", svg(chart, caption), caption)]
 
 
 def _run_step(row: Row) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from normgauge.papers.court import DEFAULT_FOLDER, EACH, Claim, StudyTable, Verd
 from normgauge.papers.court.contrast import NotRun, least_effects, measure
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
+from normgauge.papers.figures import deciding_picture
 from normgauge.papers.studies import execute, find
 from normgauge.records import Provenance, Reading, Row, Run, format_table, plain
 from normgauge.results import Result
@@ -92,7 +93,8 @@ class Reproduced(Result):
         """Return name, SVG and caption of every figure (needs the `lab` extra)."""
         drawn = [picture for figure in self.experiment.figures for picture in figure.draw(self.table)]
         study = self.experiment.name
-        return [(f"{study}-{name}", svg(chart, caption), caption) for name, chart, caption in drawn]
+        pictures = [(f"{study}-{name}", svg(chart, caption), caption) for name, chart, caption in drawn]
+        return [*deciding_picture(self.document()), *pictures]
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the study's first figure."""

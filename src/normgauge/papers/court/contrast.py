@@ -77,6 +77,10 @@ class Contrast:
     @property
     def title(self) -> str:
         """What is compared, in words."""
+        return f"minus {self._told}" if self.more is None else self._told
+
+    @property
+    def _told(self) -> str:
         if self.name:
             return self.name
         words, reading = [_words(arm) for arm in (self.more, self.less) if arm is not None], _spell(self.reading)
@@ -91,7 +95,7 @@ class Contrast:
     def rule(self) -> str:
         """What must come out, in words."""
         if self.more is None:
-            return f"{self.title} is below {format_number(-self.least)}"
+            return f"{self._told} is below {format_number(-self.least)}"
         return f"{self.title} is above {format_number(self.least)}"
 
     @property
@@ -124,7 +128,8 @@ class Contrast:
         rows = [row for row in table.where(**knobs) if all(row.get(knob) is not None for knob in own)]
         if not rows and not table.has_failed(knobs):
             raise NotRun(f"no run of {_words(knobs) or 'it'}")
-        reading, groups = str(arm.get("reading", self.reading)), {}
+        reading = str(arm.get("reading", self.reading))
+        groups: dict[int, list[tuple[Row, float]]] = {}
         if rows and not self.of and not any(reading in row for row in table.rows):
             raise NotRun(f"no run recorded {_spell(reading)}")
         for row in rows:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.papers.court.claim import Claim, Sort, Trial
+from normgauge.papers.court.claim import Claim, Trial
 from normgauge.papers.court.contrast import Contrast
 from normgauge.papers.shelf import PAPERS, studies
 
@@ -114,9 +114,18 @@ def finding(
     place: str = "",
 ) -> Claim:
     """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
-    kind: Sort = "finding"
-    words = {"id": study, "place": place, "printed": printed, "study": study, "control": control}
-    return register(Claim(**words, kind=kind, contrasts=tuple(contrasts), premise=tuple(premise)))
+    return register(
+        Claim(
+            id=study,
+            place=place,
+            printed=printed,
+            kind="finding",
+            study=study,
+            contrasts=tuple(contrasts),
+            premise=tuple(premise),
+            control=control,
+        )
+    )
 
 
 def register(claim: Claim) -> Claim:

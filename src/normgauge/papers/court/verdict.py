@@ -61,7 +61,7 @@ class Evidence:
             seeds = f"{self.instances} seed{'' if self.instances == 1 else 's'}"
             spread = f" +- {format_number(self.tolerance)}" if math.isfinite(self.tolerance) else ""
             effect = format_number(self.value + self.least)
-            return f"margin: {self.name} = {effect}{spread} over {seeds}, {format_number(self.least)} counts"
+            return f"margin: {self.name} = {effect}{spread} over {seeds} (counts above {format_number(self.least)})"
         word = "holds" if self.passes else "fails" if self.fails else "undecided"
         bound = f"tolerance {format_number(self.tolerance)}, {self.instances} instances"
         return f"{self.role} {word}: {self.name}: discrepancy {format_number(self.value)} ({bound})"

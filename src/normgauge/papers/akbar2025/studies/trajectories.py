@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.papers.court import EACH, LARGEST, Contrast, empirical, finding
+from normgauge.papers.court import EACH, LARGEST, SMALLEST, Contrast, empirical, finding
 from normgauge.papers.experiment import Experiment, Record, grid
 from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
@@ -79,8 +79,8 @@ empirical(
     printed="2-D separable task, BN: |w| changes < 1 %, the path is a circular arc; without BN |w| moves",
     study="trajectories",
     contrasts=(
-        Contrast("norm_change", less={"norm": "batch"}, least=-0.01, at={"start": "unit", "lr": EACH}),
-        Contrast("norm_change", {"norm": "none"}, least=0.01, at={"start": "unit", "lr": EACH}),
+        Contrast("norm_change", less={"norm": "batch"}, least=-0.01, at={"start": "unit", "lr": SMALLEST}),
+        Contrast("norm_change", {"norm": "none"}, least=0.01, at={"start": "unit", "lr": SMALLEST}),
     ),
     control="the same weight without BN, from the same start at the same rate; starts of other lengths are the "
     "sensitivity",
@@ -90,7 +90,7 @@ empirical(
 finding(
     "trajectories",
     printed="the angle to the separating direction falls monotonically with BN",
-    contrasts=(Contrast("angle_rise", less={"norm": "batch"}, least=-5, at={"start": "unit", "lr": EACH}),),
+    contrasts=(Contrast("angle_rise", less={"norm": "batch"}, least=-5, at={"start": "unit", "lr": LARGEST}),),
     control="none is needed: it is a statement about one path, in degrees that the angle went the wrong way",
 )
 

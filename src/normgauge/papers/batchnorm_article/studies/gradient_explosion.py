@@ -102,7 +102,10 @@ def _parts(
 
 def _training(seeds: int, depths: Sequence[int], rates: Sequence[float], steps: int, width: int) -> list[Study]:
     fixed = {"data": "digits", "batch": 64, "steps": steps, "width": width, "seeds": seeds}
-    arms = {"train": {"depth": depths, "skip": [False, True]}, "remedies": {"depth": [max(depths)], "remedy": REMEDIES}}
+    arms: dict[str, dict[str, Sequence[object]]] = {
+        "train": {"depth": depths, "skip": [False, True]},
+        "remedies": {"depth": [max(depths)], "remedy": REMEDIES},
+    }
     return [
         grid(f"gradient-explosion-{part}", knobs, {"lr": rates}, one={**fixed, "part": part})["one"]
         for part, knobs in arms.items()

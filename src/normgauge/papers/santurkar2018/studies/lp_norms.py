@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -111,20 +112,10 @@ RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
 
 
 def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
-    few = {"measures": 6} if size == "small" else {}
+    changed: dict[str, dict[str, Any]] = {"vgg": {"measures": 6, "steps": 500}, "dln": {"measures": 6}}
     return [
-        study(
-            "lp-norms",
-            size,
-            model,
-            NORMS,
-            seeds=seeds,
-            rates=rates[model],
-            tuning_seeds=tried,
-            **few,
-            **({"steps": 500} if few and model == "vgg" else {}),
-        )
-        for model in MODELS
+        study("lp-norms", size, model, NORMS, seeds=seeds, rates=rates[model], tuning_seeds=tried, **own)
+        for model, own in ((model, changed[model] if size == "small" else {}) for model in MODELS)
     ]
 
 
