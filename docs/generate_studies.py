@@ -15,6 +15,7 @@ from pathlib import Path
 
 from normgauge.documents import StudyDocument
 from normgauge.papers.court import shipped
+from normgauge.papers.figures import deciding_picture
 from normgauge.papers.reproduce import conclude
 from normgauge.papers.studies import find
 from normgauge.report import Picture, study_markdown
@@ -38,13 +39,14 @@ def committed(name: str) -> list[Picture]:
     """Return the figures the page shows now: they were drawn from the runs whose table ships."""
     target = PAGES / f"{name}.md"
     shown = SHOWN.finditer(target.read_text(encoding="utf-8")) if target.exists() else ()
-    return [Picture(match["name"], "", match["caption"]) for match in shown]
+    return [Picture(m["name"], "", m["caption"]) for m in shown if not m["name"].endswith("-decides")]
 
 
-def drawn(name: str, folder: Path) -> list[Picture]:
+def drawn(name: str, size: str, folder: Path) -> list[Picture]:
     """Draw the figures of a store anew, write them, and return them."""
     with Store(folder / STORE_NAME) as store:
-        pictures = [Picture(*entry) for entry in conclude(find(name), "small", store).pictures()]
+        pictures = [Picture(*entry) for entry in conclude(find(name), size, store).pictures()]
+    pictures = [picture for picture in pictures if not picture.name.endswith("-decides")]
     figures = PAGES / "figures"
     for old in figures.glob(f"{name}-*.svg"):
         old.unlink()
@@ -57,9 +59,14 @@ def main() -> None:
     """Write every page; the figures of those studies anew whose stores are given."""
     stores = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     for name, source in shipped().items():
-        folder = stores / f"{name}-small" if stores and (not sys.argv[2:] or name in sys.argv[2:]) else None
+        size = source.document.size
+        folder = stores / f"{name}-{size}" if stores and (not sys.argv[2:] or name in sys.argv[2:]) else None
         fresh = folder is not None and (folder / STORE_NAME).exists()
-        pictures = drawn(name, folder) if fresh and folder else committed(name)
+        pictures = drawn(name, size, folder) if fresh and folder else committed(name)
+        deciding = [Picture(*entry) for entry in deciding_picture(source.document)]
+        for picture in deciding:
+            (PAGES / "figures" / f"{picture.name}.svg").write_text(picture.svg + "\n", encoding="utf-8")
+        pictures = [*deciding, *pictures]
         (PAGES / f"{name}.md").write_text(page(source.document, pictures), encoding="utf-8")
     if stores and (stores / SESSIONS.name).exists():
         SESSIONS.write_text((stores / SESSIONS.name).read_text(encoding="utf-8"), encoding="utf-8")

@@ -31,7 +31,7 @@ def judged(document: StudyDocument) -> StudyDocument:
     """Return a document with the verdicts of its criteria on its own rows."""
     find(document.study)
     table = Source(document).table
-    verdicts = (criterion_document(claim, claim.judge_table(table)) for claim in criteria(document.study))
+    verdicts = (criterion_document(claim, table) for claim in criteria(document.study))
     return replace(document, criteria=tuple(verdicts))
 
 

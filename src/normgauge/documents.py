@@ -20,7 +20,9 @@ from normgauge.stats import FREE, Bounds, Interval
 
 T = TypeVar("T")
 #: How much a study runs, from the least to the most.
-SIZES = ("smoke", "small", "paper")
+SIZES = ("smoke", "small", "medium", "paper")
+#: The sizes every study has; `medium`, a night on two cores for all that have it, is for those that decide much.
+NEEDED = ("smoke", "small", "paper")
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,16 @@ class ComparisonDocument(Document):
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """A margin over seeds, positive where they speak for the claim: mean, half width of its interval, seeds."""
+    """A margin over seeds, positive where they speak for the claim: mean, half width of its interval, seeds.
+
+    `least` is the smallest effect that was declared to count; the effect itself is mean + least.
+    """
 
     name: str
     mean: float
     half_width: float
     seeds: int
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +185,7 @@ class CriterionDocument:
         outcome: reproduced, contradicted, too_small_to_tell, premise_absent or not_run.
         sentence: why.
         margins: per margin its name, mean, half width of its interval, and seeds.
+        sensitivity: the same contrasts where a free choice is made otherwise; they decide nothing.
     """
 
     id: str
@@ -187,6 +194,7 @@ class CriterionDocument:
     outcome: str
     sentence: str
     margins: tuple[Margin, ...]
+    sensitivity: tuple[Margin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,7 @@ class About:
         knobs: those that vary.
         columns: the readings shown in the page's table.
         command: that runs it again.
+        protocol: how arms were tuned, judged and controlled.
     """
 
     papers: tuple[str, ...]
@@ -212,6 +221,7 @@ class About:
     knobs: tuple[str, ...]
     columns: tuple[str, ...]
     command: str
+    protocol: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +241,7 @@ class StudyDocument(Document):
 
     Attributes:
         study: its name.
-        size: smoke, small or paper.
+        size: one of `SIZES`.
         rows: one flat row per run at its arm's chosen setting: knobs, `seed`, `status`, last value of every reading.
         criteria: what was judged, and how it came out.
         remarks: sentences with the numbers.

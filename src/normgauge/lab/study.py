@@ -25,6 +25,7 @@ class Study:
         seeds: how many seeds (0, 1, ...), shared by all arms so that differences can be paired.
         tuning_seeds: how many of them every tuned setting is tried on; the others run only at the setting that
             won. `None` tries every setting on every seed.
+        held_out: whether the tuning seeds are not judged: those that answer are `seeds` others, numbered after them.
         title: a headline for the report.
         cite: keys of the papers the study is about.
 
@@ -44,6 +45,7 @@ class Study:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = 3
     tuning_seeds: int | None = None
+    held_out: bool = False
     title: str = ""
     cite: tuple[str, ...] = ()
 
@@ -70,10 +72,15 @@ class Study:
         return self.seeds if self.tuning_seeds is None else self.tuning_seeds
 
     @property
+    def judged(self) -> range:
+        """The seeds whose runs at the chosen setting answer the question."""
+        return range(self.tried, self.tried + self.seeds) if self.held_out else range(self.seeds)
+
+    @property
     def runs(self) -> int:
         """How many runs both rounds have."""
         arms = math.prod(len(list(values)) for values in self.scientific.values())
-        return len(self.plan()) + arms * (self.seeds - self.tried)
+        return len(self.plan()) + arms * len(set(self.judged) - set(range(self.tried)))
 
     def plan(self) -> list[dict[str, Any]]:
         """Return the specs of the first round: every arm, at every tuned setting, for every tuning seed."""
@@ -90,7 +97,9 @@ class Study:
         Args:
             chosen: one mapping per arm with a value for every scientific and nuisance knob.
         """
-        return [{**dict(self.fixed), **arm, "seed": seed} for seed in range(self.tried, self.seeds) for arm in chosen]
+        return [
+            {**dict(self.fixed), **arm, "seed": seed} for seed in self.judged if seed >= self.tried for arm in chosen
+        ]
 
     def describe(self) -> Question:
         """Return the study as the store and the page know it."""

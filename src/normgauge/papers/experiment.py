@@ -1,39 +1,29 @@
-"""`Experiment`: a study of a paper at three sizes, with the paper's finding, its figures and remarks."""
+"""`Experiment`: a study of a paper as data: what it asks, how it runs at each size, what its page shows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
 
-from normgauge.documents import SIZES, About
+from normgauge.documents import NEEDED, SIZES, About
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.lab.study import Study
+from normgauge.papers.court import criteria
+from normgauge.papers.figures import Figure
 from normgauge.papers.shelf import PAPERS
 from normgauge.records import Spec
-
-if TYPE_CHECKING:
-    import altair
-
-    from normgauge.papers.court import StudyTable
 
 Record = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One picture of a study's page: a short file name, the chart, and what to see in it."""
-
-    name: str
-    chart: altair.TopLevelMixin
-    caption: str
-
-
 @dataclass(frozen=True)
 class Experiment:
-    """A named study of a paper: what it asks, what the paper found, how it runs at three sizes, how it is shown.
+    """A named study of a paper: what it asks, what the paper found, how it runs at each size, how it is shown.
 
-    How it is judged stands above it in the same file: `empirical` and `finding` of the court, each criterion once.
+    How it is judged stands above it in the same file: `empirical` and `finding` of the court, each criterion once. The
+    words of its page are made from both; seeds that knobs are tuned on are never judged.
 
     Args:
         name: what `normgauge reproduce NAME` is told.
@@ -45,9 +35,8 @@ class Experiment:
         sizes: size -> one study, or several where arms have different knobs.
         run: `run(spec, record)`: one run; `record(step, name, value, layer=, kind=)` writes readings, the last value
             of each name is the run's result. It raises `NonFiniteError` when it diverged; what was recorded stays.
-        figures: table -> the pictures of its page.
-        remarks: table -> sentences with the numbers a reader wants; computed, never written in advance.
-        columns: the readings shown in the page's table; all of them when empty.
+        figures: the pictures of its page, beside the one that decides.
+        columns: the readings shown in the page's table; those its contrasts read when empty.
         choose_by: the reading that tuned knobs are chosen by (on validation data).
         choose_higher: whether larger is better there.
         data: data sets it needs at small and paper size.
@@ -66,8 +55,7 @@ class Experiment:
     proxy: str
     sizes: Mapping[str, Study | Sequence[Study]]
     run: Callable[[Spec, Record], None]
-    figures: Callable[[StudyTable], Sequence[Figure]]
-    remarks: Callable[[StudyTable], Sequence[str]] = field(default=lambda table: ())
+    figures: tuple[Figure, ...]
     columns: tuple[str, ...] = ()
     choose_by: str = ""
     choose_higher: bool = True
@@ -77,7 +65,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Refuse an experiment that could not be run at a promised size."""
-        missing = [size for size in SIZES if size not in self.sizes]
+        missing = [size for size in NEEDED if size not in self.sizes]
         tuned = any(study.nuisance for size in self.sizes for study in self.parts(size))
         if missing or (tuned and not self.choose_by):
             lack = f"no {', '.join(missing)}" if missing else "tuned knobs and an empty choose_by"
@@ -88,15 +76,17 @@ class Experiment:
         """Return the studies of a size.
 
         Raises:
-            UnknownNameError: for another word than smoke, small, paper.
+            UnknownNameError: for a size it does not have.
         """
         if size not in self.sizes:
-            raise unknown_name("size", size, SIZES)
+            raise unknown_name("size", size, [size for size in SIZES if size in self.sizes])
         parts = self.sizes[size]
-        return (parts,) if isinstance(parts, Study) else tuple(parts)
+        listed = (parts,) if isinstance(parts, Study) else tuple(parts)
+        return tuple(replace(p, held_out=prod(map(len, map(list, p.nuisance.values()))) > 1) for p in listed)
 
-    def about(self, size: str, measured: Sequence[str] = ()) -> About:
-        """Return what its page says whatever the runs say; `measured` readings are shown if it names no columns."""
+    def about(self, size: str) -> About:
+        """Return what its page says whatever the runs say."""
+        read = [name for claim in criteria(self.name) for each in claim.contrasts for name in each.readings]
         parts = self.parts(size)
         knobs = dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance])
         return About(
@@ -106,6 +96,51 @@ class Experiment:
             finding=self.finding,
             proxy=self.proxy,
             knobs=tuple(knobs),
-            columns=self.columns or tuple(measured),
+            columns=self.columns or tuple(dict.fromkeys(read)),
+            protocol=tuple(self._protocol(size)),
             command=f"normgauge reproduce {self.name} --size {size}",
         )
+
+    def _protocol(self, size: str) -> list[str]:
+        """Say how arms are tuned and judged, and what each criterion is controlled by."""
+        lines = []
+        for part in self.parts(size):
+            if part.held_out:
+                by = f"{'largest' if self.choose_higher else 'smallest'} mean {self.choose_by.replace('_', ' ')}"
+                seeds = f"on {part.tried} seed{'s' * (part.tried > 1)} that no verdict rests on"
+                lines.append(f"{', '.join(part.nuisance)} tuned for every arm by the {by} {seeds}.")
+        lines.append("Arms share seeds and are compared seed by seed; runs that failed are counted and not measured.")
+        lines += [f"{claim.id}, control: {claim.control}" for claim in criteria(self.name)]
+        return list(dict.fromkeys(lines))
+
+
+def grid(
+    name: str, arms: Mapping[str, Sequence[Any]], tuned: Mapping[str, Sequence[Any]] | None = None, **sizes: Spec
+) -> dict[str, Study]:
+    """Return size -> study: the arms, the knobs tuned for each of them, and per size what is fixed.
+
+    A size may give an arm's knob or a tuned one other values. `seeds` (3 unless told) are judged and `tuning_seeds`
+    (2) tuned on.
+
+    Args:
+        name: of the study.
+        arms: knob -> values compared.
+        tuned: knob -> values tuned.
+        **sizes: size -> its knobs.
+
+    Examples:
+        >>> sizes = grid("s", {"norm": ["none", "batch"]}, {"lr": [0.1, 1]}, small={"seeds": 4, "steps": 9})
+        >>> sizes["small"].fixed, sizes["small"].tried
+        ({'steps': 9}, 2)
+    """
+    studies = {}
+    for size, knobs in sizes.items():
+        own = dict(knobs)
+        seeds, tries = own.pop("seeds", 3), own.pop("tuning_seeds", 2)
+        scientific = {knob: own.pop(knob, values) for knob, values in arms.items()}
+        nuisance = {knob: own.pop(knob, values) for knob, values in (tuned or {}).items()}
+        several = prod(len(list(values)) for values in nuisance.values()) > 1
+        studies[size] = Study(
+            name, "", scientific, nuisance, own, seeds=seeds, tuning_seeds=min(tries, seeds) if several else None
+        )
+    return studies

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.charts import svg
 from normgauge.documents import About, CriterionDocument, FailedRun, Margin, StudyDocument
+from normgauge.errors import DataError, InputError
 from normgauge.lab import data
 from normgauge.lab.runs.executors import Workers
 from normgauge.lab.runs.progress import StudiesBar
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.sweep import sweep
 from normgauge.lab.study import Study
-from normgauge.papers.court import DEFAULT_FOLDER, Claim, StudyTable, Verdict, criteria
+from normgauge.papers.court import DEFAULT_FOLDER, EACH, Claim, StudyTable, Verdict, criteria, poll
+from normgauge.papers.court.contrast import NotRun, least_effects, measure
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
+from normgauge.papers.figures import deciding_picture
 from normgauge.papers.studies import execute, find
 from normgauge.records import Provenance, Reading, Row, Run, format_table, plain
 from normgauge.results import Result
@@ -38,7 +41,7 @@ class Reproduced(Result):
 
     Attributes:
         experiment: what was asked.
-        size: smoke, small or paper.
+        size: smoke, small, medium or paper.
         table: the runs.
         verdicts: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study,
             and the study's own finding.
@@ -60,8 +63,7 @@ class Reproduced(Result):
     @property
     def about(self) -> About:
         """What its page says whatever the runs say."""
-        measured = dict.fromkeys(row["reading"] for row in self.table.readings if row["layer"] is None)
-        return self.experiment.about(self.size, tuple(measured))
+        return self.experiment.about(self.size)
 
     def document(self) -> StudyDocument:
         """Return what the runs say, as it is stored, shipped and drawn."""
@@ -76,7 +78,7 @@ class Reproduced(Result):
             study=self.experiment.name,
             size=self.size,
             rows=tuple(self.table.rows),
-            criteria=tuple(criterion_document(c, self.verdicts[c.id]) for c in criteria(self.experiment.name)),
+            criteria=tuple(criterion_document(claim, self.table) for claim in criteria(self.experiment.name)),
             remarks=self.remarks,
             failed=tuple(failed),
             runs=len(self.table.trials),
@@ -89,13 +91,14 @@ class Reproduced(Result):
 
     def pictures(self) -> list[tuple[str, str, str]]:
         """Return name, SVG and caption of every figure (needs the `lab` extra)."""
-        figures = self.experiment.figures(self.table)
-        name = self.experiment.name
-        return [(f"{name}-{each.name}", svg(each.chart, each.caption), each.caption) for each in figures]
+        drawn = [picture for figure in self.experiment.figures for picture in figure.draw(self.table)]
+        study = self.experiment.name
+        pictures = [(f"{study}-{name}", svg(chart, caption), caption) for name, chart, caption in drawn]
+        return [*deciding_picture(self.document()), *pictures]
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the study's first figure."""
-        return self.experiment.figures(self.table)[0].chart
+        return next(chart for figure in self.experiment.figures for _, chart, _ in figure.draw(self.table))
 
     def _title(self) -> str:
         return f"{self.experiment.name} ({', '.join(self.about.papers)}; {self.experiment.place})"
@@ -138,16 +141,36 @@ class Reproduced(Result):
         return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
 
 
-def criterion_document(claim: Claim, verdict: Verdict) -> CriterionDocument:
-    """Return a criterion and its verdict, as a study's page shows them."""
+def criterion_document(claim: Claim, table: StudyTable) -> CriterionDocument:
+    """Return a criterion and its verdict on a table, as a study's page shows them."""
+    verdict = claim.judge_table(table)
     return CriterionDocument(
         id=claim.id,
         printed=claim.printed,
         criterion=claim.criterion,
         outcome=verdict.word,
         sentence=verdict.sentence,
-        margins=tuple(Margin(item.name, item.value, item.tolerance, item.instances) for item in verdict.evidence),
+        margins=_margins(verdict),
+        sensitivity=tuple(_sensitivity(claim, table)) if verdict.evidence else (),
     )
+
+
+def _margins(verdict: Verdict) -> tuple[Margin, ...]:
+    return tuple(Margin(i.name, i.value, i.tolerance, i.instances, i.least) for i in verdict.evidence)
+
+
+def _sensitivity(claim: Claim, table: StudyTable) -> Iterator[Margin]:
+    """Yield each contrast at the other values of a knob it holds fixed, where the table has them."""
+    for contrast in claim.contrasts:
+        for knob, held in dict(contrast.at or {}).items():
+            taken = [each.at[knob] for each in contrast.resolve(table) if each.at]
+            for value in dict.fromkeys(row[knob] for row in table.rows if knob in row):
+                other = replace(contrast, at={**(contrast.at or {}), knob: value}, name="")
+                if held != EACH and value not in taken:
+                    try:
+                        yield from _margins(poll(measure([other], table), least_effects([other], table)))
+                    except (NotRun, DataError, ValueError, InputError):
+                        continue
 
 
 def reproduce(
@@ -164,7 +187,8 @@ def reproduce(
 
     Args:
         name: a study; `normgauge reproduce` lists them.
-        size: "smoke" (proves it works), "small" (an answer in minutes) or "paper" (the published setting).
+        size: "smoke" (proves it works), "small" (an answer in minutes), "medium" (hours,
+            for the studies that decide much) or "paper" (the published setting).
         out: the folder of stores and pages.
         executor: a `concurrent.futures.Executor`, `Workers`, a number of processes, or `None` for one per core.
         progress: show a bar on stderr; or the bar of many studies to move.
@@ -244,21 +268,13 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
         size=size,
         table=table,
         verdicts={claim.id: claim.judge_table(table) for claim in criteria(experiment.name)},
-        remarks=(*_study_remarks(experiment, table), *remarks, *_mixture(origins, store.path.parent.name)),
+        remarks=(*remarks, *_mixture(origins, store.path.parent.name)),
         seconds=sum(run.seconds for run in runs),
         store=store.path,
         origins=origins,
     )
     store.put_document(result.document())
     return result
-
-
-def _study_remarks(experiment: Experiment, table: StudyTable) -> list[str]:
-    """Return the study's own sentences; an arm without a finished run must not cost the reader the others' numbers."""
-    try:
-        return list(experiment.remarks(table))
-    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
-        return [f"Not every arm has a finished run, so that its sentences cannot be written ({error!r})."]
 
 
 def _hopeless_arms(part: Study, choices: Sequence[Choice]) -> list[str]:
@@ -318,5 +334,5 @@ def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:
 
 
 def _answering_specs(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the specs that answer: every arm at its chosen setting, on all seeds."""
-    return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in range(part.seeds)]
+    """Return the specs that answer: every arm at its chosen setting, on the seeds that are judged."""
+    return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in part.judged]

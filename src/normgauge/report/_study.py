@@ -1,4 +1,4 @@
-"""The page of a paper's experiment (figures, the paper's finding, ours, proxy, verdict) as Markdown or HTML.
+"""The page of a paper's experiment (verdict, figure that decides, numbers, protocol, sensitivity) as Markdown or HTML.
 
 Both are written from the same blocks, made of the document a study left in its store and the pictures drawn from it.
 """
@@ -8,23 +8,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from normgauge import charts
-from normgauge.documents import About, CriterionDocument, StudyDocument, write_whole
+from normgauge.documents import About, CriterionDocument, Margin, StudyDocument, write_whole
 from normgauge.records import Row, format_number, plain
 from normgauge.report._markup import Markup, asset, concat, fill_page
 from normgauge.report._markup import seconds as duration
-from normgauge.stats import interval, natural_bounds
+from normgauge.stats import CONFIDENCE, POWER, interval, natural_bounds, student_quantile
 
 #: What an outcome means, for the reader of a page.
 OUTCOMES = {
-    "reproduced": "Reproduced at this scale: every interval lies above 0.",
-    "contradicted": "Contradicted at this scale: an interval lies below 0.",
+    "reproduced": "Reproduced at this scale: every interval lies beyond the smallest effect that counts.",
+    "contradicted": "Contradicted at this scale: an interval excludes the smallest effect that counts.",
     "too_small_to_tell": "Too small to tell.",
     "premise_absent": "Premise absent: what the sentence presupposes did not come about.",
-    "not_run": "Not run.",
+    "not_run": "Not run under this design.",
     "error": "Not judged: the table cannot be read.",
+}
+#: What would change the verdict, in words.
+CHANGES = {
+    "reproduced": "more seeds, a larger size or another setting of the sensitivity table in which one of its intervals "
+    "is not beyond the smallest effect.",
+    "contradicted": "more seeds, a larger size or another setting of the sensitivity table in which all of its "
+    "intervals lie beyond the smallest effect, or an argument that a smaller effect counts.",
+    "too_small_to_tell": "more seeds: the last part of its sentence says about how many.",
+    "premise_absent": "runs in which the premise holds.",
+    "not_run": "the runs.",
+    "error": "a table that can be read.",
 }
 
 
@@ -39,10 +51,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One part of a page: a heading, paragraphs, and at most one table or picture."""
+    """One part of a page: a heading, paragraphs (verdicts with their badges), and at most one table or picture."""
 
     title: str
     paragraphs: tuple[str, ...] = ()
+    badges: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     pictures: tuple[Picture, ...] = ()
@@ -53,7 +66,7 @@ def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Pic
     parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}**"]
     for block in blocks(about, document, pictures):
         parts.append(f"## {block.title}")
-        parts += block.paragraphs
+        parts += [f"**{badge}** {text}" if badge else text for badge, text in _badged(block)]
         parts += [f"![{p.caption}]({folder}/{p.name}.svg)\n\n*{p.caption}*" for p in block.pictures]
         if block.rows:
             lines = [block.header, ("---",) * len(block.header), *block.rows]
@@ -66,7 +79,8 @@ def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture
     body = []
     for block in blocks(about, document, pictures):
         parts = [Markup("<h2>{}</h2>").format(block.title)]
-        parts += [Markup("<p>{}</p>").format(paragraph) for paragraph in block.paragraphs]
+        for badge, text in _badged(block):
+            parts.append(Markup("<p><strong>{}</strong> {}</p>" if badge else "<p>{}{}</p>").format(badge, text))
         figure = Markup('<figure class="card">{}<figcaption class="hint">{}</figcaption></figure>')
         parts += [figure.format(Markup(picture.svg), picture.caption) for picture in block.pictures]
         if block.rows:
@@ -100,33 +114,69 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
 
 def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> list[Block]:
     """Return the parts of the page in reading order."""
-    margins = [
-        (item.id, m.name, format_number(m.mean), format_number(plain(m.half_width)), str(m.seeds))
-        for item in document.criteria
-        for m in item.margins
-    ]
+    deciding = [picture for picture in pictures if picture.name.endswith("-decides")]
+    rest = [picture for picture in pictures if picture not in deciding]
+    judged = document.criteria
+    answer = ", ".join(f"{item.id} {item.outcome.replace('_', ' ')}" for item in judged)
+    heads = ("criterion", "contrast", "effect", "half width", "smallest effect that counts", "seeds")
     parts = [
-        Block("Verdict", (*map(verdict_sentence, document.criteria), *document.remarks)),
+        Block(
+            "Verdict",
+            (f"{about.question} {answer}.", *map(verdict_sentence, judged), *document.remarks),
+            ("", *(item.outcome.replace("_", " ").upper() for item in judged)),
+            pictures=tuple(deciding),
+        ),
         Block("What the paper found", (about.finding,)),
-        Block("Figures", pictures=tuple(pictures)),
         Block(
-            "Criteria",
-            ("Fixed before the runs. `normgauge claims --id ID` judges the same runs by the same rule.",),
+            "Numbers",
+            ("Mean and 95 % interval over seeds. The last column: which effect these seeds would confirm so often.",),
+            (),
+            (*heads, "confirmed 4 times of 5"),
+            tuple((item.id, *_margin_cells(m), _confirmed(m)) for item in judged for m in item.margins),
+        ),
+        Block("Figures", pictures=tuple(rest)),
+        Block(
+            "Protocol",
+            (
+                "Fixed before the runs. `normgauge claims --id ID` judges the same runs by the same rule.",
+                *about.protocol,
+            ),
+            (),
             ("criterion", "printed", "rule"),
-            tuple((item.id, item.printed, item.criterion) for item in document.criteria),
+            tuple((item.id, item.printed, item.criterion) for item in judged),
         ),
         Block(
-            "Margins",
-            ("Positive speaks for the sentence; the 95 % interval over seeds is mean -+ half width.",),
-            ("criterion", "margin", "mean", "half width", "seeds"),
-            tuple(margins),
+            "Sensitivity",
+            ("The same contrasts where a choice is made otherwise; they decide nothing.",),
+            (),
+            heads,
+            tuple((item.id, *_margin_cells(m)) for item in judged for m in item.sensitivity),
         ),
-        Block("Numbers", ("Mean and 95 % interval over seeds.",), *summary(about, document)),
+        Block("Arms", ("Mean and 95 % interval over seeds.",), (), *summary(about, document)),
         Block("Proxy against paper", (about.proxy,)),
         _failures(document),
+        Block("What would change our mind", tuple(f"{item.id}: {CHANGES[item.outcome]}" for item in judged)),
         Block("How it was run", (origin_sentence(document), f"Again: `{about.command}`")),
     ]
-    return [block for block in parts if block.paragraphs or block.rows or block.pictures]
+    shown = [block for block in parts if block.title != "Sensitivity" or block.rows]
+    return [block for block in shown if block.paragraphs or block.rows or block.pictures]
+
+
+def _badged(block: Block) -> list[tuple[str, str]]:
+    return list(zip_longest(block.badges, block.paragraphs, fillvalue=""))
+
+
+def _margin_cells(margin: Margin) -> tuple[str, ...]:
+    effect, least = (format_number(value) for value in (margin.mean + margin.least, margin.least))
+    return margin.name, effect, format_number(plain(margin.half_width)), least, str(margin.seeds)
+
+
+def _confirmed(margin: Margin) -> str:
+    """Return the effect that would be confirmed with power 0.8 at this spread and so many seeds."""
+    if not math.isfinite(margin.half_width):
+        return "-"
+    share = student_quantile(2 * POWER - 1, margin.seeds) / student_quantile(CONFIDENCE, margin.seeds)
+    return format_number(margin.least + margin.half_width * (1 + share), 3)
 
 
 def verdict_sentence(criterion: CriterionDocument) -> str:
@@ -135,9 +185,12 @@ def verdict_sentence(criterion: CriterionDocument) -> str:
     for item in criterion.margins:
         decided = math.isfinite(item.half_width) and abs(item.mean) > item.half_width
         sorts["Undecided" if not decided else "For it" if item.mean > 0 else "Against it"].append(
-            f"{item.name} ({format_number(item.mean)}{_half_width(item.half_width)})"
+            f"{item.name} ({format_number(item.mean + item.least)}{_half_width(item.half_width)}, "
+            f"counts above {format_number(item.least)})"
         )
     parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names] or [criterion.sentence]
+    if criterion.outcome in ("premise_absent", "not_run", "too_small_to_tell"):
+        parts = [criterion.sentence]
     return " ".join([f"{criterion.id}: {OUTCOMES[criterion.outcome]}", *parts])
 
 
@@ -183,7 +236,7 @@ def _failures(document: StudyDocument) -> Block:
         key = (item.run.rsplit(", seed", 1)[0], item.status)
         tally[key] = tally.get(key, 0) + 1
     rows = tuple((run, status, str(count)) for (run, status), count in tally.items())
-    return Block("Runs that are not ok", (), ("runs", "status", "how many"), rows)
+    return Block("Runs that are not ok", (), (), ("runs", "status", "how many"), rows)
 
 
 def _origin(about: About) -> str:

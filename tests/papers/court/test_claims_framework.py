@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from normgauge.cli._claims import claims as command
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.papers.court import Claim, Evidence, StudyTable, Verdict, ledger, poll, registry, weigh
+from normgauge.papers.court import Claim, Contrast, Evidence, StudyTable, Verdict, ledger, poll, registry, weigh
 from normgauge.papers.court.checks import (
     Check,
     broken,
@@ -161,10 +161,8 @@ def test_a_margin_that_is_no_number_is_refused():
 def test_empirical_claims_say_not_run_with_their_command_until_there_is_a_table(monkeypatch):
     monkeypatch.setattr(registry, "_CLAIMS", {})
 
-    @registry.empirical("S1-toy", place="p", printed="BN wins", study="race", criterion="BN minus none > 0")
-    def margins(table):
-        return {"gain": [row["batch"] - row["none"] for row in table.rows]}
-
+    gain = Contrast("", {"reading": "batch"}, {"reading": "none"})
+    registry.empirical("S1-toy", place="p", printed="BN wins", study="race", contrasts=[gain], control="none")
     claim = registry._CLAIMS["S1-toy"]
     waiting = claim.judge(generator(0))
     assert (waiting.verdict, waiting.outcome, waiting.status) == ("empirical", "not_run", "not_run")
@@ -173,7 +171,7 @@ def test_empirical_claims_say_not_run_with_their_command_until_there_is_a_table(
     assert claim.judge_table(StudyTable(rows)).outcome == "reproduced"
     swapped = tuple({"seed": row["seed"], "batch": row["none"], "none": row["batch"]} for row in rows)
     assert claim.judge_table(StudyTable(swapped)).outcome == "contradicted"
-    assert claim.judge_table(StudyTable(({"seed": 0},))).status == "error"
+    assert claim.judge_table(StudyTable(({"seed": 0},))).status == "not_run"
 
 
 def test_verdicts_use_the_vocabulary():

@@ -4,13 +4,14 @@ import json
 import math
 import re
 import sqlite3
+import statistics
 from dataclasses import replace
 
 import pytest
 
 from normgauge.documents import StudyDocument
 from normgauge.errors import DataError
-from normgauge.papers.court import Claim, PremiseAbsent, StudyTable, differences, ledger, poll, registry, sources
+from normgauge.papers.court import EACH, LARGEST, Claim, Contrast, StudyTable, each_but, ledger, poll, registry, sources
 from normgauge.papers.court.sources import Source, choose_source, own_runs
 from normgauge.papers.court.table import tabulate
 from normgauge.records import Provenance, Run
@@ -46,11 +47,8 @@ def document(size, gains, study="race", **more):
 FOR, AGAINST = (0.10, 0.11, 0.12), (-0.10, -0.11, -0.12)
 
 
-def margins(table):
-    return {GAIN: table.paired("accuracy", "batch", "none")}
-
-
-RACE = Claim("S1-race", "p", "BN wins", "empirical", study="race", criterion="BN minus none > 0", margins=margins)
+WIN = Contrast("accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.01)
+RACE = Claim("S1-race", "p", "BN wins", "empirical", study="race", contrasts=(WIN,), control="without BN")
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def test_without_own_runs_those_shipped_decide_alone(given):
 def test_a_study_nobody_ships_is_judged_from_own_runs_or_not_run(given):
     claim = replace(RACE, study="walk")
     assert claim.result.word == "not_run" and "normgauge reproduce walk" in claim.result.sentence
-    assert "BN minus none > 0" in claim.result.sentence
+    assert "accuracy: norm batch minus norm none is above 0.01" in claim.result.sentence
     own_runs = Source(document("smoke", FOR, study="walk"), "here")
     judged = replace(claim, runs=(own_runs,)).result
     assert (judged.outcome, judged.rests_on, judged.beside) == ("reproduced", str(own_runs), ())
@@ -222,21 +220,43 @@ def test_a_folder_without_stores_has_nothing_to_say(tmp_path):
 # From a table to a word
 
 
-def test_an_absent_premise_is_its_own_outcome(given):
-    def never(table):
-        raise PremiseAbsent(f"{len(table.rows)} runs, and none of them oscillates")
+@pytest.mark.parametrize(
+    ("least", "outcome", "told"),
+    [
+        (0.5, "reproduced", "beyond"),
+        (0.7, "premise_absent", "did not come about"),
+        (0.6105, "too_small_to_tell", "cannot be told"),
+    ],
+)
+def test_a_premise_holds_or_is_absent_or_cannot_be_told(given, least, outcome, told):
+    verdict = replace(RACE, premise=(Contrast("accuracy", {"norm": "batch"}, least=least),)).result
+    assert (verdict.verdict, verdict.outcome, verdict.status) == ("empirical", outcome, "judged")
+    assert told in verdict.sentence and verdict.rests_on == str(given)
 
-    verdict = replace(RACE, margins=never).result
-    assert (verdict.verdict, verdict.outcome, verdict.status) == ("empirical", "premise_absent", "judged")
-    assert verdict.sentence == "6 runs, and none of them oscillates."
-    assert verdict.rests_on == str(given)
+
+def test_a_premise_about_a_setting_has_no_spread():
+    rows = [
+        {"norm": n, "seed": s, "accuracy": s + (n == "batch"), "lr": 2} for n in ("none", "batch") for s in range(4)
+    ]
+    rows = [{**row, "accuracy": row["accuracy"] + 0.01 * row["seed"] * (row["norm"] == "batch")} for row in rows]
+    for least, outcome in ((1, "reproduced"), (3, "premise_absent")):
+        claim = replace(RACE, premise=(Contrast("lr", {"norm": "batch"}, least=least),))
+        assert claim.judge_table(StudyTable(tuple(rows))).outcome == outcome
 
 
-def test_a_table_without_the_reading_is_an_error_in_a_sentence(given):
-    verdict = replace(RACE, margins=lambda table: {"x": [row["speed"] for row in table.rows]}).result
+def test_a_table_of_an_older_design_is_not_run_and_an_arm_that_failed_is_too_small(given):
+    speed = replace(RACE, contrasts=(replace(WIN, reading="speed"),)).result
+    assert (speed.outcome, speed.status) == ("not_run", "not_run") and "no run recorded speed" in speed.sentence
+    layer = replace(RACE, contrasts=(replace(WIN, more={"norm": "layer"}),))
+    assert "no run of norm layer" in layer.result.sentence and layer.result.outcome == "not_run"
+    failed = replace(given.table, failed=("norm layer, lr 0.1, seed 0",))
+    assert layer.judge_table(failed).outcome == "too_small_to_tell"
+
+
+def test_a_table_that_cannot_be_read_is_an_error_in_a_sentence(given):
+    verdict = replace(RACE, contrasts=(replace(WIN, of=lambda row: row["norm"] - 1),)).result
     assert (verdict.outcome, verdict.status) == (None, "error")
-    assert "study 'race'" in verdict.sentence and "speed" in verdict.sentence
-    assert verdict.rests_on == str(given)
+    assert "study 'race'" in verdict.sentence and verdict.rests_on == str(given)
 
 
 def test_failed_runs_are_no_measurements():
@@ -299,23 +319,70 @@ def test_arms_are_paired_on_the_seeds_both_have():
     rows = [{"norm": "none", "seed": seed, "loss": 10.0} for seed in (2, 1, 0)]
     rows += [{"norm": "batch", "seed": 1, "loss": 1.0}, {"norm": "batch", "seed": 2, "loss": None}]
     table = StudyTable(tuple(rows))
-    assert table.paired("loss", "none", "batch") == [9.0]
-    assert table.paired_log10("loss", "none", "batch") == [1.0]
-    assert differences({1: 3.0, 0: 1.0}, {0: 0.5, 1: 1.0, 2: 9.0}) == [0.5, 2.0]
+    less = Contrast("loss", {"norm": "none"}, {"norm": "batch"})
+    assert less.effects(table) == [9.0] and replace(less, log=True).effects(table) == [1.0]
     assert table.mean("loss", norm="none").n == 3
 
 
-def test_a_compared_knob_is_tuned_on_the_mean_over_seeds():
-    scores = {0.1: (0.5, 0.6), 1.0: (0.9, 0.1)}  # one seed is lucky at the larger rate
-    rows = [
-        {"norm": norm, "lr": rate, "seed": seed, "fit": fit, "test": fit}
-        for norm in ("none", "batch")
-        for rate, pair in scores.items()
-        for seed, fit in enumerate(pair)
+FACTORIAL = StudyTable(
+    tuple(
+        {
+            "norm": norm,
+            "batch": batch,
+            "seed": seed,
+            "fit": 10 * (norm == "bn") + batch * (2 if norm == "bn" else 1) + seed,
+        }
+        for norm in ("bn", "none")
+        for batch in (1, 2, 4)
+        for seed in range(3)
+    )
+)
+
+
+def test_a_contrast_is_a_sum_of_arms():
+    """Means over knobs, spreads, controls and picks against hand-made numbers."""
+    gain = Contrast("fit", {"norm": "bn", "batch": 4}, {"norm": "bn", "batch": 1})
+    assert gain.effects(FACTORIAL) == [6, 6, 6]
+    assert (
+        replace(gain, control=({"norm": "none", "batch": 4}, {"norm": "none", "batch": 1})).effects(FACTORIAL)
+        == [3] * 3
+    )
+    mean = Contrast("fit", {"norm": "bn"}, {"norm": "none"}, over=("batch",))
+    assert mean.effects(FACTORIAL) == pytest.approx([10 + 7 / 3] * 3)
+    some = replace(mean, at={"batch": (1, 2)})
+    assert some.effects(FACTORIAL) == pytest.approx([11.5] * 3)
+    spread = replace(mean, over=(), spread="batch").effects(FACTORIAL)
+    assert spread == pytest.approx([statistics.pstdev((2, 4, 8)) - statistics.pstdev((1, 2, 4))] * 3)
+    assert [c.at for c in replace(gain, more={"norm": "bn"}, at={"batch": EACH}).resolve(FACTORIAL)] == [
+        {"batch": 1},
+        {"batch": 2},
+        {"batch": 4},
     ]
-    table = StudyTable(tuple(rows))
-    assert {row["lr"] for row in table.at_best("lr", by="fit", within=["norm"]).rows} == {0.1}
-    assert table.best_by_seed("lr", by="fit", norm="none") == {0: 1.0, 1: 0.1}
+    assert [c.at for c in replace(gain, at={"batch": each_but(2)}).resolve(FACTORIAL)] == [{"batch": 1}, {"batch": 4}]
+    (largest,) = Contrast("fit", {"norm": "bn"}, {"norm": "none"}, at={"batch": LARGEST}).resolve(FACTORIAL)
+    assert largest.effects(FACTORIAL) == [14, 14, 14] and largest.title == "fit: norm bn minus norm none (batch 4)"
+    with pytest.raises(DataError, match="Name more knobs"):
+        Contrast("fit", {"norm": "bn"}, {"norm": "none"}).effects(FACTORIAL)
+
+
+def test_a_seed_that_lacks_a_cell_is_left_out_of_a_mean():
+    table = replace(FACTORIAL, rows=FACTORIAL.rows[1:])
+    assert len(Contrast("fit", {"norm": "bn"}, {"norm": "none"}, over=("batch",)).effects(table)) == 2
+
+
+def test_a_number_that_must_not_be_exceeded_is_said_so():
+    bound = Contrast("fit", less={"norm": "none", "batch": 1}, least=-5)
+    assert bound.effects(FACTORIAL) == [-1, -2, -3]
+    assert bound.rule == "fit: norm none, batch 1 is below 5" and bound.title.startswith("minus fit")
+
+
+def test_one_of_many_intervals_below_zero_is_no_contradiction_by_luck():
+    barely = [-0.9, -1.0, -1.1, 0.1]
+    alone = poll({"a": [-0.8, -1.0, -1.3, -0.2]})
+    assert alone.outcome == "contradicted"
+    crowd = {f"x{k}": [1.0, 1.1, 0.9, 1.0] for k in range(12)}
+    assert poll({**crowd, "a": [-0.8, -1.0, -1.3, -0.2]}).outcome == "too_small_to_tell"
+    assert "seeds would" in poll({**crowd, "a": barely}).sentence
 
 
 def test_tabulate_keeps_failed_and_unchosen_runs_as_trials_only():

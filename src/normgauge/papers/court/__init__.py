@@ -1,33 +1,37 @@
 """The one judge of theorem and experiment: sentences of the papers, verdicts, evidence; `ledger()` is the door."""
 
-from normgauge.papers.court.claim import Claim, Margins, PremiseAbsent
+from normgauge.papers.court.claim import Claim
+from normgauge.papers.court.contrast import EACH, LARGEST, SMALLEST, Contrast, each_but, resolve
 from normgauge.papers.court.ledger import Ledger, ledger
 from normgauge.papers.court.registry import criteria, empirical, finding
 from normgauge.papers.court.sources import DEFAULT_FOLDER, Source, shipped
-from normgauge.papers.court.table import StudyTable, differences
+from normgauge.papers.court.table import StudyTable
 from normgauge.papers.court.typeset import typeset
 from normgauge.papers.court.verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.papers.court.weigh import poll, weigh
 
 __all__ = [
     "Claim",
+    "Contrast",
     "DEFAULT_FOLDER",
+    "EACH",
     "Evidence",
+    "LARGEST",
     "Ledger",
-    "Margins",
     "OUTCOMES",
-    "PremiseAbsent",
+    "SMALLEST",
     "STANDINGS",
     "Source",
     "StudyTable",
     "Verdict",
     "WORDS",
     "criteria",
-    "differences",
+    "each_but",
     "empirical",
     "finding",
     "ledger",
     "poll",
+    "resolve",
     "shipped",
     "typeset",
     "weigh",

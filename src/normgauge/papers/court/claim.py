@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from normgauge.papers.court.checks import Check, gather
+from normgauge.papers.court.contrast import Contrast, NotRun, least_effects, measure
 from normgauge.papers.court.sources import Source, choose_source
 from normgauge.papers.court.table import StudyTable
 from normgauge.papers.court.verdict import Evidence, Outcome, Standing, Verdict, Word
@@ -20,12 +21,6 @@ from normgauge.rng import generator, preserved_rng, seed_everything
 
 Sort = Literal["theorem", "empirical", "bibliographic", "finding"]
 Trial = Callable[[torch.Generator], Iterable[Check]]
-Margins = Mapping[str, Sequence[float]]
-Criterion = Callable[[StudyTable], Margins]
-
-
-class PremiseAbsent(Exception):
-    """Raised by a criterion where what its sentence presupposes did not come about in the runs; says what."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,9 @@ class Claim:
         quotes: the words a bibliographic claim is compared with.
         trial: yields the checks of a theorem or quotation on instances drawn from a generator.
         study: the study an empirical claim is judged from.
-        criterion: the rule fixed in advance, in words.
-        margins: the same rule as a function of the study's table: per criterion one margin per seed.
+        contrasts: what must come out, each with the smallest effect of interest, declared before the runs.
+        premise: what the sentence presupposes; where it did not come about the outcome is premise_absent.
+        control: what stands against the mechanism claimed, or why nothing needs to.
         seed: with the id, from which `result` draws its instances: neither order nor company changes it.
         runs: the reader's own runs of the study, beside those that ship with the package.
         given: a verdict computed elsewhere, in another process.
@@ -65,8 +61,9 @@ class Claim:
     quotes: tuple[str, ...] = ()
     trial: Trial | None = None
     study: str = ""
-    criterion: str = ""
-    margins: Criterion | None = None
+    contrasts: tuple[Contrast, ...] = ()
+    premise: tuple[Contrast, ...] = ()
+    control: str = ""
     seed: int = 0
     runs: tuple[Source, ...] = ()
     given: Verdict | None = None
@@ -80,6 +77,12 @@ class Claim:
     def command(self) -> str:
         """The command that judges this claim on the reader's own machine."""
         return f"normgauge reproduce {self.study}" if self.study else f"normgauge claims --id {self.id}"
+
+    @property
+    def criterion(self) -> str:
+        """The rule an experiment is judged by, in words."""
+        given = f"where {' and '.join(each.rule for each in self.premise)}: " if self.premise else ""
+        return given + "; ".join(each.rule for each in self.contrasts)
 
     @cached_property
     def result(self) -> Verdict:
@@ -121,13 +124,26 @@ class Claim:
             return Verdict(None, None, "error", (), f"the judge raised {type(error).__name__}: {error}")
         return weigh(evidence)
 
+    def margins(self, table: StudyTable) -> dict[str, list[float]]:
+        """Return per contrast and seed the effect minus the smallest that counts."""
+        return measure(self.contrasts, table)
+
     def judge_table(self, table: StudyTable) -> Verdict:
         """Judge an experiment from a study's table: the one rule, whoever asks and wherever the table lies."""
-        assert self.margins is not None, f"{self.id} is judged by a trial"
         try:
-            return poll(self.margins(table))
-        except PremiseAbsent as absent:
-            return Verdict("empirical", "premise_absent", "judged", (), f"{absent}.")
+            for premise in self.premise:
+                judged = poll(measure([premise], table), least_effects([premise], table))
+                known = [each.effects(table) for each in premise.resolve(table)]
+                same = all(effects and min(effects) == max(effects) > premise.least for effects in known)
+                if judged.outcome != "reproduced" and not same:
+                    absent = judged.outcome == "contradicted" or all(map(_is_flat, known))
+                    told = "its premise did not come about" if absent else "whether its premise holds cannot be told"
+                    word: Outcome = "premise_absent" if absent else "too_small_to_tell"
+                    return replace(judged, outcome=word, sentence=f"{told}: {premise.rule}. {judged.sentence}")
+            return poll(measure(self.contrasts, table), least_effects(self.contrasts, table))
+        except NotRun as absent:
+            told = f"not run under this design: {absent}; {self.command} runs it. Criterion: {self.criterion}"
+            return Verdict("empirical", "not_run", "not_run", (), told)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
             told = f"the table of study {self.study!r} cannot be read: {type(error).__name__}: {error}"
             return Verdict("empirical", None, "error", (), told)
@@ -140,6 +156,10 @@ class Claim:
             return Verdict("empirical", "not_run", "not_run", (), told)
         beside = (replace(self.judge_table(s.table), rests_on=f"{s}; {why}") for s, why in others)
         return replace(self.judge_table(chosen.table), rests_on=str(chosen), beside=tuple(beside))
+
+
+def _is_flat(effects: list[float]) -> bool:
+    return bool(effects) and min(effects) == max(effects)
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import cache
 
 from normgauge.errors import InputError, explain, unknown_name
-from normgauge.papers.court.claim import Claim, Criterion, Trial
-from normgauge.papers.shelf import PAPERS
+from normgauge.papers.court.claim import Claim, Trial
+from normgauge.papers.court.contrast import Contrast
+from normgauge.papers.shelf import PAPERS, studies
 
 _CLAIMS: dict[str, Claim] = {}
 
@@ -68,35 +69,62 @@ def empirical(
     place: str,
     printed: str,
     study: str,
-    criterion: str,
-    hypotheses: str = "",
+    contrasts: Sequence[Contrast],
+    control: str,
+    premise: Sequence[Contrast] = (),
     cite: Sequence[str] = (),
     note: str = "",
-) -> Callable[[Criterion], Criterion]:
-    """Register a statement about experiments; the decorated function turns its study's table into margins per seed.
+) -> Claim:
+    """Register a statement about experiments, in the file of the study that decides it and nowhere else.
 
-    The criterion is fixed here, in the file of the study that decides it, and stands nowhere else: a margin is positive
-    on a seed that speaks for the claim, and the smallest effect that counts is subtracted already. It raises
-    `PremiseAbsent` where what the sentence presupposes did not come about.
+    Args:
+        id: in the ledger.
+        place: where the paper says it.
+        printed: what it says, hedges included.
+        study: by name.
+        contrasts: what must come out, all of them, each with the smallest effect of interest.
+        control: what stands against the mechanism claimed, or why nothing needs to.
+        premise: what the sentence presupposes.
+        cite: bibliography keys; the paper's own when empty.
+        note: what a reader should know.
     """
-    claim = Claim(
-        id=id,
-        place=place,
-        printed=printed,
-        kind="empirical",
-        hypotheses=hypotheses,
-        cite=tuple(cite),
-        note=note,
-        study=study,
-        criterion=criterion,
+    return register(
+        Claim(
+            id=id,
+            place=place,
+            printed=printed,
+            kind="empirical",
+            cite=tuple(cite) or (PAPERS[id.partition("-")[0]].key,),
+            note=note,
+            study=study,
+            contrasts=tuple(contrasts),
+            premise=tuple(premise),
+            control=control,
+        )
     )
-    return _register_with_margins(claim)
 
 
-def finding(study: str, *, printed: str, criterion: str, place: str = "") -> Callable[[Criterion], Criterion]:
+def finding(
+    study: str,
+    *,
+    printed: str,
+    contrasts: Sequence[Contrast],
+    control: str,
+    premise: Sequence[Contrast] = (),
+    place: str = "",
+) -> Claim:
     """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
-    return _register_with_margins(
-        Claim(id=study, place=place, printed=printed, kind="finding", study=study, criterion=criterion)
+    return register(
+        Claim(
+            id=study,
+            place=place,
+            printed=printed,
+            kind="finding",
+            study=study,
+            contrasts=tuple(contrasts),
+            premise=tuple(premise),
+            control=control,
+        )
     )
 
 
@@ -129,7 +157,7 @@ def criteria(study: str) -> tuple[Claim, ...]:
 
 def _file(claim: Claim) -> str:
     """Return the module a claim is written in: a file that was imported before the others keeps its place."""
-    return str(getattr(claim.trial or claim.margins, "__module__", ""))
+    return studies().get(claim.study, str(getattr(claim.trial, "__module__", "")))
 
 
 def find(id: str) -> Claim:
@@ -142,14 +170,6 @@ def find(id: str) -> Claim:
     if id not in _CLAIMS:
         raise unknown_name("claim", id, _CLAIMS, "`normgauge claims` lists them with their sentences")
     return _CLAIMS[id]
-
-
-def _register_with_margins(claim: Claim) -> Callable[[Criterion], Criterion]:
-    def enter(margins: Criterion) -> Criterion:
-        register(replace(claim, margins=margins))
-        return margins
-
-    return enter
 
 
 def _register_with_trial(claim: Claim) -> Callable[[Trial], Trial]:

@@ -42,7 +42,8 @@ class Source:
     @property
     def table(self) -> StudyTable:
         """The measurements: rows of runs that finished."""
-        return StudyTable(tuple(row for row in self.document.rows if row.get("status", "ok") == "ok"))
+        rows = tuple(row for row in self.document.rows if row.get("status", "ok") == "ok")
+        return StudyTable(rows, failed=tuple(item.run for item in self.document.failed))
 
     def __str__(self) -> str:
         d = self.document

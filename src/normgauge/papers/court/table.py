@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from normgauge.errors import DataError, explain
 from normgauge.records import Row, Run
-from normgauge.stats import Choice, Interval, choose, interval, natural_bounds
+from normgauge.stats import Choice, Interval, interval, natural_bounds
 from normgauge.store import spec_id
 
 
@@ -23,15 +23,17 @@ class StudyTable:
         trials: every run, with its `status`: failed ones and settings that were tried and not chosen too.
         readings: all readings of the runs at their chosen setting, by step, each with the knobs of its run.
         choices: the settings that were tuned.
+        failed: the knobs, in words, of shipped runs that are no measurements.
     """
 
     rows: tuple[Row, ...]
     trials: tuple[Row, ...] = ()
     readings: tuple[Row, ...] = ()
     choices: tuple[Choice, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def where(self, **knobs: Any) -> list[Row]:
-        """Return the rows whose knobs have these values."""
+        """Return the rows whose knobs have these values; a tuple lists several."""
         return [row for row in self.rows if _has(row, knobs)]
 
     def by_seed(self, reading: str, **knobs: Any) -> dict[int, float]:
@@ -59,50 +61,11 @@ class StudyTable:
         """Return mean and 95 % interval over seeds, inside the bounds its name tells."""
         return interval(self.by_seed(reading, **knobs).values(), bounds=natural_bounds(reading))
 
-    def paired(self, reading: str, left: Any, right: Any, *, knob: str = "norm", **where: Any) -> list[float]:
-        """Return `reading(left) - reading(right)` on every seed both arms have.
-
-        Examples:
-            >>> rows = [{"norm": n, "seed": s, "loss": s + (n == "none")} for n in ("batch", "none") for s in (0, 1)]
-            >>> StudyTable(tuple(rows)).paired("loss", "none", "batch")
-            [1.0, 1.0]
-        """
-        first, second = (self.by_seed(reading, **{knob: arm}, **where) for arm in (left, right))
-        return differences(first, second)
-
-    def paired_log10(self, reading: str, left: Any, right: Any, *, knob: str = "norm", **where: Any) -> list[float]:
-        """Return `log10(reading(left) / reading(right))` on every seed both arms have: orders of magnitude."""
-        logs = ({**row, reading: math.log10(row[reading])} for row in self.rows if row.get(reading) is not None)
-        return StudyTable(tuple(logs)).paired(reading, left, right, knob=knob, **where)
-
-    def at_best(self, knob: str, *, by: str, within: Sequence[str]) -> StudyTable:
-        """Return the rows whose `knob` has the value chosen for their cell of `within` (see `stats.choose`).
-
-        So a knob that was compared answers as one that was tuned.
-
-        Args:
-            knob: what is tuned.
-            by: the reading it is tuned by, larger is better; of validation data, so that the test stays a test.
-            within: the knobs whose combinations are the cells.
-
-        Examples:
-            >>> rows = [{"norm": "none", "lr": r, "seed": s, "fit": r * (s + 1)} for r in (1, 2) for s in (0, 1)]
-            >>> StudyTable(tuple(rows)).at_best("lr", by="fit", within=["norm"]).by_seed("lr")
-            {0: 2.0, 1: 2.0}
-        """
-        chosen = [{**c.arm, **c.setting} for c in choose(self.rows, by=by, over=[knob], within=within)]
-        return replace(self, rows=tuple(row for row in self.rows if any(_has(row, setting) for setting in chosen)))
-
-    def best_by_seed(self, knob: str, *, by: str, **knobs: Any) -> dict[int, Any]:
-        """Return, per seed, the value of `knob` whose run has the best `by`: for claims about the best value itself.
-
-        Examples:
-            >>> rows = [{"decay": d, "seed": s, "fit": -abs(d - s)} for d in (2, 1, 0) for s in (0, 1)]
-            >>> StudyTable(tuple(rows)).best_by_seed("decay", by="fit")
-            {0: 0, 1: 1}
-        """
-        chosen = choose(self.where(**knobs), by=by, over=[knob], within=["seed"])
-        return {choice.arm["seed"]: choice.setting[knob] for choice in sorted(chosen, key=lambda c: c.arm["seed"])}
+    def has_failed(self, knobs: Mapping[str, Any]) -> bool:
+        """Say whether a run with these knobs was made and is no measurement."""
+        told = [f"{name} {value}" for name, value in knobs.items()]
+        named = any(set(told) <= set(run.split(", ")) for run in self.failed)
+        return named or any(_has(row, knobs) and row["status"] != "ok" for row in self.trials)
 
     def curve(self, reading: str, **knobs: Any) -> list[Row]:
         """Return the readings of this name by step, each with `step`, `layer`, `value` and its run's knobs."""
@@ -127,11 +90,6 @@ class StudyTable:
         ]
 
 
-def differences(first: dict[int, float], second: dict[int, float]) -> list[float]:
-    """Return first - second on every seed both have."""
-    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
-
-
 def tabulate(runs: Sequence[Run], chosen: Collection[str], choices: Sequence[Choice] = ()) -> StudyTable:
     """Make the table from stored runs; `chosen` are the ids of those at the setting that answers the question."""
     answering = [run for run in runs if spec_id(run.spec) in chosen]
@@ -145,4 +103,6 @@ def tabulate(runs: Sequence[Run], chosen: Collection[str], choices: Sequence[Cho
 
 
 def _has(row: Row, wanted: Row) -> bool:
-    return all(row.get(name) == value for name, value in wanted.items())
+    return all(
+        row.get(name) in value if isinstance(value, tuple) else row.get(name) == value for name, value in wanted.items()
+    )

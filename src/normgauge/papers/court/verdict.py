@@ -33,6 +33,7 @@ class Evidence:
         value: the largest discrepancy over all instances (0 is perfect), or the fact's or margin's value.
         tolerance: how large a discrepancy may be and still be rounding; for a margin the half-width of its interval.
         instances: over how many instances (or seeds) the value was taken.
+        least: of a margin, the smallest effect that was declared to count, subtracted from the effect already.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Evidence:
     value: float
     tolerance: float = 1e-8
     instances: int = 1
+    least: float = 0.0
 
     @property
     def passes(self) -> bool:
@@ -58,7 +60,8 @@ class Evidence:
         if self.role == "margin":
             seeds = f"{self.instances} seed{'' if self.instances == 1 else 's'}"
             spread = f" +- {format_number(self.tolerance)}" if math.isfinite(self.tolerance) else ""
-            return f"margin: {self.name} = {format_number(self.value)}{spread} over {seeds}"
+            effect = format_number(self.value + self.least)
+            return f"margin: {self.name} = {effect}{spread} over {seeds} (counts above {format_number(self.least)})"
         word = "holds" if self.passes else "fails" if self.fails else "undecided"
         bound = f"tolerance {format_number(self.tolerance)}, {self.instances} instances"
         return f"{self.role} {word}: {self.name}: discrepancy {format_number(self.value)} ({bound})"

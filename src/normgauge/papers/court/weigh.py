@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from normgauge.papers.court.verdict import Evidence, Verdict
 from normgauge.records import format_number
-from normgauge.stats import LEAST_SEEDS, MOST_SEEDS, interval, seeds_to_decide
+from normgauge.stats import CONFIDENCE, LEAST_SEEDS, MOST_SEEDS, interval, joint_confidence, seeds_to_decide
 
 
 def weigh(evidence: Sequence[Evidence]) -> Verdict:
@@ -53,16 +53,18 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
     return Verdict("false_as_stated", None, "judged", tuple(evidence), f"{fault}; {fate}{remedy}.")
 
 
-def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
+def poll(margins: Mapping[str, Sequence[float]], least: Mapping[str, float] | None = None) -> Verdict:
     """Judge an experiment from its margins: one number per seed, positive where that seed speaks for the claim.
 
-    A margin is a difference minus the smallest effect that was declared to count. Each gets a Student interval over
-    its seeds. All intervals above zero: reproduced. One at or below zero: contradicted. Anything else, fewer than three
-    seeds, or an interval without width: too_small_to_tell, with the number of seeds that would tell if mean and spread
-    are as they look.
+    A margin is an effect minus the smallest effect of interest, which was declared before the runs. Each gets a Student
+    interval over its seeds. Every 95 % interval above zero: reproduced (all must be, so the level stays 2.5 %). One of
+    m intervals of confidence `1 - 0.05 / m` at or below zero: contradicted, so that a true claim of many parts is not
+    contradicted by luck. Anything else, fewer than three seeds, or an interval without width: too_small_to_tell, with
+    the number of seeds that would tell if mean and spread are as they look.
 
     Args:
-        margins: per criterion its values over seeds.
+        margins: per contrast its values over seeds.
+        least: per contrast the smallest effect, for the reader; it is subtracted already.
 
     Examples:
         >>> poll({"accuracy with minus without": [0.03, 0.02, 0.04, 0.03]}).outcome
@@ -70,23 +72,26 @@ def poll(margins: Mapping[str, Sequence[float]]) -> Verdict:
         >>> poll({"accuracy with minus without": [0.03, -0.02, 0.01]}).outcome
         'too_small_to_tell'
     """
-    evidence = tuple(_margin(name, list(values)) for name, values in margins.items())
+    evidence = tuple(_margin(name, list(values), (least or {}).get(name, 0.0)) for name, values in margins.items())
     intervals = [item for item in evidence if math.isfinite(item.tolerance)]
-    against = [item for item in intervals if item.value + item.tolerance <= 0]
+    joint = joint_confidence(len(evidence))
+    against = [item for item in intervals if interval(margins[item.name], confidence=joint).high <= 0]
     if against:
-        return Verdict("empirical", "contradicted", "judged", evidence, f"{against[0]}: the interval is not above 0.")
+        told = f"{against[0]}: the interval excludes the smallest effect that counts."
+        return Verdict("empirical", "contradicted", "judged", evidence, told)
     if evidence and len(intervals) == len(evidence) and all(item.value > item.tolerance for item in intervals):
-        return Verdict("empirical", "reproduced", "judged", evidence, f"{'; '.join(map(str, evidence))}: all above 0.")
+        told = f"{'; '.join(map(str, evidence))}: every interval lies beyond the smallest effect that counts."
+        return Verdict("empirical", "reproduced", "judged", evidence, told)
     why = "; ".join(map(str, evidence)) or "no margin could be computed"
     sentence = f"{why}: {_describe_lack(margins, evidence)}."
     return Verdict("empirical", "too_small_to_tell", "judged", evidence, sentence)
 
 
-def _margin(name: str, values: list[float]) -> Evidence:
+def _margin(name: str, values: list[float], least: float) -> Evidence:
     """Return mean and half width; infinite where the seeds are too few, or too equal, to know."""
     span = interval(values)
     half = (span.high - span.low) / 2 if span.n >= LEAST_SEEDS and span.has_width else math.inf
-    return Evidence(name, "margin", span.mean, half, span.n)
+    return Evidence(name, "margin", span.mean, half, span.n, least)
 
 
 def _describe_lack(margins: Mapping[str, Sequence[float]], evidence: Sequence[Evidence]) -> str:
@@ -96,8 +101,11 @@ def _describe_lack(margins: Mapping[str, Sequence[float]], evidence: Sequence[Ev
         return f"{few} seed{'' if few == 1 else 's'} cannot tell, {LEAST_SEEDS} are the least"
     if any(not interval(margins[item.name]).has_width for item in evidence):
         return "equal values on every seed have an interval without width, which cannot tell"
-    open_ones = [item for item in evidence if abs(item.value) <= item.tolerance]
-    needed = [seeds_to_decide(margins[item.name]) for item in open_ones]
+    joint = joint_confidence(len(evidence))
+    open_ones = [item for item in evidence if item.value <= item.tolerance]
+    needed = [
+        seeds_to_decide(margins[item.name], confidence=CONFIDENCE if item.value > 0 else joint) for item in open_ones
+    ]
     if None in needed:
         return f"the arms cannot be told apart, and no number of seeds up to {MOST_SEEDS:,} would if this is the spread"
     return f"the arms cannot be told apart; about {max(n for n in needed if n)} seeds would, if this is the spread"

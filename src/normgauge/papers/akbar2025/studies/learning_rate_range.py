@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import median
 
 import torch
 from torch import nn
 
-from normgauge.charts import against, intervals
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
-from normgauge.papers.court import Margins, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -77,119 +74,25 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     return math.nan
 
 
-@empirical(
+FIXED = {"model": "mlp", "data": "digits", "batch": 128}
+
+empirical(
     "S0-rate",
     place="sec 1.1, 5.1, 7.1",
     printed="the allowed stable step size is larger with BN",
     study="learning-rate-range",
-    criterion="the largest stable rate with BN is above that without",
-    cite=("akbar2025",),
-    note="Not in the list the ledger started from. From weights c times as large BN's stable rates are c^2 times as "
-    "large (S0-efflr).",
+    contrasts=(Contrast("largest_stable_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
+    control="the same network without BN from the same weights and batches, searched on the same grid of powers of 2",
+    note="From weights c times as large, scale-invariant weights alone would stand rates c^2 times as large "
+    "(S0-efflr); with the last layer and the gains the study measures less.",
 )
-def _stable_rate(table: StudyTable) -> Margins:
-    orders = table.paired_log10("largest_stable_rate", "batch", "none")
-    return {"log10 of the largest stable rate, batch over none": orders}
 
-
-@finding(
+finding(
     "learning-rate-range",
     printed="the curvature at the start predicts it: 2 / lambda_max is larger with BN",
-    criterion="2 / lambda_max at the start is larger with BN than without",
+    contrasts=(Contrast("predicted_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
+    control="the same network without BN from the same weights and batches",
 )
-def _predicted_rate(table: StudyTable) -> Margins:
-    return {"log10 of the predicted rate, BN over none": table.paired_log10("predicted_rate", "batch", "none")}
-
-
-def _norms(table: StudyTable) -> list[str]:
-    return list(dict.fromkeys(row["norm"] for row in table.rows))
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw the largest rates per normalizer, and observed against predicted."""
-    rows = []
-    for norm in _norms(table):
-        interval = table.mean("largest_stable_rate", norm=norm)
-        rows.append({"series": norm, "value": interval.mean, "low": max(interval.low, 1e-3), "high": interval.high})
-    pairs = [
-        {"series": row["norm"], "predicted": row["predicted_rate"], "value": row["largest_stable_rate"]}
-        for row in table.rows
-        if row.get("predicted_rate") and row.get("largest_stable_rate")
-    ]
-    return [
-        Figure(
-            "rates",
-            intervals(rows, x_title="largest rate that trains", scale="log"),
-            "Largest rate after which the training loss has halved; 95 % intervals over seeds.",
-        ),
-        Figure(
-            "prediction",
-            against(
-                sorted(pairs, key=lambda row: (row["series"], row["predicted"])),
-                x="predicted",
-                x_title="2 / lambda_max at the start",
-                y_title="largest rate that trains",
-                x_scale="log",
-                y_scale="log",
-            ),
-            "Observed against predicted, one point per run.",
-        ),
-    ]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say prediction and observation per normalizer, and the effect of larger weights."""
-    lines = []
-    for norm in _norms(table):
-        values = [list(table.by_seed(name, norm=norm).values()) or [math.nan] for name in COLUMNS[1:]]
-        predicted, start, largest, scaled = map(median, values)
-        lines.append(
-            f"{norm} (medians): 2 / lambda_max at the start {predicted:.3g}, stable in a few full-batch steps up to "
-            f"{start:.3g}, "
-            f"trains up to {largest:.3g}; from weights {FACTOR:g} times as large up to {scaled:.3g} "
-            f"({scaled / largest:.2g} times)."
-        )
-    lines.append(
-        "Full-batch descent counts as stable if the loss does not rise in the second half of the few steps, which a "
-        "normalized network does far above 2 / lambda_max: its weights grow until the steps are small."
-    )
-    once, thrice = (table.by_seed(name, norm="batch") for name in COLUMNS[3:])
-    ratio = median([thrice[seed] / once[seed] for seed in sorted(once.keys() & thrice.keys())] or [math.nan])
-    lines.append(
-        f"If scale-invariant weights alone set the limit, weights {FACTOR:g} times as large would stand rates "
-        f"{FACTOR**2:g} times as large (claim S0-efflr). With BN the largest rate that trains becomes {ratio:.2g} "
-        "times as large: what is not scale-invariant, the last layer and the gains, counts as well."
-    )
-    return lines
-
-
-COLUMNS = (
-    "lambda_max",
-    "predicted_rate",
-    "observed_start_rate",
-    "largest_stable_rate",
-    "largest_stable_rate_scaled",
-)
-
-
-def _study(norms: Sequence[str], seeds: int, steps: int, measured: int, bounds: tuple[float, float]) -> Study:
-    return Study(
-        "learning-rate-range",
-        "How large may the rate be?",
-        scientific={"norm": list(norms)},
-        fixed={
-            "model": "mlp",
-            "data": "digits",
-            "steps": steps,
-            "batch": 128,
-            "measured": measured,
-            "probe_steps": 4 if measured < 100 else 10,
-            "lowest": bounds[0],
-            "highest": bounds[1],
-        },
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -201,15 +104,58 @@ register(
         proxy="Santurkar et al. 2018 train a VGG on CIFAR-10; ours is the MLP with three hidden layers of 64 on the "
         "8x8 digits, SGD with batches of 128. A rate (of a grid of powers of 2) trains if the loss has halved after "
         "the stated steps.",
-        sizes={
-            "smoke": _study(("none", "batch"), 3, 20, 32, (0.125, 1.0)),
-            "small": _study(NORMS, 5, 60, 256, (0.015625, 64.0)),
-            "paper": _study(NORMS, 5, 1000, 1149, (0.0009765625, 256.0)),
-        },
+        sizes=grid(
+            "learning-rate-range",
+            {"norm": ("none", "batch", "layer", "group", "rms", "weight")},
+            smoke={
+                **FIXED,
+                "norm": ("none", "batch"),
+                "steps": 20,
+                "measured": 32,
+                "probe_steps": 4,
+                "lowest": 0.125,
+                "highest": 1.0,
+            },
+            small={
+                **FIXED,
+                "seeds": 5,
+                "steps": 60,
+                "measured": 256,
+                "probe_steps": 10,
+                "lowest": 0.015625,
+                "highest": 64.0,
+            },
+            paper={
+                **FIXED,
+                "seeds": 5,
+                "steps": 1000,
+                "measured": 1149,
+                "probe_steps": 10,
+                "lowest": 0.0009765625,
+                "highest": 256.0,
+            },
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=COLUMNS,
+        figures=(
+            Figure(
+                "rates",
+                "Largest rate after which the training loss has halved; 95 % intervals over seeds.",
+                "largest_stable_rate",
+                kind="intervals",
+                x_title="largest rate that trains",
+                y_scale="log",
+            ),
+            Figure(
+                "prediction",
+                "Observed against predicted, one point per run.",
+                "largest_stable_rate",
+                x="predicted_rate",
+                x_title="2 / lambda_max at the start",
+                y_title="largest rate that trains",
+                x_scale="log",
+                y_scale="log",
+            ),
+        ),
         minutes={"small": 0.3},
         cite=("akbar2025", "santurkar2018", "lyu2022"),
     )

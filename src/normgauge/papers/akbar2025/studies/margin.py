@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normgauge.charts import against, histogram
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.court import Margins, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
 
-CITE = ("akbar2025",)
 NORMS = ("none", "batch")
 SIZES = {"mini": 32, "full": 400}
+COMMON_RATE = 0.3
 RELATIVE = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the root mean square of each tensor's entries
 ABSOLUTE = (0.05, 0.1, 0.2, 0.4)
 DRAWS = 10
@@ -46,7 +46,7 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "train_accuracy", _accuracy(network, *training))
         record(step, "validation_accuracy", _accuracy(network, *validation))
         record(step, "test_accuracy", _accuracy(network, *test))
-        _record_margins(record, step, network, training, "", keep=seed == 0)
+        _record_margins(record, step, network, training, "", keep=seed == 2)
         _record_noise(record, step, network, training, seed)
 
     done = train(
@@ -134,137 +134,58 @@ def _record_noise(record: Record, step: int, network: nn.Module, data: tuple[Ten
         record(step, name, sum(means) / len(means), kind="estimate")
 
 
-@empirical(
+def _parts(rates: Sequence[float], seeds: int, steps: int) -> list[Study]:
+    arms, fixed = {"norm": NORMS, "batch": list(SIZES)}, {"steps": steps, "seeds": seeds}
+    best = grid("margin", {**arms, "rate": ["best"]}, {"lr": rates}, one=fixed)
+    common = grid("margin", {**arms, "rate": ["common"]}, one={**fixed, "lr": COMMON_RATE})
+    return [best["one"], common["one"]]
+
+
+empirical(
     "S0-E3",
     place="Experiment 3",
     printed="50-20-1 ReLU net, zero training error: mean margin f(x)y 1.8 (BN) vs 1.2 (none); BN flatter",
     study="margin",
-    criterion="the mean raw margin and the training accuracy under relative parameter noise are larger with BN",
-    cite=CITE,
+    contrasts=(
+        Contrast("mean_margin", {"norm": "batch"}, {"norm": "none"}, least=0.3, at={"batch": "mini", "rate": EACH}),
+        Contrast("noisy_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.01, at={"batch": "mini", "rate": EACH}),
+    ),
+    control="the same network without BN from the same weights and batches, at its own tuned rate and at a common one",
     note="The raw margin scales with the last layer (S0-margin); the study reports the normalized one as well.",
 )
-def _margins(table: StudyTable) -> Margins:
-    return {
-        f"{name}, batch minus none": table.paired(name, "batch", "none", batch="mini")
-        for name in ("mean_margin", "noisy_accuracy")
-    }
 
-
-@empirical(
+empirical(
     "S0-noisem",
     place="sec 7.2",
     printed="the stochasticity of BN's batch statistics enlarges the margin",
     study="margin",
-    criterion="with BN: the normalized margin is larger with mini-batch than with full-batch statistics",
-    cite=CITE,
-    note="Not in the list the ledger started from. The second half of S0-noise. 'Margin' is read as normalized, since "
-    "the raw one has no scale.",
+    contrasts=(
+        Contrast(
+            "normalized_margin",
+            {"norm": "batch", "batch": "mini"},
+            {"norm": "batch", "batch": "full"},
+            least=0.02,
+            at={"rate": "common"},
+            control=({"norm": "none", "batch": "mini"}, {"norm": "none", "batch": "full"}),
+        ),
+    ),
+    control="difference in differences at one rate: what the network without BN gains from mini-batches cannot be an "
+    "effect of batch statistics",
+    note="The second half of S0-noise. 'Margin' is read as normalized, since the raw one has no scale.",
 )
-def _noise_margin(table: StudyTable) -> Margins:
-    gain = table.paired("normalized_margin", "mini", "full", knob="batch", norm="batch")
-    return {"normalized margin with BN, mini minus full batch": gain}
 
-
-@finding(
+finding(
     "margin",
     printed="the normalized margin and the test accuracy are larger with BN as well",
-    criterion="at zero training error, mini-batches: the median of f(x) y / |df/dx| over the training points and the "
-    "test accuracy are larger with BN",
-)
-def _without_scale(table: StudyTable) -> Margins:
-    return {
-        f"{name.replace('_', ' ')}, BN minus none": table.paired(name, "batch", "none", batch="mini")
-        for name in ("normalized_margin", "test_accuracy")
-    }
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw the two histograms of margins and the accuracy under noise."""
-    drawn = []
-    for reading, title in (("raw", "f(x) y"), ("distance", "f(x) y / |df/dx|")):
-        rows = [{"norm": r["norm"], "margin": r["value"]} for r in table.curve(reading, batch="mini", seed=0)]
-        chart = histogram(rows, value="margin", series="norm", x_title=title, bins=40)
-        drawn.append(Figure(reading, chart, f"Margins of the training points at zero training error, {title}, seed 0."))
-    noisy = []
-    for norm in NORMS:
-        levels: dict[float, list[float]] = {}
-        for row in table.curve("noisy_accuracy_at", norm=norm, batch="mini"):
-            levels.setdefault(float(row["layer"]), []).append(row["value"])
-        noisy += [
-            {"series": norm, "noise": k, "value": sum(v) / len(v), "low": min(v), "high": max(v)}
-            for k, v in sorted(levels.items())
-        ]
-    chart = against(
-        noisy,
-        x="noise",
-        low="low",
-        high="high",
-        x_scale="linear",
-        y_scale="linear",
-        x_title="noise relative to each tensor",
-        y_title="training accuracy",
-    )
-    return [*drawn, Figure("noise", chart, "Training accuracy under parameter noise; bars: range over seeds.")]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say margins beside the paper's, and what the scale-free ones and longer training say."""
-    arms = {(n, b): {c: table.mean(c, norm=n, batch=b).mean for c in COLUMNS} for n in NORMS for b in SIZES}
-    bn, plain, full = arms["batch", "mini"], arms["none", "mini"], arms["batch", "full"]
-    return [
-        (
-            f"At zero training error the mean of f(x) y is {bn['mean_margin']:.3g} with BN and "
-            f"{plain['mean_margin']:.3g} without (Akbar 2025: 1.8 and 1.2); divided by |df/dx| the median is "
-            f"{bn['normalized_margin']:.3g} and {plain['normalized_margin']:.3g}; test accuracy "
-            f"{bn['test_accuracy']:.3f} and {plain['test_accuracy']:.3f}."
+    contrasts=(
+        Contrast(
+            "normalized_margin", {"norm": "batch"}, {"norm": "none"}, least=0.02, at={"batch": "mini", "rate": EACH}
         ),
-        (
-            f"With {bn['steps_to_zero_error']:.3g} (BN) and {plain['steps_to_zero_error']:.3g} steps behind them the "
-            f"arms stop at different times. After the whole budget the raw margins are {bn['late_mean_margin']:.3g} "
-            f"and {plain['late_mean_margin']:.3g}, the normalized ones {bn['late_normalized_margin']:.3g} and "
-            f"{plain['late_normalized_margin']:.3g}: the raw margin measures how long and how fast one trained."
-        ),
-        (
-            f"Training accuracy under noise relative to each tensor: {bn['noisy_accuracy']:.3f} with BN, "
-            f"{plain['noisy_accuracy']:.3f} without; under noise of absolute size {bn['absolute_noise_accuracy']:.3f} "
-            f"and {plain['absolute_noise_accuracy']:.3f}, which rescaling rows would change at will."
-        ),
-        (
-            f"With BN the normalized margin is {bn['normalized_margin']:.3g} from mini-batches of {SIZES['mini']} and "
-            f"{full['normalized_margin']:.3g} from full batches; without BN, where no statistics are drawn, it is "
-            f"{plain['normalized_margin']:.3g} and {arms['none', 'full']['normalized_margin']:.3g}. What the network "
-            "without BN gains from mini-batches cannot be an effect of batch statistics."
-        ),
-    ]
-
-
-COLUMNS = (
-    "steps_to_zero_error",
-    "train_accuracy",
-    "test_accuracy",
-    "mean_margin",
-    "normalized_margin",
-    "noisy_accuracy",
-    "absolute_noise_accuracy",
-    "late_mean_margin",
-    "late_normalized_margin",
-    "late_test_accuracy",
+        Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.005, at={"batch": "mini", "rate": EACH}),
+    ),
+    control="the same network without BN from the same weights and batches, at its own tuned rate and at a common one",
 )
 
-
-def _study(seeds: int, steps: int, rates: Sequence[float]) -> Study:
-    return Study(
-        "margin",
-        "Does BN enlarge margins?",
-        scientific={"norm": list(NORMS), "batch": list(SIZES)},
-        nuisance={"lr": list(rates)},
-        fixed={"steps": steps},
-        seeds=seeds,
-        tuning_seeds=min(seeds, 2),
-    )
-
-
-RATES = (0.1, 0.3, 1.0)
 register(
     Experiment(
         name="margin",
@@ -274,19 +195,45 @@ register(
         finding="At zero training error the mean margin f(x) y is 1.8 with BN and 1.2 without, and the accuracy under "
         "parameter noise falls more slowly with BN; the noise of batch statistics is said to enlarge the margin.",
         proxy="The paper gives no data or rates. Ours: 400 Gaussian points in 50 dimensions labelled by |a.x| > |b.x|, "
-        "the 50-20-1 network, SGD, each arm at its best rate by validation accuracy at zero training error; "
-        "three of four arms are best at the largest rate tried, 1.",
+        "the 50-20-1 network, SGD, each arm at its best rate by validation accuracy at zero training error (best), and "
+        "all arms at the rate 0.3 (common).",
         sizes={
-            "smoke": _study(3, 100, (0.3,)),
-            "small": _study(8, 1500, RATES),
-            "paper": _study(8, 3000, RATES),
+            "smoke": _parts((0.3,), 3, 100),
+            "small": _parts((0.1, 0.3, 1.0), 16, 1500),
+            "paper": _parts((0.1, 0.3, 1.0), 16, 3000),
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=COLUMNS,
+        figures=(
+            Figure(
+                "raw",
+                "Margins f(x) y of the training points at zero training error, seed 2.",
+                "raw",
+                where={"batch": "mini", "rate": "best", "seed": 2},
+                kind="histogram",
+                x_title="f(x) y",
+            ),
+            Figure(
+                "distance",
+                "Margins f(x) y / |df/dx| of the training points, seed 2.",
+                "distance",
+                where={"batch": "mini", "rate": "best", "seed": 2},
+                kind="histogram",
+                x_title="f(x) y / |df/dx|",
+            ),
+            Figure(
+                "noise",
+                "Training accuracy under parameter noise; bars: range over seeds.",
+                "noisy_accuracy_at",
+                x="layer",
+                where={"batch": "mini", "rate": "best"},
+                x_title="noise relative to each tensor",
+                y_title="training accuracy",
+                x_scale="linear",
+                y_scale="linear",
+            ),
+        ),
         choose_by="validation_accuracy",
-        minutes={"small": 0.5},
-        cite=CITE,
+        minutes={"small": 1.5},
+        cite=("akbar2025",),
     )
 )

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.charts import against, curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
-from normgauge.papers.court import Margins, StudyTable, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import LARGEST, SMALLEST, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.theory.norm_growth import after_sgd_step
@@ -82,88 +82,6 @@ def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor
     return torch.cat(squares)
 
 
-@finding(
-    "norm-conservation",
-    printed="rows before BN keep their norm as the rate tends to 0, and finite steps obey the law "
-    "|w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2",
-    criterion="full batch, no decay: at the smallest rate norms change by less than 1 % with BN and by less than "
-    "without; at equal flow time (rate times steps) the change falls with the rate by an exponent above 0.8 (1 where "
-    "only the finite steps move the norm); with decay and mini-batches too, the law holds to 1e-4",
-)
-def _conservation(table: StudyTable) -> Margins:
-    rates = sorted({row["lr"] for row in table.rows})
-    span = math.log10(rates[-1] / rates[0])
-    least = table.by_seed("norm_change", norm="batch", lr=rates[0], **FULL)
-    growth = table.paired_log10("norm_change", rates[-1], rates[0], knob="lr", norm="batch", **FULL)
-    return {
-        "BN, smallest rate: 0.01 - largest relative change of a row's norm": [0.01 - v for v in least.values()],
-        "smallest rate: log10 of the change, none over BN": table.paired_log10(
-            "norm_change", "none", "batch", lr=rates[0], **FULL
-        ),
-        "BN: exponent of the change against the rate, minus 0.8": [orders / span - 0.8 for orders in growth],
-        "-4 - log10 of the law's relative error with BN": [-4 - math.log10(v) for v in _law_errors(table, "batch")],
-    }
-
-
-def _law_errors(table: StudyTable, norm: str) -> list[float]:
-    """Return per seed the worst error of the law over all rates, batches and decays."""
-    worst: dict[int, float] = {}
-    for row in table.where(norm=norm):
-        worst[row["seed"]] = max(worst.get(row["seed"], 1e-300), row["law_error"])
-    return list(worst.values())
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw change against rate, and norms over training with the law on top."""
-    rates = sorted({row["lr"] for row in table.rows})
-    points = [
-        {"series": TITLES[norm], "lr": rate, "value": table.mean("norm_change", norm=norm, lr=rate, **FULL).mean}
-        for norm in NORMS
-        for rate in rates
-    ]
-    paths = []
-    for norm in NORMS:
-        for reading, word in (("relative_norm", "measured"), ("law_norm", "law")):
-            if norm == "none" and word == "law":
-                continue
-            knobs = {"norm": norm, "lr": rates[-1], "batch_size": "mini", "decay": max(r["decay"] for r in table.rows)}
-            paths += [{**row, "series": f"{TITLES[norm]}, {word}"} for row in table.band(reading, "norm", **knobs)]
-    return [
-        Figure(
-            "rates",
-            against(points, x="lr", x_title="learning rate (equal flow time)", y_title="largest change of |w| / |w0|"),
-            "Full batch, no decay, rate x steps the same: the change of normalized norms vanishes with the rate.",
-        ),
-        Figure(
-            "law",
-            curves(paths, y="mean", low="low", high="high", y_title="|w| / |w0|", y_scale="linear"),
-            "Mini-batches, weight decay, largest rate: measured norms and the law |w|^2 <- (1 - eta lambda)^2 |w|^2 + "
-            "eta^2 |g|^2 lie on each other.",
-        ),
-    ]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say how far norms move, how the change scales with the rate, and how exact the law is."""
-    rates = sorted({row["lr"] for row in table.rows})
-    lines = []
-    for norm in NORMS:
-        low, high = (table.mean("norm_change", norm=norm, lr=rate, **FULL).mean for rate in (rates[0], rates[-1]))
-        exponent = math.log(high / low) / math.log(rates[-1] / rates[0])
-        lines.append(
-            f"{TITLES[norm]}: the largest relative change of a norm is {100 * low:.3g} % at rate {rates[0]:g} and "
-            f"{100 * high:.3g} % at {rates[-1]:g} (exponent {exponent:.2f} at equal flow time)."
-        )
-    worst = {norm: max(_law_errors(table, norm)) for norm in NORMS}
-    lines.append(
-        "With decay and with mini-batches alike the law |w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2 holds to "
-        f"{worst['batch']:.1g} (BN, limited by its eps), {worst['layer']:.1g} (LN) and {worst['weight']:.1g} (WN): a "
-        "mini-batch gradient is orthogonal to the weights too, so the random walk of the paper's remark (iii) does not "
-        "exist; norms only grow without decay."
-    )
-    return lines
-
-
 def _part(
     rate: float, steps: int, decays: Sequence[float], batches: Mapping[str, int], *, samples: int, seeds: int
 ) -> list[Study]:
@@ -186,6 +104,27 @@ def _parts(rates: Sequence[float], time: float, *, samples: int, seeds: int) -> 
     return full + _part(max(rates), round(time / max(rates)), [0.0, 0.01], {"mini": 64}, **size)
 
 
+finding(
+    "norm-conservation",
+    printed="rows before BN keep their norm as the rate tends to 0, and finite steps obey the law "
+    "|w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2",
+    contrasts=(
+        Contrast("norm_change", less={"norm": "batch", "lr": SMALLEST}, least=-0.01, at=FULL),
+        Contrast("norm_change", {"norm": "none"}, {"norm": "batch"}, least=0.3, at={**FULL, "lr": SMALLEST}, log=True),
+        # 0.8 orders per order of the rate, which is 16 times as large
+        Contrast(
+            "norm_change",
+            {"lr": LARGEST},
+            {"lr": SMALLEST},
+            least=0.8 * math.log10(16),
+            at={**FULL, "norm": "batch"},
+            log=True,
+        ),
+        Contrast("law_error", less={"norm": "batch"}, least=4, log=True, over=("lr", "batch_size", "decay")),
+    ),
+    control="the network without BN at the same rate; the law is an identity of float64 and needs none",
+)
+
 register(
     Experiment(
         name="norm-conservation",
@@ -202,10 +141,30 @@ register(
             "paper": _parts((0.001, 0.01, 0.1), 20.0, samples=1149, seeds=5),
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("norm_change", "relative_norm", "law_error"),
+        figures=(
+            Figure(
+                "rates",
+                "Full batch, no decay, rate x steps the same: the change of normalized norms vanishes with the rate.",
+                "norm_change",
+                x="lr",
+                where=FULL,
+                x_title="learning rate (equal flow time)",
+                y_title="largest change of |w| / |w0|",
+                x_scale="log",
+                y_scale="log",
+            ),
+            Figure(
+                "law",
+                "Mini-batches, weight decay, largest rate: measured norms and the law |w|^2 <- (1 - eta lambda)^2 "
+                "|w|^2 + eta^2 |g|^2.",
+                {"relative_norm": "measured", "law_norm": "law"},
+                where={"lr": LARGEST, "batch_size": "mini", "decay": LARGEST},
+                y_title="|w| / |w0|",
+                y_scale="linear",
+            ),
+        ),
         minutes={"small": 0.7},
         cite=("akbar2025", "sun2020"),
+        columns=("norm_change", "relative_norm", "law_error"),
     )
 )

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from normgauge.charts import curves, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
@@ -22,14 +21,14 @@ from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
-from normgauge.papers.court import Margins, PremiseAbsent, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
-CITE = ("akbar2025",)
 ARMS = (("none", "plain"), ("batch", "plain"), ("batch", "own"))
 MOMENTUM = 0.9
 EVERY = 5  # steps between two looks at the training loss
@@ -163,161 +162,6 @@ def _task(name: str, samples: int) -> Dataset:
     return replace(full, train=(full.train[0][:samples], full.train[1][:samples]))
 
 
-@empirical(
-    "S0-bjorck",
-    place="sec 2.3, 7.2 (after Bjorck et al.)",
-    printed="BN's gain in test accuracy comes from the larger learning rate: at the plain net's rate there is none",
-    study="rate-or-norm",
-    criterion="at the plain net's rate BN is at most 0.01 better, and BN at its own rate is better than at the "
-    "plain one's",
-    cite=CITE,
-    note="Not in the list the ledger started from.",
-)
-def _rate_not_norm(table: StudyTable) -> Margins:
-    none, plain = (_rate(table, norm, "plain") for norm in ("none", "batch"))
-    if none < plain or plain < none:  # an arm without a finished run has no rate, and no seeds to judge from
-        raise PremiseAbsent(f"the two nets did not run at one rate: no BN at {none:g}, BN at {plain:g}")
-    same = table.paired("test_accuracy", "batch", "none", rate="plain")
-    return {
-        "0.01 - (batch minus none) at the plain net's rate": [0.01 - value for value in same],
-        "with BN, own minus plain rate": table.paired("test_accuracy", "own", "plain", knob="rate", norm="batch"),
-    }
-
-
-@finding(
-    "rate-or-norm",
-    printed="BN's own, larger rate finds flatter minima than the plain net's rate",
-    criterion="with BN, at equal training loss: the quotient sharpness is larger at the plain net's rate than at BN's "
-    "own",
-)
-def _flatter(table: StudyTable) -> Margins:
-    plain, own = (_rate(table, "batch", rate) for rate in ("plain", "own"))
-    if own <= plain:
-        raise PremiseAbsent(f"BN's own best rate, {own:g}, is not larger than the plain net's, {plain:g}")
-    flatness = table.paired_log10("quotient_sharpness", "plain", "own", knob="rate", norm="batch")
-    return {"BN: log10 of the quotient sharpness, plain over own rate": flatness}
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw accuracy and sharpness per arm, and the training loss."""
-    drawn = []
-    for reading in ("test_accuracy", "quotient_sharpness"):
-        rows = []
-        for norm, rate in ARMS:
-            interval = table.mean(reading, norm=norm, rate=rate)
-            rows.append(
-                {"series": _arm(norm, rate), "value": interval.mean, "low": interval.low, "high": interval.high}
-            )
-        words = f"{reading.replace('_', ' ')} at equal training loss"
-        caption = f"{words.capitalize()}, mean and 95 % interval over the seeds that reached it."
-        drawn.append(Figure(reading.split("_")[0], intervals(rows, x_title=words), caption))
-    course = table.band("loss", lambda row: _arm(row["norm"], row["rate"]))
-    chart = curves(course, y="mean", low="low", high="high", y_scale="linear", y_title="training loss")
-    caption = (
-        f"Training loss, mean of {WINDOW} batches, each run until it meets the target; band: range over the seeds "
-        "still training, so that a line's end belongs to the slowest of them."
-    )
-    return [*drawn, Figure("loss", chart, caption)]
-
-
-def _arm(norm: str, rate: str) -> str:
-    if norm == "none":
-        return "no BN, its best rate"
-    return "BN, the plain net's rate" if rate == "plain" else "BN, its own best rate"
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say accuracy, sharpness and steps per arm, which runs missed the target, and what every rate scored."""
-    lines = [_describe_arm(table, norm, rate) for norm, rate in ARMS]
-    return [*lines, _residuals(table), *(_tuning(table, norm) for norm in ("none", "batch")), *_rates(table)]
-
-
-def _describe_arm(table: StudyTable, norm: str, rate: str) -> str:
-    """Say what the runs of an arm that reached the target have in the mean, and what became of the others."""
-    chosen = _rate(table, norm, rate)
-    runs = [row for row in table.trials if (row["norm"], row["rate"], row["lr"]) == (norm, rate, chosen)]
-    missed = [row for row in runs if not row.get("reached")]
-    if not runs:
-        return f"{_arm(norm, rate)}: no run finished."
-    said = f"{_arm(norm, rate)} ({chosen:g}): "
-    if len(missed) < len(runs):
-        mean = {name: table.mean(name, norm=norm, rate=rate, reached=1.0).mean for name in MEANS}
-        said += (
-            f"test accuracy {mean['test_accuracy']:.4f} and quotient sharpness {mean['quotient_sharpness']:.3g} at "
-            f"training loss {mean['train_loss']:.3g}, after {mean['steps_to_target']:.3g} steps. "
-        )
-    if not missed:
-        return f"{said}All {len(runs)} runs reached the target."
-    ends = ", ".join(f"seed {row['seed']} ({_end(row)})" for row in missed)
-    return f"{said}{len(missed)} of {len(runs)} runs did not reach the target and are left out: {ends}."
-
-
-def _end(row: Mapping[str, Any]) -> str:
-    if row["status"] != "ok":
-        return "diverged" if row["status"] == "diverged" else "failed"
-    return f"loss {row['train_loss']:.3g}, test accuracy {row['accuracy_when_stopped']:.4f} there"
-
-
-def _residuals(table: StudyTable) -> str:
-    """Say how far the search for the sharpness came."""
-    residuals = [row["sharpness_residual"] for row in table.rows if row.get("sharpness_residual") is not None]
-    if not residuals:
-        return "The sharpness was measured on no run."
-    above = sum(value > TOLERANCE for value in residuals)
-    return (
-        f"The sharpness has a relative residual above {TOLERANCE:.0%} in {above} of the {len(residuals)} runs it was "
-        f"measured on; the largest is {max(residuals):.2g}."
-    )
-
-
-def _tuning(table: StudyTable, norm: str) -> str:
-    """Say what every rate scored, and whether the best is the last of the grid, beyond which nobody looked."""
-    arm = {"norm": norm, "rate": "plain" if norm == "none" else "own"}
-    tried = [row for row in table.trials if all(row[k] == v for k, v in arm.items()) and row["seed"] < row["tuned_on"]]
-    rates = sorted({row["lr"] for row in tried})
-    words = [f"{lr:g}: {_describe_scores([row for row in tried if row['lr'] == lr])}" for lr in rates]
-    edge = len(rates) > 1 and _rate(table, **arm) in (rates[0], rates[-1])
-    return (
-        f"Validation accuracy by rate, {'no BN' if norm == 'none' else 'BN'}: {', '.join(words)}. A rate with a "
-        f"failed run is not chosen.{' The best is at the edge of the grid.' if edge else ''}"
-    )
-
-
-def _describe_scores(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Say the mean score of the runs that have one, how many failed, and how many others missed the target."""
-    scored = [row for row in runs if row.get("score") is not None]
-    if not scored:
-        return "failed"
-    notes = [f"{len(runs) - len(scored)} of {len(runs)} failed"] if len(scored) < len(runs) else []
-    short = sum(not row.get("reached") for row in scored)
-    notes += [f"{short} of {len(runs)} short of the target"] if short else []
-    return f"{fmean(row['score'] for row in scored):.4f}" + (f" ({'; '.join(notes)})" if notes else "")
-
-
-def _rates(table: StudyTable) -> list[str]:
-    """Compare the rates of the arms; the first two must have the same, or their difference says nothing."""
-    none, plain, own = (_rate(table, *arm) for arm in ARMS)
-    if any(map(math.isnan, (none, plain, own))):
-        return []
-    first = f"No BN and BN at the plain net's rate ran at the same rate, {none:g}."
-    if none != plain:
-        first = (
-            f"The rates differ: no BN ran at {none:g}, BN at the plain net's rate at {plain:g} (a failed run ruled the "
-            "rate out for one of them). Not being at one rate, they are not compared."
-        )
-    if own == plain:
-        return [first, f"BN's own best rate is the plain net's ({own:g}): the two arms of BN are the same runs."]
-    return [first, f"BN's own best rate is {own / plain:.3g} times the plain net's."]
-
-
-def _rate(table: StudyTable, norm: str, rate: str) -> float:
-    return next((row["lr"] for row in table.where(norm=norm, rate=rate)), math.nan)
-
-
-MEANS = ("test_accuracy", "quotient_sharpness", "train_loss", "steps_to_target")
-COLUMNS = ("lr", *MEANS, "reached", "sharpness_residual", "accuracy_when_stopped")
-
-
 def _parts(seeds: int, tried: int, rates: Sequence[float], fixed: Mapping[str, Any]) -> list[Study]:
     """Return both halves: rates of the plain net, chosen by its score for either net, and rates of BN's own."""
     return [
@@ -338,6 +182,28 @@ def _fixed_knobs(data: str, samples: int, model: str, steps: int, batch: int, ta
     fixed = {"data": data, "samples": samples, "model": model, "steps": steps, "batch": batch}
     return {**fixed, "target_loss": target, "measured": min(64, batch)}
 
+
+empirical(
+    "S0-bjorck",
+    place="sec 2.3, 7.2 (after Bjorck et al.)",
+    printed="BN's gain in test accuracy comes from the larger learning rate: at the plain net's rate there is none",
+    study="rate-or-norm",
+    contrasts=(
+        Contrast("test_accuracy", {"norm": "none"}, {"norm": "batch"}, least=-0.01, at={"rate": "plain"}),
+        Contrast("test_accuracy", {"rate": "own"}, {"rate": "plain"}, least=0.005, at={"norm": "batch"}),
+    ),
+    control="BN at the rate chosen for the network without it, and without BN at that rate; all at equal training loss",
+)
+
+finding(
+    "rate-or-norm",
+    printed="BN's own, larger rate finds flatter minima than the plain net's rate",
+    contrasts=(
+        Contrast("quotient_sharpness", {"rate": "plain"}, {"rate": "own"}, least=0.1, at={"norm": "batch"}, log=True),
+    ),
+    premise=(Contrast("lr", {"rate": "own"}, {"rate": "plain"}, at={"norm": "batch"}, log=True),),
+    control="BN at the rate of the network without it, at equal training loss",
+)
 
 register(
     Experiment(
@@ -371,12 +237,45 @@ register(
             ),
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=COLUMNS,
+        figures=(
+            Figure(
+                "test",
+                "Test accuracy at equal training loss, mean and 95 % interval over the seeds that reached it.",
+                "test_accuracy",
+                series=("norm", "rate"),
+                kind="intervals",
+                x_title="test accuracy",
+            ),
+            Figure(
+                "quotient",
+                "Quotient sharpness at equal training loss.",
+                "quotient_sharpness",
+                series=("norm", "rate"),
+                kind="intervals",
+                x_title="quotient sharpness",
+            ),
+            Figure(
+                "loss",
+                "Training loss, mean of 10 batches, each run until it meets the target; band: range over the seeds "
+                "still training.",
+                "loss",
+                series=("norm", "rate"),
+                y_scale="linear",
+                y_title="training loss",
+            ),
+        ),
         choose_by="score",
         data=("cifar10",),
         minutes={"small": 8.1},
-        cite=CITE,
+        cite=("akbar2025",),
+        columns=(
+            "lr",
+            "test_accuracy",
+            "quotient_sharpness",
+            "train_loss",
+            "steps_to_target",
+            "reached",
+            "sharpness_residual",
+        ),
     )
 )

@@ -7,17 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from normgauge.charts import curves, intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import Batches
-from normgauge.lab.study import Study
-from normgauge.papers.court import Margins, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
 
-CITE = ("akbar2025",)
 NORMS = ("none", "batch")
 NOISES = ("none", "gradient", "sampling", "batch", "independent")
 INPUTS, HIDDEN, SAMPLES = 10, 8, 512
@@ -130,113 +128,35 @@ def most_negative(saddle: Saddle) -> float:
     return float(torch.linalg.eigvalsh(hessian)[0])
 
 
-@empirical(
+LESS = math.log10(1.05)  # a twentieth fewer steps
+
+empirical(
     "S0-noise",
     place="sec 5.1, 7.2",
     printed="BN batch noise helps escape saddles and enlarges margins",
     study="saddle-escape",
-    criterion="with BN: fewer steps to leave the saddle with mini-batch statistics than without noise, and than with "
-    "full-batch statistics and gradient noise of the same size",
-    cite=CITE,
+    contrasts=(
+        Contrast("steps_to_escape", {"noise": "none"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True),
+        Contrast(
+            "steps_to_escape", {"noise": "sampling"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
+        ),
+    ),
+    control="BN without noise, and mini-batches under the statistics of all samples, in which only the noise of the "
+    "statistics is absent",
     note="The half about saddles; the half about margins is S0-noisem.",
 )
-def _escape(table: StudyTable) -> Margins:
-    return {
-        f"log10 of steps, noise {other} over noise batch": table.paired_log10(
-            "steps_to_escape", other, "batch", knob="noise", norm="batch"
-        )
-        for other in ("none", "gradient")
-    }
 
-
-@finding(
+finding(
     "saddle-escape",
-    printed="it is the noise of the statistics: sampling alone leaves later, and so does the network without BN",
-    criterion="mini-batches: more steps to leave the saddle with BN under the statistics of all samples, and without "
-    "BN, than with BN under the batches' own statistics",
+    printed="it is the form of the noise: Gaussian noise of the same size, and mini-batches without BN, leave later",
+    contrasts=(
+        Contrast(
+            "steps_to_escape", {"noise": "gradient"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
+        ),
+        Contrast("steps_to_escape", {"norm": "none"}, {"norm": "batch"}, least=LESS, at={"noise": "batch"}, log=True),
+    ),
+    control="full batches with Gaussian noise of the mini-batch gradient's size, and the network without BN",
 )
-def _statistics_noise(table: StudyTable) -> Margins:
-    return {
-        "BN: log10 of steps, noise sampling over noise batch": table.paired_log10(
-            "steps_to_escape", "sampling", "batch", knob="noise", norm="batch"
-        ),
-        "batch noise: log10 of steps, without BN over with": table.paired_log10(
-            "steps_to_escape", "none", "batch", noise="batch"
-        ),
-    }
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw steps to escape per arm and the losses over steps."""
-    rows = []
-    for norm in NORMS:
-        for noise in NOISES:
-            interval = table.mean("steps_to_escape", norm=norm, noise=noise)
-            low = max(interval.low, 1.0) if math.isfinite(interval.low) else interval.mean
-            high = interval.high if math.isfinite(interval.high) else interval.mean
-            name = f"{'BN' if norm == 'batch' else 'none'}, {NAMES[noise]}"
-            rows.append({"series": name, "value": interval.mean, "low": low, "high": high})
-    course = table.band("loss", lambda row: f"{row['norm']}, {row['noise']}", seed=0)
-    return [
-        Figure(
-            "steps",
-            intervals(rows, x_title="steps to leave the saddle", scale="log"),
-            "Mean steps until the loss is 5 % below the saddle's, with 95 % intervals. Matched noise: full batch with "
-            "Gaussian noise of the mini-batch gradient's size; sampling only: mini-batches under the statistics of all "
-            "samples; fresh batches: drawn anew each step.",
-        ),
-        Figure(
-            "loss",
-            curves(course, y="mean", y_title="loss over the saddle's", y_scale="linear"),
-            "Loss over steps until it has left, seed 0; legend: norm, noise.",
-        ),
-    ]
-
-
-NAMES = {
-    "none": "full batch",
-    "gradient": "matched noise",
-    "sampling": "sampling only",
-    "batch": "mini-batch",
-    "independent": "fresh batches",
-}
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say steps per arm and the curvature that decides without noise."""
-    lines = []
-    for norm in NORMS:
-        steps = {noise: table.mean("steps_to_escape", norm=norm, noise=noise).mean for noise in NOISES}
-        bottom = table.mean("lambda_min", norm=norm, noise="none").mean
-        lines.append(
-            f"{'With' if norm == 'batch' else 'Without'} BN (most negative curvature {bottom:.3g}): "
-            + ", ".join(f"{NAMES[noise]} {steps[noise]:.3g} steps" for noise in NOISES)
-            + "."
-        )
-    anew = {norm: table.mean("steps_to_escape", norm=norm, noise="independent").mean for norm in NORMS}
-    lines.append(
-        "Matched Gaussian noise leaves first, partly because it is independent from step to step: the batches of an "
-        "epoch share out the samples, so that their pushes nearly cancel. Batches drawn anew each step leave after "
-        f"{anew['batch']:.3g} steps with BN and {anew['none']:.3g} without."
-    )
-    share = min(table.mean("escaped", norm=norm, noise=noise).mean for norm in NORMS for noise in NOISES)
-    lines.append(
-        "Sampling only (mini-batches under the statistics of all samples) shows what is not BN's statistics: "
-        f"compare its steps with those of the whole mini-batch noise. At least {100 * share:.3g} % of the runs of each "
-        "arm left within the budget; the others count as the budget."
-    )
-    return lines
-
-
-def _study(seeds: int, steps: int, rate: float) -> Study:
-    return Study(
-        "saddle-escape",
-        "Does the noise of batch statistics help to leave saddles?",
-        scientific={"norm": list(NORMS), "noise": list(NOISES)},
-        fixed={"steps": steps, "batch": 32, "lr": rate},
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -250,12 +170,37 @@ register(
         "hidden units (an exact saddle of the full loss in both arms), all runs 1e-6 off it, 512 samples, batches of "
         "32, one rate; matched noise is Gaussian with the mini-batch gradient's mean square per tensor. "
         "Fresh batches were added after the first result, to explain it; no criterion uses them.",
-        sizes={"smoke": _study(3, 60, 1.0), "small": _study(16, 3000, 0.1), "paper": _study(16, 3000, 0.1)},
+        sizes=grid(
+            "saddle-escape",
+            {"norm": NORMS, "noise": NOISES},
+            smoke={"steps": 60, "batch": 32, "lr": 1.0},
+            small={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
+            paper={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("steps_to_escape", "escaped", "lambda_min", "noise_size"),
-        minutes={"small": 0.3},
-        cite=CITE,
+        figures=(
+            Figure(
+                "steps",
+                "Steps until the loss is 5 % below the saddle's. gradient: full batch with Gaussian noise of the "
+                "mini-batch gradient's size; sampling: mini-batches under the statistics of all samples; independent: "
+                "batches drawn anew each step.",
+                "steps_to_escape",
+                series=("norm", "noise"),
+                kind="intervals",
+                x_title="steps to leave the saddle",
+                y_scale="log",
+            ),
+            Figure(
+                "loss",
+                "Loss over steps until it has left, seed 0.",
+                "loss",
+                series=("norm", "noise"),
+                where={"seed": 0},
+                y_title="loss over the saddle's",
+                y_scale="linear",
+            ),
+        ),
+        minutes={"small": 1.2},
+        cite=("akbar2025",),
     )
 )

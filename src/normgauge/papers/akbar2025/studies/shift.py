@@ -11,21 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.charts import against, bars
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import Statistics, evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.court import Margins, StudyTable, differences, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
-from normgauge.stats import paired_difference
 
-CITE = ("akbar2025",)
 #: Offsets in standard deviations of the pixels, factors on them; 0 and 1 are the data as they are.
 BRIGHTNESS = (-1.0, -0.5, 0.5, 1.0)
 CONTRAST = (0.25, 0.5, 2.0, 4.0)
@@ -101,136 +99,6 @@ def _add_cue(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]
     return inputs * factors.view(-1, *(1,) * (inputs.dim() - 1)), targets
 
 
-@empirical(
-    "S0-shift",
-    place="sec 7.2",
-    printed="BN makes the model more invariant to shifts that only affect scale and offset of features",
-    study="shift",
-    criterion="with stored statistics, as at test time, the accuracy on the shifted data is higher with BN than "
-    "without",
-    cite=CITE,
-    note="Not in the list the ledger started from. With statistics of the shifted batch it is another model; the study "
-    "reports it as well.",
-)
-def _accuracy_under_shift(table: StudyTable) -> Margins:
-    batch = table.by_seed("shift_accuracy", norm="batch", statistics="stored")
-    none = table.by_seed("shift_accuracy", norm="none")
-    return {"accuracy under shift, batch minus none": differences(batch, none)}
-
-
-@finding(
-    "shift",
-    printed="BN loses less accuracy under shifts of scale and offset, and leans less on a cue of scale",
-    criterion="with stored statistics the accuracy on clean minus that on shifted data, and the accuracy with the cue "
-    "minus that with scales at random, are smaller with BN than without",
-)
-def _accuracy_lost(table: StudyTable) -> Margins:
-    return {
-        f"accuracy lost {words}, none minus batch (stored)": table.paired(name, "none", "stored", knob="statistics")
-        for name, words in (("shift_drop", "under shift"), ("cue_drop", "without the cue"))
-    }
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw accuracy against brightness and contrast per arm, and what the cue was worth."""
-    drawn = []
-    axes = {
-        "brightness": ("offset of the pixels, in standard deviations", 0.0),
-        "contrast": ("factor on the pixels", 1.0),
-    }
-    for kind, (place, still) in axes.items():
-        rows = []
-        for arm in ("none", *STATISTICS):
-            values: dict[float, list[float]] = {}
-            for row in table.curve("accuracy_under", statistics=arm):
-                word, level = row["layer"].split()
-                if word == kind:
-                    values.setdefault(float(level), []).append(row["value"])
-            clean = list(table.by_seed("clean_accuracy", statistics=arm, task="images").values())
-            values[still] = clean
-            rows += [
-                {
-                    "series": _arm_title(arm),
-                    "level": level,
-                    "mean": fmean(accuracies),
-                    "low": min(accuracies),
-                    "high": max(accuracies),
-                }
-                for level, accuracies in sorted(values.items())
-                if accuracies
-            ]
-        scale = "log" if kind == "contrast" else "linear"
-        drawn.append(
-            Figure(
-                kind,
-                against(
-                    rows,
-                    x="level",
-                    y="mean",
-                    low="low",
-                    high="high",
-                    x_scale=scale,  # type: ignore[arg-type]
-                    y_scale="linear",
-                    x_title=place,
-                    y_title="test accuracy",
-                ),
-                f"Test accuracy against {kind}; mean and range over seeds.",
-            )
-        )
-    cue = [
-        {"arm": _arm_title(arm), "test": test, "accuracy": fmean(accuracies.values())}
-        for arm in ("none", *STATISTICS)
-        for test, reading in (("with the cue", "clean_accuracy"), ("cue at random", "broken_cue_accuracy"))
-        if (accuracies := table.by_seed(reading, statistics=arm, task="cue"))
-    ]
-    drawn.append(
-        Figure(
-            "cue",
-            bars(cue, x="arm", y="accuracy", series="test", y_title="test accuracy"),
-            "Trained where the scale of an image tells its class: test accuracy with that cue, and with scales drawn "
-            "at random. Recalibrated statistics are those of the test images, without their labels.",
-        )
-    )
-    return drawn
-
-
-def _arm_title(arm: str) -> str:
-    return "none" if arm == "none" else f"batch, {'test batch' if arm == 'batch' else arm}"
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say the accuracies under shift of every arm, how much the cue was used, and what other statistics save."""
-    lines = []
-    for arm in ("none", *STATISTICS):
-        clean = table.mean("clean_accuracy", statistics=arm, task="images").mean
-        bright, contrast = (table.mean(f"{kind}_accuracy", statistics=arm).mean for kind in ("brightness", "contrast"))
-        lines.append(
-            f"{_arm_title(arm)}: accuracy {clean:.3f} on clean data, {bright:.3f} under brightness, {contrast:.3f} "
-            "under contrast."
-        )
-    for arm in ("none", *STATISTICS):
-        kept, broken, lost = (
-            table.mean(name, statistics=arm, task="cue")
-            for name in ("clean_accuracy", "broken_cue_accuracy", "cue_drop")
-        )
-        lines.append(
-            f"{_arm_title(arm)}, where scale tells the class in training: accuracy {kept.mean:.3f} with the cue, "
-            f"{broken.mean:.3f} with scales at random: losing the cue costs {lost.mean:.3f}."
-        )
-    return [*lines, *(_describe_saving(table, arm) for arm in STATISTICS[1:])]
-
-
-def _describe_saving(table: StudyTable, arm: str) -> str:
-    """Say what other statistics than the stored ones save of the loss of the cue."""
-    stored, other = (table.by_seed("cue_drop", statistics=name, task="cue") for name in ("stored", arm))
-    saved = paired_difference(stored, other)
-    ends = f"{saved.mean:+.3f} " + (f"[{saved.low:+.3f}, {saved.high:+.3f}]" if saved.n > 1 else "on one seed")
-    if not saved.excludes_zero:
-        return f"Loss of the cue, stored minus {arm} statistics: {ends}; no difference can be told."
-    word = "less" if saved.mean > 0 else "more"
-    return f"Loss of the cue, stored minus {arm} statistics: {ends}; with {arm} statistics it costs {word}."
-
-
 def _sizes(rates: Sequence[float], seeds: int, **fixed: object) -> list[Study]:
     question = "Does BN make shifts of scale and offset harmless?"
 
@@ -246,6 +114,38 @@ def _sizes(rates: Sequence[float], seeds: int, **fixed: object) -> list[Study]:
         part("cue", "batch", STATISTICS),
     ]
 
+
+empirical(
+    "S0-shift",
+    place="sec 7.2",
+    printed="BN makes the model more invariant to shifts that only affect scale and offset of features",
+    study="shift",
+    contrasts=(
+        Contrast(
+            "shift_accuracy",
+            {"norm": "batch", "statistics": "stored"},
+            {"norm": "none"},
+            least=0.01,
+            at={"task": "images"},
+        ),
+    ),
+    control="the same network without BN from the same weights and batches; every arm at its tuned rate",
+    note="With statistics of the shifted batch it is another model; the study reports it as well.",
+)
+
+finding(
+    "shift",
+    printed="BN loses less accuracy under shifts of scale and offset, and leans less on a cue of scale",
+    contrasts=(
+        Contrast(
+            "shift_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "images"}
+        ),
+        Contrast(
+            "cue_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "cue"}
+        ),
+    ),
+    control="the same network without BN from the same weights and batches",
+)
 
 register(
     Experiment(
@@ -267,19 +167,38 @@ register(
             "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=(
-            "clean_accuracy",
-            "shift_accuracy",
-            "brightness_accuracy",
-            "contrast_accuracy",
-            "broken_cue_accuracy",
-            "cue_drop",
+        figures=(
+            Figure(
+                "shift",
+                "Test accuracy on images, clean and under shifts of brightness and contrast, by the statistics BN "
+                "uses.",
+                {
+                    "clean_accuracy": "clean",
+                    "shift_accuracy": "shifted",
+                    "brightness_accuracy": "brightness",
+                    "contrast_accuracy": "contrast",
+                },
+                x="reading",
+                series=("statistics",),
+                where={"task": "images"},
+                kind="bars",
+                y_title="test accuracy",
+            ),
+            Figure(
+                "cue",
+                "Trained where the scale of an image tells its class: test accuracy with that cue, and with scales "
+                "drawn at random. Recalibrated statistics are those of the test images, without their labels.",
+                {"clean_accuracy": "with the cue", "broken_cue_accuracy": "cue at random"},
+                x="reading",
+                series=("statistics",),
+                where={"task": "cue"},
+                kind="bars",
+                y_title="test accuracy",
+            ),
         ),
         choose_by="validation_accuracy",
         data=("cifar10",),
         minutes={"small": 1.5},
-        cite=CITE,
+        cite=("akbar2025",),
     )
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normgauge.charts import against, surface
 from normgauge.errors import NonFiniteError
-from normgauge.lab.study import Study
-from normgauge.papers.court import Margins, StudyTable, differences, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
@@ -23,6 +21,7 @@ ANGLES = torch.linspace(0, 2 * math.pi, 361, dtype=torch.float64)[:-1]
 ALIGNED = 5.0  # degrees
 FLAT = 0.01  # of the gap between the loss of w = 0 and the lowest
 SPAN = 4.0
+DRAWN = 3  # the seed whose surface is drawn, the first that is judged
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -36,7 +35,7 @@ def run(spec: Spec, record: Record) -> None:
     low = float(polar.min() + FLAT * (math.log(2) - polar.min()))
     flat = polar[:, best_angle] <= low
     record(0, "valley_decades", _run_length(flat, best_radius) * 2 / (len(RADII) - 1))
-    if int(spec["seed"]) == 0:
+    if int(spec["seed"]) == DRAWN:
         _record_grid(record, inputs, labels, norm, int(spec["points"]))
     _descend(spec, record, inputs, labels, float(ANGLES[best_angle]), low)
 
@@ -116,100 +115,26 @@ def _record_grid(record: Record, inputs: Tensor, labels: Tensor, norm: str, poin
         record(0, "surface", value, layer=f"{x:.4g} {y:.4g}")
 
 
-@finding(
+FIXED = {"samples": 200, "stretch": 4.0}
+
+finding(
     "valley",
     printed="with BN the loss is flat along a ray of weights, and descent arrives sooner",
-    criterion="each arm at its best rate: with BN more decades of |w| are within 1 % of the lowest loss, |w| explains "
-    "less of the loss's variance, and fewer steps lead to within 1 % of the lowest loss",
+    contrasts=(
+        Contrast("valley_decades", {"norm": "batch"}, {"norm": "none"}, least=0.3),
+        Contrast("radial_share", {"norm": "none"}, {"norm": "batch"}, least=0.05),
+        Contrast(
+            "steps_to_lowest",
+            {"norm": "none"},
+            {"norm": "batch"},
+            least=math.log10(1.25),
+            log=True,
+            of=lambda row: max(row["steps_to_lowest"], 1),
+        ),
+    ),
+    control="the same loss without BN, on the same data, descent at its own tuned rate",
 )
-def _flat_ray(table: StudyTable) -> Margins:
-    orders = {
-        norm: {seed: math.log10(max(steps, 1)) for seed, steps in table.by_seed("steps_to_lowest", norm=norm).items()}
-        for norm in NORMS
-    }
-    return {
-        "decades of |w| within 1 % of the lowest loss, BN minus none": table.paired("valley_decades", "batch", "none"),
-        "share of the loss's variance due to |w|, none minus BN": table.paired("radial_share", "none", "batch"),
-        "log10 of steps to within 1 % of the lowest loss at each arm's best rate, none over BN": differences(
-            orders["none"], orders["batch"]
-        ),
-    }
 
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw both surfaces with the descent of seed 0 on them, and the angle over steps."""
-    drawn = []
-    for norm in NORMS:
-        cells = []
-        for row in table.curve("surface", norm=norm, seed=0):
-            x, y = map(float, row["layer"].split())
-            cells.append({"w1": x, "w2": y, "loss": row["value"]})
-        xs, ys = (table.curve(axis, norm=norm, seed=0) for axis in ("x", "y"))
-        path = [
-            {"w1": a["value"], "w2": b["value"], "path": norm, "step": a["step"]}
-            for a, b in zip(xs, ys, strict=True)
-            if max(abs(a["value"]), abs(b["value"])) <= SPAN
-        ]
-        words = "with BN: a valley along a ray" if norm == "batch" else "without BN: a basin"
-        drawn.append(
-            Figure(
-                f"surface-{norm}",
-                surface(cells, x="w1", y="w2", value="loss", paths=path, levels=10, title=f"loss, {words}"),
-                f"Loss over the weight, {words}; white: descent at this arm's best rate, starting 90 degrees off.",
-            )
-        )
-    angles = [
-        {"series": row["norm"], "step": row["step"] + 1, "value": row["value"]}
-        for norm in NORMS
-        for row in table.curve("off", norm=norm, seed=0)
-    ]
-    chart = against(
-        angles, x="step", x_title="step + 1", y_title="degrees off", x_scale="log", y_scale="linear", height=220
-    )
-    return [*drawn, Figure("angle", chart, "Angle to the best direction over the same descents.")]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say how long the valley is, what the radius matters, and who aligns first."""
-    means = {norm: {name: table.mean(name, norm=norm).mean for name in COLUMNS} for norm in NORMS}
-    rates = {norm: sorted({row["lr"] for row in table.where(norm=norm)}) for norm in NORMS}
-    bn, plain = means["batch"], means["none"]
-    chosen = [", ".join(map(str, rates[norm])) for norm in ("batch", "none")]
-    return [
-        (
-            f"The loss stays within 1 % of its lowest over {bn['valley_decades']:.2f} of 2 decades of |w| with BN "
-            f"and {plain['valley_decades']:.2f} without; |w| explains {100 * bn['radial_share']:.2g} % of the loss's "
-            f"variance with BN and {100 * plain['radial_share']:.3g} % without."
-        ),
-        (
-            f"At best rates ({chosen[0]} with BN, {chosen[1]} without) descent is within 1 % of the lowest loss after "
-            f"{bn['steps_to_lowest']:.3g} steps with BN and {plain['steps_to_lowest']:.3g} without, within "
-            f"{ALIGNED:g} degrees after {bn['steps_to_align']:.3g} and {plain['steps_to_align']:.3g}; path over chord "
-            f"{bn['detour']:.3g} and {plain['detour']:.3g}."
-        ),
-        (
-            "BN does not remove the bad conditioning by direction: the surface depends on the angle as the stretched "
-            "inputs make it, only the dependence on the radius is gone."
-        ),
-    ]
-
-
-COLUMNS = ("radial_share", "valley_decades", "steps_to_lowest", "steps_to_align", "detour")
-
-
-def _study(seeds: int, steps: int, rates: Sequence[float], points: int) -> Study:
-    return Study(
-        "valley",
-        "Is the loss flat along every ray?",
-        scientific={"norm": list(NORMS)},
-        nuisance={"lr": list(rates)},
-        fixed={"samples": 200, "stretch": 4.0, "steps": steps, "points": points},
-        seeds=seeds,
-        tuning_seeds=min(seeds, 3),
-    )
-
-
-RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 register(
     Experiment(
         name="valley",
@@ -222,15 +147,32 @@ register(
         "labels wrong (so that the plain loss has a minimum), full-batch descent, each arm at its best rate. "
         "How flatness and arrival are measured was changed after a first smoke run, in which descent within 5 degrees "
         "spoke against BN; that reading is still in the table.",
-        sizes={
-            "smoke": _study(3, 60, (0.3, 3.0), 17),
-            "small": _study(8, 400, RATES, 41),
-            "paper": _study(8, 400, RATES, 41),
-        },
+        sizes=grid(
+            "valley",
+            {"norm": NORMS},
+            {"lr": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
+            smoke={**FIXED, "lr": (0.3, 3.0), "steps": 60, "points": 17},
+            small={**FIXED, "seeds": 8, "tuning_seeds": 3, "steps": 400, "points": 41},
+            paper={**FIXED, "seeds": 8, "tuning_seeds": 3, "steps": 400, "points": 41},
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=COLUMNS,
+        figures=(
+            Figure(
+                "surface",
+                "Loss over the weight; white: descent at this arm's best rate, starting 90 degrees off.",
+                "surface",
+                where={"norm": EACH, "seed": DRAWN},
+                kind="surface",
+            ),
+            Figure(
+                "angle",
+                "Angle to the best direction over the same descents.",
+                "off",
+                where={"seed": DRAWN},
+                y_title="degrees off",
+                y_scale="linear",
+            ),
+        ),
         choose_by="steps_to_lowest",
         choose_higher=False,
         minutes={"small": 0.1},

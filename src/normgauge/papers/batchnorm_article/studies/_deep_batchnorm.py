@@ -21,20 +21,19 @@ PHI: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class DeepBatchNorm(nn.Module):
-    """`h <- W phi(BN(h))`, or `h + W phi(BN(h))` with skip connections; one linear map before and one after.
+    """`h <- W phi(BN(h))`, or `h + W phi(BN(h))` if `skip`; phi has this `slope` below 0; a linear map at either end.
 
     Args:
         inputs: features of a sample.
         width: units of every layer.
         depth: repeated layers.
         classes: outputs.
-        skip: add what came in.
         seed: draws the weights, variance 2 / fan-in; a scale that BN forgets without skips.
     """
 
-    def __init__(self, inputs: int, width: int, depth: int, classes: int, *, skip: bool, seed: int) -> None:
+    def __init__(self, inputs: int, width: int, depth: int, classes: int, *, seed: int) -> None:
         super().__init__()
-        self.skip = skip
+        self.skip, self.slope = False, 0.0
         self.first = nn.Linear(inputs, width, bias=False)
         self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(depth))
@@ -48,11 +47,17 @@ class DeepBatchNorm(nn.Module):
             self.last.weight.copy_(torch.randn(self.last.weight.shape, generator=source) / math.sqrt(width))
             self.last.bias.zero_()
 
+    def make_orthogonal(self, seed: int) -> None:
+        """Draw the repeated layers anew, as orthogonal matrices."""
+        for layer in self.layers:
+            nn.init.orthogonal_(layer.weight, generator=generator(seed))  # type: ignore[arg-type]
+            seed += 1000
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the class scores."""
         h = self.first(inputs.flatten(1))
         for norm, layer in zip(self.norms, self.layers, strict=True):
-            moved = layer(torch.relu(norm(h)))
+            moved = layer(nn.functional.leaky_relu(norm(h), self.slope))
             h = h + moved if self.skip else moved
         return self.last(torch.relu(self.end(h)))
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy
 import torch
 from torch import Tensor
 
-from normgauge.lab.study import Study
 from normgauge.optim import GaussianHalfspace, SampleHalfspace, gaussian_halfspace, gdnp, halfspace
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_pages import (
-    kinds,
-    race_figures,
-    race_margins,
-    race_remarks,
-    ratio,
-    record_path,
-)
-from normgauge.papers.court import Margins, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
+from normgauge.papers.court import each_but, empirical, finding
+from normgauge.papers.experiment import Experiment, Record, grid
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
 
-CITE = ("batchnorm_article", "kohler2019")
 DATA = ("gaussian", "laplace", "exponential", "digits")
 NODES = 32
 BISECTIONS = 30
@@ -99,63 +89,23 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
     return Race(from_moments if isinstance(problem, GaussianHalfspace) else from_samples, S, smoothness, start[None])
 
 
-@empirical(
+empirical(
     "S3-GDNP-data",
     place="Learning halfspace problem, last sentence",
     printed="it is also shown in experiments that GDNP could accelerate optimization without this constraint "
     "(Gaussian input)",
     study="halfspace",
-    criterion="on data that are not Gaussian, iterations to a gradient norm of 1e-3 of the initial one: gradient "
-    "descent at its best step over GDNP, above 1",
-    cite=CITE,
-    note="Not in the list the ledger started from. Rows: `data` (gaussian is left out), `condition`, `method` (gdnp, "
-    "gd), `iterations`; for every kind of data at every condition number.",
+    contrasts=(race(each_but("gaussian")),),
+    control=RACED,
+    cite=("batchnorm_article", "kohler2019"),
 )
-def _without_gaussian(table: StudyTable) -> Margins:
-    return race_margins(table, sorted({*kinds(table)} - {"gaussian"}), "gradient descent over GDNP")
 
-
-@finding(
+finding(
     "halfspace",
     printed="with Gaussian inputs GDNP needs fewer iterations than gradient descent",
-    criterion="on Gaussian data, at every condition number, iterations to a gradient norm of 1e-3 of the initial one: "
-    "gradient descent at its best step over GDNP, above 1",
+    contrasts=(race("gaussian"),),
+    control=RACED,
 )
-def _with_gaussian(table: StudyTable) -> Margins:
-    return race_margins(table, ["gaussian"])
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw iterations over condition numbers, and the gradient over iterations."""
-    return race_figures(table, "iterations")
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say who is faster, at how many gradients, and how often GDNP had to halve its step."""
-    lines = race_remarks(table, "iterations")
-    largest = max(row["condition"] for row in table.rows)
-    told = ", ".join(f"{data} {ratio(table, 'lbfgs', data, largest, 'gradients'):.3g}" for data in kinds(table))
-    lines.append(f"In gradients instead of iterations, L-BFGS over GDNP at condition {largest:g}: {told}.")
-    halved = {data: max(row["halvings"] for row in table.where(method="gdnp", data=data)) for data in kinds(table)}
-    lines.append(
-        "GDNP's step had to be halved because the loss rose (most often in a run): "
-        + ", ".join(f"{data} {count:g}" for data, count in halved.items())
-        + f"; each iteration also bisects the length, {BISECTIONS} evaluations along one line."
-    )
-    late = [row for row in table.rows if row["arrived"] == 0]
-    lines.append(f"{len(late)} of {len(table.rows)} runs did not arrive within {table.rows[0]['steps']} iterations.")
-    return lines
-
-
-def _study(seeds: int, conditions: Sequence[float], most: int, batch: int, data: Sequence[str] = DATA) -> Study:
-    return Study(
-        "halfspace",
-        "Who reaches a small gradient first?",
-        scientific={"data": list(data), "condition": list(conditions), "method": list(METHODS)},
-        fixed={"batch": batch, "steps": most, "target": 1e-3},
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -169,16 +119,23 @@ register(
         "exact expectation, Laplace and exponential noise and digits (even against odd, 16 principal components) as "
         "1000 samples, all recoloured to the condition number; start at the best length of a random direction; target "
         "1e-3 of the first gradient in the norm of S^-1; best of 15 steps for each method that has one.",
-        sizes={
-            "smoke": _study(3, (3.0,), 60, 300, ("gaussian", "digits")),
-            "small": _study(5, (3.0, 10.0, 30.0, 100.0), 2000, 1000),
-            "paper": _study(10, (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), 20000, 1000),
-        },
+        sizes=grid(
+            "halfspace",
+            {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0), "method": METHODS},
+            smoke={"data": ("gaussian", "digits"), "condition": (3.0,), "batch": 300, "steps": 60, "target": 1e-3},
+            small={"seeds": 5, "batch": 1000, "steps": 2000, "target": 1e-3},
+            paper={
+                "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
+                "seeds": 10,
+                "batch": 1000,
+                "steps": 20000,
+                "target": 1e-3,
+            },
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("iterations", "gradients", "rate", "arrived", "final_loss", "halvings"),
+        figures=(*RACE_FIGURES,),
         minutes={"small": 0.7},
-        cite=CITE,
+        cite=("batchnorm_article", "kohler2019"),
+        columns=("iterations", "gradients", "rate", "arrived", "final_loss", "halvings"),
     )
 )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from normgauge.charts import against
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import Batches, train
-from normgauge.lab.study import Study
-from normgauge.papers.court import Margins, StudyTable, differences, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, LARGEST, SMALLEST, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -121,128 +118,29 @@ def _errors(estimate: Statistics, truth: Statistics) -> tuple[float, float]:
     return float(torch.cat(means).mean()), float(torch.cat(variances).mean())
 
 
-def _cells(table: StudyTable) -> tuple[list[int], list[int]]:
-    sizes, lengths = ({row[knob] for row in table.rows} for knob in ("batch", "steps"))
-    return sorted(sizes), sorted(lengths)
+FIXED = {"model": "mlp", "data": "digits", "lr": 0.05, "passes": 100}
 
-
-@finding(
+finding(
     "inference-statistics",
     printed="E_B[mu_B] and m/(m-1) E_B[sigma_B^2] represent the population completely, and the factor m/(m-1) is right",
-    criterion="after the longest training: test accuracy with the printed estimates at most "
-    f"{AS_GOOD} below that with the statistics of the whole training data, at every batch size; at the smallest, the "
-    "error of the log variance is smaller with the factor than without",
-)
-def _complete(table: StudyTable) -> Margins:
-    sizes, lengths = _cells(table)
-
-    def error(estimate: str) -> dict[int, float]:
-        return table.by_seed(f"variance_error_{estimate}", batch=sizes[0], steps=lengths[-1])
-
-    margins = {}
-    for size in sizes:
-        printed, whole = (
-            table.by_seed(f"accuracy_{name}", batch=size, steps=lengths[-1]) for name in ("recalibrated", "whole")
-        )
-        name = f"batch {size}: accuracy recalibrated - whole + {AS_GOOD}"
-        margins[name] = [value + AS_GOOD for value in differences(printed, whole)]
-    name = f"batch {sizes[0]}: error of the variance, without the factor minus with"
-    return {**margins, name: differences(error("biased"), error("recalibrated"))}
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw accuracy over batch size and over training length, and the error of the variance, per estimate."""
-    sizes, lengths = _cells(table)
-
-    def points(
-        knob: str, values: Sequence[int], reading: str, names: Sequence[str], **held: int
-    ) -> list[dict[str, object]]:
-        rows = []
-        for name in names:
-            for value in values:
-                span = table.mean(f"{reading}_{name}", **{knob: value}, **held)
-                rows.append({"series": name, knob: value, "value": span.mean, "low": span.low, "high": span.high})
-        return rows
-
-    wide = against(
-        points("batch", sizes, "accuracy", (*ESTIMATES, "batch"), steps=lengths[-1]),
-        x="batch",
-        low="low",
-        high="high",
-        x_scale="log",
-        y_scale="linear",
-        x_title="batch size",
-        y_title="test accuracy",
-    )
-    smallest = sizes[len(sizes) // 2]
-    long = against(
-        points("steps", lengths, "accuracy", ESTIMATES, batch=smallest),
-        x="steps",
-        low="low",
-        high="high",
-        x_scale="log",
-        y_scale="linear",
-        x_title="steps",
-        y_title="test accuracy",
-    )
-    error = against(
-        points("batch", sizes, "variance_error", ESTIMATES[:-1], steps=lengths[-1]),
-        x="batch",
-        low="low",
-        high="high",
-        x_scale="log",
-        y_scale="log",
-        x_title="batch size",
-        y_title="|log variance ratio|",
-    )
-    return [
-        Figure(
-            "batch",
-            wide,
-            f"Test accuracy of the same weights after {lengths[-1]} steps, by estimate of the population.",
+    contrasts=(
+        Contrast(
+            "",
+            {"reading": "accuracy_recalibrated"},
+            {"reading": "accuracy_whole"},
+            least=-AS_GOOD,
+            at={"batch": EACH, "steps": LARGEST},
         ),
-        Figure("length", long, f"Test accuracy over the length of training, batches of {smallest}."),
-        Figure("variance", error, "Mean error of the stored variance against that of the whole training data."),
-    ]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say accuracies and errors per estimate at the ends of the grid."""
-    sizes, lengths = _cells(table)
-    lines = []
-    for size in (sizes[0], sizes[-1]):
-        for length in (lengths[0], lengths[-1]):
-            told = []
-            for name in (*ESTIMATES, "batch"):
-                accuracy = table.mean(f"accuracy_{name}", batch=size, steps=length).mean
-                told.append(f"{name} {accuracy:.3f}")
-            lines.append(f"Batch {size}, {length} steps: test accuracy {', '.join(told)}.")
-    for size in (sizes[0], sizes[-1]):
-        told = []
-        for name in ESTIMATES[:-1]:
-            mean, variance = (
-                table.mean(f"{kind}_error_{name}", batch=size, steps=lengths[-1]).mean for kind in ("mean", "variance")
-            )
-            told.append(f"{name} {mean:.3g} and {variance:.3g}")
-        lines.append(
-            f"Batch {size}, {lengths[-1]} steps: error of means (in sigma) and of log variances: {'; '.join(told)}."
-        )
-    lines.append(
-        "m / (m - 1) makes the variance unbiased for independent inputs, which the first layer has; deeper layers see "
-        "what batch statistics made of the batch, so small batches describe another network than inference runs."
-    )
-    return lines
-
-
-def _study(seeds: int, sizes: Sequence[int], lengths: Sequence[int], **knobs: object) -> Study:
-    return Study(
-        "inference-statistics",
-        "Which estimate of the population serves inference?",
-        scientific={"batch": list(sizes), "steps": list(lengths)},
-        fixed={"model": "mlp", "data": "digits", "lr": 0.05, "passes": 100, **knobs},
-        seeds=seeds,
-    )
-
+        Contrast(
+            "",
+            {"reading": "variance_error_biased"},
+            {"reading": "variance_error_recalibrated"},
+            least=0.01,
+            at={"batch": SMALLEST, "steps": LARGEST},
+        ),
+    ),
+    control="the same weights with the statistics of the whole training data, and without the factor",
+)
 
 register(
     Experiment(
@@ -254,21 +152,50 @@ register(
         "batch; they are a complete representation of the mini-batches.",
         proxy="The article gives no setting. Ours: an MLP of three hidden layers on digits, SGD with momentum; the "
         "estimates are taken from the same training run, so that they share every weight.",
-        sizes={
-            "smoke": _study(3, (4, 32), (5, 15), passes=10),
-            "small": _study(5, (2, 4, 8, 32, 128), (20, 100, 500)),
-            "paper": _study(5, (2, 4, 8, 32, 128), (1000, 10000), model="vgg", data="cifar10"),
-        },
+        sizes=grid(
+            "inference-statistics",
+            {"batch": (2, 4, 8, 32, 128), "steps": (20, 100, 500)},
+            smoke={**FIXED, "batch": (4, 32), "steps": (5, 15), "passes": 10},
+            small={**FIXED, "seeds": 5},
+            paper={**FIXED, "steps": (1000, 10000), "seeds": 5, "model": "vgg", "data": "cifar10"},
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=(
-            *(f"accuracy_{name}" for name in ESTIMATES),
-            "accuracy_batch",
-            "variance_error_biased",
-            "variance_error_recalibrated",
-            "variance_error_exponential",
-            "variance_error_cumulative",
+        figures=(
+            Figure(
+                "batch",
+                "Test accuracy of the same weights after the longest training, by estimate of the population.",
+                {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")},
+                x="batch",
+                series=(),
+                where={"steps": LARGEST},
+                x_title="batch size",
+                y_title="test accuracy",
+                x_scale="log",
+                y_scale="linear",
+            ),
+            Figure(
+                "length",
+                "Test accuracy over the length of training, batches of 8.",
+                {f"accuracy_{name}": name for name in ESTIMATES},
+                x="steps",
+                series=(),
+                where={"batch": 8},
+                y_title="test accuracy",
+                x_scale="log",
+                y_scale="linear",
+            ),
+            Figure(
+                "variance",
+                "Mean error of the stored variance against that of the whole training data.",
+                {f"variance_error_{name}": name for name in ESTIMATES[:-1]},
+                x="batch",
+                series=(),
+                where={"steps": LARGEST},
+                x_title="batch size",
+                y_title="|log variance ratio|",
+                x_scale="log",
+                y_scale="log",
+            ),
         ),
         minutes={"small": 0.3},
         cite=("batchnorm_article", "ioffe2015"),

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normgauge.lab.study import Study
 from normgauge.optim import gdnp, least_squares
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, regression
-from normgauge.papers.batchnorm_article.studies._gdnp_pages import (
-    kinds,
-    race_figures,
-    race_margins,
-    race_remarks,
-    record_path,
-)
-from normgauge.papers.court import Margins, StudyTable, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
+from normgauge.papers.court import EACH, finding
+from normgauge.papers.experiment import Experiment, Record, grid
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
@@ -75,47 +67,12 @@ def _promised_rate(method: str, condition: float) -> float:
     return (condition - 1) / (condition + 1) if method == "gd" else math.nan
 
 
-@finding(
+finding(
     "least-squares",
     printed="gradient descent in normalized parametrization (GDNP) is faster than gradient descent on least squares",
-    criterion="for every kind of data at every condition number, iterations to a gradient norm of 1e-6 of the initial "
-    "one: gradient descent at its best step over GDNP, above 1",
+    contrasts=(race(EACH),),
+    control=RACED,
 )
-def _faster(table: StudyTable) -> Margins:
-    return race_margins(table, kinds(table))
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw iterations over condition numbers, and the gradient over iterations."""
-    return race_figures(table, "iterations")
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say who is faster, whether the rates are linear, and whether the bound held."""
-    lines = race_remarks(table, "iterations")
-    largest = max(row["condition"] for row in table.rows)
-    rates = {m: table.mean("rate", data=kinds(table)[0], method=m, condition=largest).mean for m in METHODS}
-    promised = {m: _promised_rate(m, largest) for m in ("gdnp", "gd")}
-    lines.append(
-        f"At condition {largest:g} the gradient shrinks per iteration by {rates['gdnp']:.6g} with GDNP (promised at "
-        f"most {promised['gdnp']:.6g}) and by {rates['gd']:.6g} with gradient descent (best fixed step in theory "
-        f"{promised['gd']:.6g}): both rates are linear; the article calls that of gradient descent sublinear."
-    )
-    slack = min(row["bound_slack"] for row in table.where(method="gdnp"))
-    lines.append(f"rho - rho* <= (1 - mu/L)^(2t) (rho_0 - rho*) held in every run (least log10 slack {slack:.2g}).")
-    lines.append("Data enter through u and S alone, so Gaussian or not makes no difference here beyond the draw.")
-    return lines
-
-
-def _study(seeds: int, conditions: Sequence[float], most: int) -> Study:
-    return Study(
-        "least-squares",
-        "Who reaches a small gradient first?",
-        scientific={"data": list(DATA), "condition": list(conditions), "method": list(METHODS)},
-        fixed={"batch": 500, "steps": most, "target": 1e-6},
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -129,16 +86,23 @@ register(
         "scale, start at the best length of a random direction, target 1e-6 of the first gradient (norm of S^-1), best "
         "of 15 steps for each method that has one. An iteration of L-BFGS may cost more than one gradient (see "
         "gradients).",
-        sizes={
-            "smoke": _study(3, (3.0, 10.0), 200),
-            "small": _study(6, (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), 20000),
-            "paper": _study(20, (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0), 60000),
-        },
+        sizes=grid(
+            "least-squares",
+            {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), "method": METHODS},
+            smoke={"condition": (3.0, 10.0), "batch": 500, "steps": 200, "target": 1e-6},
+            small={"seeds": 6, "batch": 500, "steps": 20000, "target": 1e-6},
+            paper={
+                "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
+                "seeds": 20,
+                "batch": 500,
+                "steps": 60000,
+                "target": 1e-6,
+            },
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("iterations", "gradients", "rate", "promised_rate", "arrived", "bound_slack"),
+        figures=(*RACE_FIGURES,),
         minutes={"small": 1.2},
         cite=("batchnorm_article", "kohler2019"),
+        columns=("iterations", "gradients", "rate", "promised_rate", "arrived", "bound_slack"),
     )
 )

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from normgauge.charts import against
-from normgauge.lab.study import Study
 from normgauge.optim import gdnp_network
-from normgauge.papers.batchnorm_article.studies._descents import METHODS, TITLES, Path, Race, descend
+from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_pages import (
-    kinds,
-    race_figures,
-    race_margins,
-    race_remarks,
-    ratio,
-    record_path,
-)
-from normgauge.papers.court import Margins, StudyTable, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
+from normgauge.papers.court import EACH, SMALLEST, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.rng import generator
@@ -100,76 +91,16 @@ def _alignment(w: Tensor | None, x: Tensor, y: Tensor, S: Tensor) -> float:
     return float(((w @ u).abs() / lengths).min())
 
 
-@finding(
+finding(
     "one-hidden-layer",
     printed="GDNP over alternating units trains one hidden layer faster than gradient descent, and all critical points "
     "of a unit lie on the line of S^-1 u",
-    criterion="for every kind of data at every condition number, to the target loss: iterations of gradient descent at "
-    "its best step over sweeps of GDNP, above 1; on Gaussian data at the smallest condition number, after L-BFGS: the "
-    f"smallest |cos| of a unit with the line above {ON_THE_LINE}",
+    contrasts=(
+        race(EACH),
+        Contrast("alignment", {"method": "lbfgs"}, least=ON_THE_LINE, at={"data": "gaussian", "condition": SMALLEST}),
+    ),
+    control=RACED,
 )
-def _faster_and_on_the_line(table: StudyTable) -> Margins:
-    condition = min(row["condition"] for row in table.rows)
-    cosines = table.by_seed("alignment", data="gaussian", method="lbfgs", condition=condition)
-    return {
-        **race_margins(table, kinds(table), "GD over sweeps of GDNP"),
-        f"gaussian, condition {condition:g}: |cos| with the line - {ON_THE_LINE}": [
-            value - ON_THE_LINE for value in cosines.values()
-        ],
-    }
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw iterations over condition numbers, the gradient over iterations, and how far units are on the line."""
-    rows = []
-    for data in kinds(table):
-        for condition in sorted({row["condition"] for row in table.rows}):
-            cosine = table.mean("alignment", data=data, method="lbfgs", condition=condition)
-            point = {"series": data, "condition": condition, "value": cosine.mean}
-            rows.append({**point, "low": cosine.low, "high": cosine.high})
-    chart = against(
-        rows, x="condition", low="low", high="high", x_scale="log", y_scale="linear", x_title="condition number of S"
-    )
-    caption = (
-        "Smallest |cos| of a unit with S^-1 u after 300 iterations of L-BFGS; the article puts critical points on that "
-        "line."
-    )
-    return [*race_figures(table, "iterations", "loss above the floor, relative"), Figure("line", chart, caption)]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say who is faster, who ends lower, and whether units end on the line."""
-    lines = race_remarks(table, "iterations")
-    largest = max(row["condition"] for row in table.rows)
-    told = ", ".join(f"{data} {ratio(table, 'gd', data, largest, 'gradients'):.3g}" for data in kinds(table))
-    lines.append(
-        f"One sweep of GDNP costs {UNITS} gradients and {UNITS} searches of a length. In gradients, GD over GDNP at "
-        f"condition {largest:g}: {told}."
-    )
-    for data in kinds(table):
-        ends = {m: table.mean("final_loss", data=data, method=m, condition=largest).mean for m in METHODS}
-        told = ", ".join(f"{TITLES[method]} {value:.4g}" for method, value in ends.items())
-        cosine = table.mean("alignment", data=data, method="lbfgs", condition=largest)
-        lines.append(
-            f"Data {data}, condition {largest:g}: mean loss at the end {told}; smallest |cos| of a settled unit with "
-            f"the line of S^-1 u {cosine.mean:.3g}."
-        )
-    late = [row for row in table.rows if row["arrived"] == 0]
-    lines.append(f"{len(late)} of {len(table.rows)} runs did not arrive within {table.rows[0]['steps']} iterations.")
-    return lines
-
-
-def _study(
-    seeds: int, conditions: Sequence[float], most: int, batch: int, data: Sequence[str] = DATA, floor: int = 300
-) -> Study:
-    return Study(
-        "one-hidden-layer",
-        "Who reaches a small loss first?",
-        scientific={"data": list(data), "condition": list(conditions), "method": list(METHODS)},
-        fixed={"batch": batch, "steps": most, "target": 0.1, "floor_steps": floor},
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -183,16 +114,46 @@ register(
         "16 features, overlapping classes as in the study halfspace, as samples; target a tenth of the first loss "
         "above that of 300 iterations of L-BFGS (gradients mislead: saturated units have none); best of 15 steps for "
         "each method that has one; a sweep of GDNP counts as one iteration.",
-        sizes={
-            "smoke": _study(3, (3.0,), 12, 150, ("gaussian", "digits"), 40),
-            "small": _study(5, (3.0, 30.0, 100.0), 300, 500),
-            "paper": _study(10, (3.0, 10.0, 30.0, 100.0, 300.0), 5000, 2000),
-        },
+        sizes=grid(
+            "one-hidden-layer",
+            {"data": DATA, "condition": (3.0, 30.0, 100.0), "method": METHODS},
+            smoke={
+                "data": ("gaussian", "digits"),
+                "condition": (3.0,),
+                "batch": 150,
+                "steps": 12,
+                "target": 0.1,
+                "floor_steps": 40,
+            },
+            small={"seeds": 5, "batch": 500, "steps": 300, "target": 0.1, "floor_steps": 300},
+            paper={
+                "condition": (3.0, 10.0, 30.0, 100.0, 300.0),
+                "seeds": 10,
+                "batch": 2000,
+                "steps": 5000,
+                "target": 0.1,
+                "floor_steps": 300,
+            },
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("iterations", "gradients", "rate", "arrived", "final_loss", "alignment", "settled_gradient"),
+        figures=(
+            *RACE_FIGURES,
+            Figure(
+                "line",
+                "Smallest |cos| of a unit with S^-1 u after 300 iterations of L-BFGS; the article puts critical "
+                "points on that line.",
+                "alignment",
+                x="condition",
+                series=("data",),
+                where={"method": "lbfgs"},
+                x_title="condition number of S",
+                y_title="|cos|",
+                x_scale="log",
+                y_scale="linear",
+            ),
+        ),
         minutes={"small": 1.5},
         cite=("batchnorm_article", "kohler2019"),
+        columns=("iterations", "gradients", "rate", "arrived", "final_loss", "alignment", "settled_gradient"),
     )
 )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
-from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
 from normgauge.measure.signal.activations import activations
-from normgauge.papers.court import Margins, StudyTable, empirical, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, SMALLEST, Contrast, empirical, finding
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     PROXY,
@@ -31,7 +31,6 @@ from normgauge.papers.santurkar2018.studies._setting import (
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
-CITE = ("santurkar2018",)
 NORMS = ("none", "batch", "l1", "l2", "linf")
 MODELS = ("vgg", "dln")
 LP = ("l1", "l2", "linf")
@@ -109,163 +108,53 @@ def _record_distribution(record: Record, step: int, values: torch.Tensor, *, his
             record(step, "activation_density", count / (len(values) * width), layer=f"{middle:.5g}")
 
 
-@empirical(
+RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
+
+
+def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
+    changed: dict[str, dict[str, Any]] = {"vgg": {"measures": 6, "steps": 500}, "dln": {"measures": 6}}
+    return [
+        study("lp-norms", size, model, NORMS, seeds=seeds, rates=rates[model], tuning_seeds=tried, **own)
+        for model, own in ((model, changed[model] if size == "small" else {}) for model in MODELS)
+    ]
+
+
+empirical(
     "S1-E4",
     place="sec 3.3, Fig 5",
     printed="l1, l2, linf normalization (scale computed before the mean shift) perform comparably to BN",
     study="lp-norms",
-    criterion="on VGG, training accuracy of each at most 0.02 below BN's",
-    cite=CITE,
+    contrasts=(
+        *(
+            Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"})
+            for norm in LP
+        ),
+    ),
+    control="BN itself, each arm at its own tuned rate; the rates differ (BN 0.03, l_p 0.1 in the shipped runs)",
 )
-def _comparable(table: StudyTable) -> Margins:
-    return {
-        f"0.02 + ({norm} minus batch), training accuracy": [
-            0.02 + value for value in table.paired("train_accuracy", norm, "batch", model="vgg")
-        ]
-        for norm in LP
-    }
 
-
-@empirical(
+empirical(
     "S1-l1",
     place="sec 3.3",
     printed="for deep linear networks, l1-normalization performs even better than BatchNorm",
     study="lp-norms",
-    criterion="on the deep linear network the final training loss with BN is above that with l1",
-    cite=CITE,
-    note="Not in the list the ledger started from.",
+    contrasts=(Contrast("train_loss", {"norm": "batch"}, {"norm": "l1"}, least=0.1, at={"model": "dln"}, log=True),),
+    control="BN at its own tuned rate",
+    note="The small size trains the linear network for 300 of its 10,000 published steps.",
 )
-def _l1_wins(table: StudyTable) -> Margins:
-    return {"log10 of final training loss, batch over l1": table.paired_log10("train_loss", "batch", "l1", model="dln")}
 
-
-@finding(
+finding(
     "lp-norms",
     printed="l1, l2 and linf normalization train better than no normalization",
-    criterion="for each: training accuracy on VGG above that without normalization, and final training loss on the "
-    "deep linear network below it",
+    contrasts=(
+        *(Contrast("train_accuracy", {"norm": norm}, {"norm": "none"}, least=0.02, at={"model": "vgg"}) for norm in LP),
+        *(
+            Contrast("train_loss", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": "dln"}, log=True)
+            for norm in LP
+        ),
+    ),
+    control="the same network without BN from the same weights and batches, each arm at its own tuned rate",
 )
-def _better_than_none(table: StudyTable) -> Margins:
-    accuracies = {
-        f"vgg: training accuracy, {norm} minus none": table.paired("train_accuracy", norm, "none", model="vgg")
-        for norm in LP
-    }
-    losses = {
-        f"dln: log10 of training loss, none over {norm}": table.paired_log10("train_loss", "none", norm, model="dln")
-        for norm in LP
-    }
-    return {**accuracies, **losses}
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw training, smoothness and distributions of one activation, per model."""
-    drawn = []
-    for model, place in zip(MODELS, ("12", "13"), strict=True):
-        loss = table.band("loss", "norm", model=model)
-        drawn.append(
-            Figure(
-                f"{model}-loss",
-                curves(loss, y="mean", low="low", high="high", order=NORMS, y_title="training loss", y_scale="log"),
-                f"{model}: training loss, each arm at its tuned rate; the band is the range over seeds (the "
-                "paper's Fig. 5).",
-            )
-        )
-        distance = table.band("gradient_distance_now", "norm", model=model)
-        drawn.append(
-            Figure(
-                f"{model}-gradient-distance",
-                curves(distance, y="mean", order=NORMS, y_title="largest |grad' - grad|", y_scale="log"),
-                f"{model}: change of the gradient along itself, over the same multiples of the paper's rate for all "
-                f"arms (its Fig. {place}c).",
-            )
-        )
-        drawn.append(
-            Figure(
-                f"{model}-activations",
-                curves(_quantiles(table, model), y="median", low="low", high="high", order=NORMS, y_title="activation"),
-                f"{model}: one activation of the middle layer over training, median and 5 to 95 % quantiles of one "
-                f"seed (the paper's Fig. {'6' if model == 'vgg' else '9'}).",
-            )
-        )
-        density = [
-            {"series": row["norm"], "activation": float(row["layer"]), "density": row["value"]}
-            for row in table.curve("activation_density", model=model, seed=0)
-        ]
-        drawn.append(
-            Figure(
-                f"{model}-histogram",
-                curves(density, x="activation", y="density", order=NORMS, y_scale="linear", y_title="density"),
-                f"{model}: histogram of the same activation at the end of training ({BINS} bins between its extremes).",
-            )
-        )
-    return drawn
-
-
-def _quantiles(table: StudyTable, model: str) -> list[dict[str, float | str]]:
-    quantiles: dict[tuple[str, int], dict[str, float]] = {}
-    for row in table.curve("activation_quantile", model=model, seed=0):
-        quantiles.setdefault((row["norm"], row["step"]), {})[row["layer"]] = row["value"]
-    return [
-        {"series": norm, "step": step, "median": values["0.5"], "low": values["0.05"], "high": values["0.95"]}
-        for (norm, step), values in quantiles.items()
-        if len(values) == len(LEVELS)
-    ]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say accuracies, losses and the rates that were chosen, and how the landscape compares."""
-    accuracy = ", ".join(
-        f"{norm} {table.mean('train_accuracy', model='vgg', norm=norm).mean:.3f} (rate {rate:g})"
-        for norm, rate in _rates(table, "vgg").items()
-    )
-    loss = ", ".join(
-        f"{norm} {table.mean('train_loss', model='dln', norm=norm).mean:.3g} (rate {rate:g})"
-        for norm, rate in _rates(table, "dln").items()
-    )
-    lines = [
-        f"vgg: training accuracy, batch statistics, at the tuned rate: {accuracy}.",
-        f"dln: training loss at the tuned rate: {loss}.",
-    ]
-    for model in MODELS:
-        orders = {norm: table.paired_log10("gradient_distance", "none", norm, model=model) for norm in NORMS[1:]}
-        ratios = ", ".join(f"{norm} {10 ** fmean(values):.3g}" for norm, values in orders.items() if values)
-        lines.append(f"{model}: gradient distance along the gradient, none over each norm: {ratios}.")
-        spreads = {
-            norm: median([row["value"] for row in table.curve("activation_deviation", model=model, norm=norm)])
-            for norm in _rates(table, model)
-        }
-        shown = ", ".join(f"{norm} {value:.3g}" for norm, value in spreads.items())
-        lines.append(f"{model}: deviation of one activation of the middle layer, median over training: {shown}.")
-    return lines
-
-
-def _rates(table: StudyTable, model: str) -> dict[str, float]:
-    """Return norm -> its tuned rate, for the arms of which a run finished."""
-    return {row["norm"]: float(row["lr"]) for norm in NORMS for row in table.where(model=model, norm=norm)}
-
-
-def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
-    question = "Do l_p norms train as well as BN?"
-    return [
-        study(
-            "lp-norms",
-            question,
-            size,
-            model,
-            NORMS,
-            seeds=seeds,
-            rates=rates[model],
-            tuning_seeds=tried,
-            **_small_knobs(size, model),
-        )
-        for model in MODELS
-    ]
-
-
-def _small_knobs(size: str, model: str) -> dict[str, Any]:
-    steps = {"steps": 500} if model == "vgg" else {}
-    return {"measures": 6, **steps} if size == "small" else {}
-
 
 register(
     Experiment(
@@ -280,16 +169,45 @@ register(
         "says it did, on the first two seeds.",
         sizes={
             "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
-            "small": _sizes("small", 6, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
-            "paper": _sizes("paper", 5, 2, {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}),
+            "small": _sizes("small", 6, 2, RATES),
+            "medium": _sizes("medium", 6, 2, RATES),
+            "paper": _sizes("paper", 5, 2, RATES),
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
+        figures=(
+            Figure(
+                "loss",
+                "Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. 5).",
+                "loss",
+                where={"model": EACH},
+                y_title="training loss",
+                y_scale="log",
+            ),
+            Figure(
+                "gradient-distance",
+                "Change of the gradient along itself, over the same multiples of the paper's rate for all arms (its "
+                "Fig. 12c, 13c).",
+                "gradient_distance_now",
+                where={"model": EACH},
+                y_title="largest |grad' - grad|",
+                y_scale="log",
+            ),
+            Figure(
+                "histogram",
+                "Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
+                "activation_density",
+                x="layer",
+                where={"model": EACH, "seed": SMALLEST},
+                x_title="activation",
+                y_title="density",
+                x_scale="linear",
+                y_scale="linear",
+            ),
+        ),
         choose_by="score",
         data=("cifar10",),
-        minutes={"small": 8.5},
-        cite=CITE,
+        minutes={"small": 8.5, "medium": 150.0},
+        cite=("santurkar2018",),
+        columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
     )
 )

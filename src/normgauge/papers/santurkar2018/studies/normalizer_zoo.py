@@ -5,21 +5,20 @@ Santurkar et al. 2018, sec. 3.3, and Akbar 2025, sec. 9.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import fmean
 
 import torch
 
-from normgauge.charts import intervals
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.court import Margins, StudyTable, differences, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import Contrast, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -58,72 +57,29 @@ def run(spec: Spec, record: Record) -> None:
         raise NonFiniteError(f"zoo: the training loss left every reasonable range at step {result.diverged_at}")
 
 
-@finding(
+COMPARED = tuple(norm for norm in (*registry.names(), *DESIGN) if norm not in ("instance", "weight_standardization"))
+FIXED = {"model": "mlp", "data": "digits", "batch": 128}
+
+finding(
     "normalizer-zoo",
     printed="networks train better under normalizers that make weights scale-invariant, act on activations, take "
     "statistics of the batch, centre their input, or are free of noise",
-    criterion="for each property: test accuracy, averaged over the normalizers with it, minus that averaged over the "
-    "others, is above 0",
+    contrasts=(
+        *(
+            Contrast(
+                "test_accuracy",
+                {"norm": tuple(norm for norm in COMPARED if has(registry.get(norm)))},
+                {"norm": tuple(norm for norm in COMPARED if not has(registry.get(norm)))},
+                least=0.005,
+                over=("norm",),
+                name=f"test accuracy: {name} minus the others, mean over normalizers",
+            )
+            for name, has in PROPERTIES.items()
+        ),
+    ),
+    control="the normalizers without the property; instance is left out because on vectors it is layer, and weight "
+    "standardization because alone, without a normalizer behind it, it is not what its paper proposes",
 )
-def _properties_help(table: StudyTable) -> Margins:
-    accuracies = {norm: table.by_seed("test_accuracy", norm=norm) for norm in _norms(table)}
-    seeds = set.intersection(*map(set, accuracies.values())) if accuracies else set()
-    margins = {}
-    for name, has in PROPERTIES.items():
-        with_it = [norm for norm in accuracies if has(registry.get(norm))]
-        without = [norm for norm in accuracies if norm not in with_it]
-        if with_it and without:
-            means = [{seed: fmean(accuracies[n][seed] for n in side) for seed in seeds} for side in (with_it, without)]
-            margins[f"test accuracy, {name} minus the others"] = differences(*means)
-    return margins
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw accuracy per normalizer at its best rate."""
-    rows = []
-    for norm in sorted(_norms(table), key=lambda norm: -table.mean("test_accuracy", norm=norm).mean):
-        mean = table.mean("test_accuracy", norm=norm)
-        rows.append({"series": norm, "value": mean.mean, "low": mean.low, "high": mean.high})
-    chart = intervals(rows, x_title="test accuracy", row_height=18)
-    return [Figure("accuracy", chart, "Test accuracy of every registered normalizer at its best rate, 95 % intervals.")]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Name the best, the worst, and the rate each kind likes."""
-    means = {norm: table.mean("test_accuracy", norm=norm).mean for norm in _norms(table)}
-    ranked = sorted(means, key=lambda norm: -means[norm])
-    top, last = ranked[0], ranked[-1]
-    bare = means.get("none")
-    lines = [f"Best {top} ({means[top]:.3f}), worst {last} ({means[last]:.3f}), none {bare:.3f}." if bare else ""]
-    rates = {norm: table.where(norm=norm)[0]["lr"] for norm in means}
-    invariant = [rates[n] for n in means if PROPERTIES["weights scale-invariant"](registry.get(n))]
-    others = [rates[n] for n in means if not PROPERTIES["weights scale-invariant"](registry.get(n))]
-    if invariant and others:
-        lines.append(
-            f"Mean of the chosen rates: {fmean(invariant):.2g} where weights are scale-invariant, {fmean(others):.2g} "
-            "where they are not."
-        )
-    unfinished = {row["norm"] for row in table.trials} - means.keys()
-    if unfinished:
-        lines.append(f"Left out, because no run finished: {', '.join(sorted(unfinished))}.")
-    return [line for line in lines if line]
-
-
-def _norms(table: StudyTable) -> list[str]:
-    return list(dict.fromkeys(row["norm"] for row in table.rows if row.get("test_accuracy") is not None))
-
-
-def _study(norms: Sequence[str], rates: Sequence[float], seeds: int, tuning: int, steps: int, name: str) -> Study:
-    return Study(
-        "normalizer-zoo",
-        "Which property of a normalizer predicts how well it trains?",
-        scientific={"norm": list(norms)},
-        nuisance={"lr": list(rates)},
-        fixed={"model": "mlp", "data": name, "steps": steps, "batch": 128},
-        seeds=seeds,
-        tuning_seeds=tuning,
-    )
-
 
 register(
     Experiment(
@@ -134,17 +90,33 @@ register(
         finding="Santurkar et al. 2018: normalizers by other averages do as well as batch normalization, so the effect "
         "is not tied to controlling moments; Akbar 2025 lists alternatives that keep scale invariance.",
         proxy="An MLP with three hidden layers on digits; Santurkar et al. 2018 use a VGG on CIFAR-10.",
-        sizes={
-            "smoke": _study(("none", "batch", "rms", "weight"), (0.1, 1.0), 3, 1, 10, "digits"),
-            "small": _study((*registry.names(), *DESIGN), RATES, 6, 1, 100, "digits"),
-            "paper": _study((*registry.names(), *DESIGN), RATES, 5, 2, 15_000, "cifar10"),
-        },
+        sizes=grid(
+            "normalizer-zoo",
+            {"norm": (*registry.names(), *DESIGN)},
+            {"lr": RATES},
+            smoke={
+                **FIXED,
+                "norm": ("none", "batch", "rms", "weight", "noisy_batch"),
+                "lr": (0.1, 1.0),
+                "tuning_seeds": 1,
+                "steps": 10,
+            },
+            small={**FIXED, "seeds": 6, "tuning_seeds": 2, "steps": 100},
+            paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=("test_accuracy", "train_loss"),
+        figures=(
+            Figure(
+                "accuracy",
+                "Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
+                "test_accuracy",
+                kind="intervals",
+                x_title="test accuracy",
+            ),
+        ),
         choose_by="validation_accuracy",
         minutes={"small": 0.8},
         cite=("santurkar2018", "akbar2025"),
+        columns=("test_accuracy", "train_loss"),
     )
 )

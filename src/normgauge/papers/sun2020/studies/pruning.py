@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from statistics import fmean
 
 import torch
 from torch import nn
 
-from normgauge.charts import curves
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
-from normgauge.papers.court import Margins, StudyTable, differences, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record, grid
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.surgery import prune_norms, scale_l1
@@ -73,74 +71,27 @@ def _tuned_accuracy(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     return evaluate(model, dataset).accuracy
 
 
-@finding(
+FIXED = {"sparsities": list(SPARSITIES), "batch": 128, "lr": 0.1}
+
+finding(
     "pruning",
     place="sec. 2.2",
     printed="taking away channels with similar gamma and beta, or with small gamma, keeps more accuracy than taking "
     "away channels at random",
-    criterion="for each strength of the l1 penalty: test accuracy without training on, averaged over sparsities, of "
-    "either way minus that of random pruning is above 0",
+    contrasts=(
+        *(
+            Contrast(
+                "",
+                {"reading": f"{way}_mean_accuracy"},
+                {"reading": "random_mean_accuracy"},
+                least=0.01,
+                at={"l1": EACH},
+            )
+            for way in ("similar", "gamma")
+        ),
+    ),
+    control="as many channels taken away at random from the same network",
 )
-def _better_than_random(table: StudyTable) -> Margins:
-    margins = {}
-    for strength in sorted({row["l1"] for row in table.rows}):
-        means = {way: table.by_seed(f"{way}_mean_accuracy", l1=strength) for way in WAYS}
-        for way in ("similar", "gamma"):
-            name = f"l1 {strength:g}: accuracy over sparsities, {way} minus random"
-            margins[name] = differences(means[way], means["random"])
-    return margins
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw accuracy over sparsity for each way and penalty."""
-    rows = []
-    for way in WAYS:
-        for strength in sorted({row["l1"] for row in table.rows}):
-            band = table.band(f"{way}_accuracy", lambda row, way=way: f"{way}, l1 {row['l1']:g}", l1=strength)  # type: ignore[misc]
-            rows += band
-    chart = curves(rows, y="mean", low="low", high="high", x_title="channels taken away, %", y_title="test accuracy")
-    return [Figure("sparsity", chart, "Test accuracy after pruning, without training on; bands are ranges over seeds.")]
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Compare the ways at half the channels, before and after training on."""
-    lines = []
-    for strength in sorted({row["l1"] for row in table.rows}):
-        full = table.mean("full_accuracy", l1=strength).mean
-        parts = []
-        for way in WAYS:
-            at_half = [row["value"] for row in table.curve(f"{way}_accuracy", l1=strength) if row["step"] == TUNED_AT]
-            tuned = table.mean(f"{way}_tuned_accuracy", l1=strength).mean
-            parts.append(f"{way} {fmean(at_half):.3f} (after training on {tuned:.3f})")
-        lines.append(f"l1 {strength:g}: full network {full:.3f}; without half of its channels: {', '.join(parts)}.")
-    worst = max(row[f"{way}_proof"] for row in table.rows for way in WAYS)
-    lines.append(f"The physically smaller network equals the masked one to {worst:.1g} on the example inputs.")
-    return lines
-
-
-def _study(
-    seeds: int,
-    steps: int,
-    data_name: str,
-    model: str = "vgg",
-    sparsities: Sequence[int] = SPARSITIES,
-    strengths: Sequence[float] = (0.0, 1e-3),
-) -> Study:
-    return Study(
-        "pruning",
-        "Which channels can go?",
-        scientific={"l1": list(strengths)},
-        fixed={
-            "sparsities": list(sparsities),
-            "data": data_name,
-            "model": model,
-            "steps": steps,
-            "batch": 128,
-            "lr": 0.1,
-        },
-        seeds=seeds,
-    )
-
 
 register(
     Experiment(
@@ -153,18 +104,24 @@ register(
         proxy="No published setting. Small: a VGG of eight convolutions, 8 to 32 channels wide, on 10,000 images of "
         "CIFAR-10, 400 steps of 128 and 100 more after pruning; paper: wider, on all images. An earlier version on "
         "digits was too small to tell.",
-        sizes={
-            "smoke": _study(3, 6, "digits", sparsities=(TUNED_AT,), strengths=(0.0,)),
-            "small": _study(6, 400, "cifar10:10000/1000/2000", "vgg8"),
-            "paper": _study(5, 15_000, "cifar10"),
-        },
+        sizes=grid(
+            "pruning",
+            {"l1": (0.0, 1e-3)},
+            smoke={**FIXED, "l1": (0.0,), "sparsities": [TUNED_AT], "data": "digits", "model": "vgg", "steps": 6},
+            small={**FIXED, "seeds": 6, "data": "cifar10:10000/1000/2000", "model": "vgg8", "steps": 400},
+            paper={**FIXED, "seeds": 5, "data": "cifar10", "model": "vgg", "steps": 15_000},
+        ),
         run=run,
-        figures=figures,
-        remarks=remarks,
-        columns=(
-            "full_accuracy",
-            *(f"{way}_mean_accuracy" for way in WAYS),
-            *(f"{way}_tuned_accuracy" for way in WAYS),
+        figures=(
+            Figure(
+                "sparsity",
+                "Test accuracy after pruning, without training on, over the per cent of channels taken away; bands "
+                "are ranges over seeds.",
+                {f"{way}_accuracy": way for way in WAYS},
+                series=("l1",),
+                x_title="channels taken away, %",
+                y_title="test accuracy",
+            ),
         ),
         data=("cifar10",),
         minutes={"small": 4.8},

@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normgauge.charts import bars
 from normgauge.lab import models
 from normgauge.lab.study import Study
 from normgauge.measure.lipschitz.lipschitz import lipschitz
 from normgauge.nn import cascade
-from normgauge.papers.court import Margins, StudyTable, differences, finding
-from normgauge.papers.experiment import Experiment, Figure, Record
+from normgauge.papers.court import EACH, Contrast, finding
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
-from normgauge.papers.than2025.studies._printed_products import NORMS, WORDS, printed_products, train_network
+from normgauge.papers.than2025.studies._printed_products import NORMS, printed_products, train_network
 from normgauge.records import Spec
 from normgauge.rng import generator
 
@@ -85,100 +85,6 @@ def suspects(network: nn.Module, data: Tensor) -> Tensor:
     return torch.cat(points)
 
 
-@finding(
-    "capacity",
-    printed="BN and LN make a network's Lipschitz constant smaller, and the printed products bound it",
-    criterion="after training, for every model with BN and with LN: the bound on all inputs and the steepest point "
-    "found are below the plain network's, and the printed product is above the steepest point",
-)
-def _smoother(table: StudyTable) -> Margins:
-    margins = {}
-    for model in _models(table):
-        for norm in NORMALIZED:
-            word = f"{model}: log10 of the plain network's minus {WORDS[norm]}'s"
-            for sense in ("everywhere", "steepest"):
-                margins[f"{word}, {SENSES[sense]}"] = table.paired(f"log10_{sense}", "none", norm, model=model)
-            margins[f"{model}: log10 of {WORDS[norm]}'s printed product over the steepest point"] = differences(
-                *(table.by_seed(f"log10_{name}", model=model, norm=norm) for name in ("printed", "steepest"))
-            )
-    return margins
-
-
-def figures(table: StudyTable) -> list[Figure]:
-    """Draw the brackets beside the printed products, at the start and after training."""
-    drawn = []
-    for model in _models(table):
-        for prefix, when in (("first_", "start"), ("", "end")):
-            rows = [
-                {
-                    "sense": words,
-                    "network": WORDS[norm],
-                    "log10": table.mean(f"{prefix}log10_{sense}", model=model, norm=norm).mean,
-                }
-                for sense, words in SENSES.items()
-                for norm in NORMS
-            ]
-            told = "with the same random weights" if prefix else "after training"
-            drawn.append(
-                Figure(
-                    f"{model.replace(' ', '-')}-{when}",
-                    bars(rows, x="sense", y="log10", series="network", x_title="", y_title="log10", width=620),
-                    f"{model}, {told}: the steepest point found, what the constant is bounded by at the data, on "
-                    f"balls of {RADIUS:.0%} of the largest input around them and on all inputs, and the printed "
-                    "product (LN's with the deviations seen); means over seeds.",
-                )
-            )
-    return drawn
-
-
-def remarks(table: StudyTable) -> list[str]:
-    """Say how large constants, bounds and products are, and which product fails as a bound."""
-    lines = []
-    for model in _models(table):
-        for norm in NORMS:
-            ends = {name: table.mean(f"log10_{name}", model=model, norm=norm).mean for name in (*SENSES, "normalizers")}
-            factor = f" (normalizers alone 10^{ends['normalizers']:.2f})" if norm != "none" else ""
-            lines.append(
-                f"{model}, {WORDS[norm]}: the constant on all inputs lies between 10^{ends['steepest']:.2f} and "
-                f"10^{ends['everywhere']:.2f}; at the data it is at most 10^{ends['at_data']:.2f}, on the balls "
-                f"10^{ends['on_ball']:.2f}; the printed product is 10^{ends['printed']:.2f}{factor}."
-            )
-        for norm in NORMALIZED:
-            lines.append(_broken(table, model, norm))
-        same = {norm: table.mean("first_log10_steepest", model=model, norm=norm).mean for norm in NORMS}
-        told = ", ".join(f"{WORDS[norm]} 10^{value:.2f}" for norm, value in same.items())
-        lines.append(f"{model}, same random weights in all arms: steepest points {told}.")
-    misfit = max(row["theorem_6_misfit"] for row in table.rows)
-    lines.append(
-        "Theorem 6: the network of scaled identities with the trained layers' norms attains the product of norms, to "
-        f"{misfit:.1g} in log10; the trained plain networks stay "
-        f"10^{_room(table):.2f} below theirs."
-    )
-    return lines
-
-
-def _broken(table: StudyTable, model: str, norm: str) -> str:
-    rows = table.where(model=model, norm=norm)
-    over = [row["log10_steepest"] - row["log10_printed"] for row in rows]
-    count = sum(value > 0 for value in over)
-    first = sum(row["first_log10_steepest"] > row["first_log10_printed"] for row in rows)
-    worst = f", by up to 10^{max(over):.2f}" if count else ""
-    product = "Corollary 10 (1)" if norm == "batch" else "Corollary 11 with the deviations seen"
-    return (
-        f"{model}, {WORDS[norm]}: the printed product of {product} is exceeded by the steepest point of {count} of "
-        f"{len(rows)} trained networks{worst}, and of {first} at the start."
-    )
-
-
-def _room(table: StudyTable) -> float:
-    gaps = [row["log10_printed"] - row["log10_steepest"] for row in table.where(norm="none")]
-    return sum(gaps) / len(gaps) if gaps else math.nan
-
-
-def _models(table: StudyTable) -> list[str]:
-    return list(dict.fromkeys(row["model"] for row in table.rows))
-
-
 def _study(model: str, data: str, *, steps: int, batch: int, seeds: int, samples: int) -> Study:
     return Study(
         f"capacity {model}",
@@ -188,6 +94,23 @@ def _study(model: str, data: str, *, steps: int, batch: int, seeds: int, samples
         seeds=seeds,
     )
 
+
+finding(
+    "capacity",
+    printed="BN and LN make a network's Lipschitz constant smaller, and the printed products bound it",
+    contrasts=(
+        *(
+            Contrast(f"log10_{sense}", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": EACH})
+            for norm in NORMALIZED
+            for sense in ("everywhere", "steepest")
+        ),
+        *(
+            Contrast("", {"reading": "log10_printed"}, {"reading": "log10_steepest"}, at={"model": EACH, "norm": norm})
+            for norm in NORMALIZED
+        ),
+    ),
+    control="the network without a normalizer from the same weights; that a bound bounds needs none",
+)
 
 register(
     Experiment(
@@ -214,8 +137,30 @@ register(
             ],
         },
         run=run,
-        figures=figures,
-        remarks=remarks,
+        figures=(
+            Figure(
+                "constants",
+                "log10 of the steepest point found, of the bounds at the data, on balls around them and on all "
+                "inputs, and of the printed product (LN's with the deviations seen), after training.",
+                {f"log10_{sense}": words for sense, words in SENSES.items()},
+                x="reading",
+                where={"model": EACH},
+                kind="bars",
+                y_title="log10",
+            ),
+            Figure(
+                "start",
+                "The same with the random weights of the start.",
+                {f"first_log10_{sense}": words for sense, words in SENSES.items()},
+                x="reading",
+                where={"model": EACH},
+                kind="bars",
+                y_title="log10",
+            ),
+        ),
+        data=("cifar10",),
+        minutes={"small": 0.3},
+        cite=("than2025",),
         columns=(
             "log10_steepest",
             "log10_at_data",
@@ -223,13 +168,7 @@ register(
             "log10_everywhere",
             "log10_weight_product",
             "log10_printed",
-            "log10_printed_power",
-            "log10_printed_defined",
-            "log10_printed_scaled",
             "test_accuracy",
         ),
-        data=("cifar10",),
-        minutes={"small": 0.3},
-        cite=("than2025",),
     )
 )

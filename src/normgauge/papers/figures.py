@@ -1,0 +1,160 @@
+"""`Figure`: a picture of a study as data (which reading, against what, one line per what), and the one hand that draws.
+
+The figure that decides is drawn from the verdicts alone: every contrast with its interval against the smallest effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+from normgauge.charts import against, bars, curves, histogram, intervals, surface, svg
+from normgauge.documents import StudyDocument
+from normgauge.papers.court import EACH, StudyTable, resolve
+from normgauge.records import Row, format_number
+from normgauge.stats import FREE, interval
+
+if TYPE_CHECKING:
+    import altair
+
+Scale = Literal["auto", "linear", "log"]
+MOST_LINES = 11  # of one picture, where every layer is a line
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One picture of a study's page; one for each value of a knob that is `EACH`.
+
+    Args:
+        name: of the file.
+        caption: what to see in it.
+        y: a reading, or reading -> what its lines are called.
+        x: "step", "layer" (a number), a knob, or another reading of the same run and step.
+        series: the knobs that name a line; "layer" too.
+        where: which runs; a `Pick` is resolved in the table.
+        kind: lines, intervals (a dot and its interval per series), bars, histogram, or surface (the layer is "x y", and
+            the readings `x` and `y` are a path on it).
+        x_title: under the axis.
+        y_title: beside the axis.
+        x_scale: of the axis.
+        y_scale: of the axis; of the intervals.
+    """
+
+    name: str
+    caption: str
+    y: str | Mapping[str, str]
+    x: str = "step"
+    series: tuple[str, ...] = ("norm",)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    kind: Literal["lines", "intervals", "bars", "histogram", "surface"] = "lines"
+    x_title: str = ""
+    y_title: str = ""
+    x_scale: Scale = "auto"
+    y_scale: Scale = "auto"
+
+    def draw(self, table: StudyTable) -> Iterator[tuple[str, altair.TopLevelMixin, str]]:
+        """Yield name, chart and caption of each picture that has something to show."""
+        each = [knob for knob, value in self.where.items() if value == EACH]
+        for where in resolve(self.where, table) if table.rows else ():
+            values = [str(where[knob]) for knob in each]
+            points = [point for point in self._points(table, where) if math.isfinite(point["value"])]
+            points = [point for point in points if point["value"] > 0] if self.y_scale == "log" else points
+            if points:
+                caption = f"{', '.join(values)}: {self.caption}" if values else self.caption
+                yield "-".join([self.name, *values]).replace(" ", "-"), self._chart(points, table, where), caption
+
+    def _points(self, table: StudyTable, where: Row) -> Iterator[Row]:
+        """Yield series, x and value of every reading that the picture shows."""
+        readings = {self.y: ""} if isinstance(self.y, str) else self.y
+        curved = {row["reading"] for row in table.readings}
+        for reading, title in readings.items():
+            rows = table.curve(reading, **where)
+            if self.x != "layer" and "layer" not in self.series and self.kind not in ("histogram", "surface"):
+                rows = [row for row in rows if row["layer"] is None]
+            if self.x in curved and self.kind == "lines":
+                beside = {_run_step(row): row["value"] for row in table.curve(self.x, **where)}
+                rows = [{**row, self.x: beside[_run_step(row)]} for row in rows if _run_step(row) in beside]
+            elif self.x not in ("step", "layer") or self.kind in ("intervals", "bars"):
+                rows = [{**row, "value": row[reading]} for row in table.where(**where) if row.get(reading) is not None]
+            for row in rows:
+                own = [_label(knob, row[knob]) for knob in self.series if row.get(knob) is not None]
+                x = title if self.x == "reading" else row.get(self.x)
+                name = ", ".join([*([title] if title and self.x != "reading" else []), *own]) or reading
+                place = float(str(x)) if self.x == "layer" and self.kind == "lines" else x
+                yield {"series": name, "x": place, "value": row["value"], "layer": row.get("layer")}
+
+    def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> altair.TopLevelMixin:
+        titles: dict[str, Any] = {"x_title": self.x_title or self.x.replace("_", " "), "y_title": self.y_title}
+        if self.kind == "histogram":
+            return histogram(points, value="value", series="series", x_title=self.x_title, bins=40)
+        if self.kind == "surface":
+            places = [map(float, point["layer"].split()) for point in points]
+            cells = [{"w1": x, "w2": y, "loss": p["value"]} for (x, y), p in zip(places, points, strict=True)]
+            edge = max(cell["w1"] for cell in cells)
+            axes = zip(*(table.curve(axis, **where) for axis in ("x", "y")), strict=True)
+            steps = [{"w1": a["value"], "w2": b["value"], "path": "descent", "step": a["step"]} for a, b in axes]
+            path = [step for step in steps if max(abs(step["w1"]), abs(step["w2"])) <= edge]
+            return surface(cells, x="w1", y="w2", value="loss", paths=path, levels=10)
+        if self.kind == "intervals":
+            bounds = (0.0, None) if self.y_scale == "log" else FREE
+            groups = {name: [p["value"] for p in points if p["series"] == name] for name in _names(points)}
+            spans = {name: interval(values, bounds=bounds) for name, values in groups.items()}
+            dots: list[Row] = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
+            return intervals(dots, x_title=self.x_title, scale=self.y_scale, row_height=20)
+        names = _names(points)[:MOST_LINES] if "layer" in self.series else _names(points)
+        knob = self.x not in ("step", "layer") and self.x in table.rows[0]
+        rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob, self.y_scale)]
+        if self.kind == "bars":
+            return bars(rows, x="x", y="value", series="series", **titles)
+        scales = {"y_scale": self.y_scale, "low": "low", "high": "high"}
+        if self.x == "step":
+            return curves(rows, x="x", y="value", **scales, **titles)  # type: ignore[arg-type]
+        return against(rows, x="x", y="value", x_scale=self.x_scale, **scales, **titles)  # type: ignore[arg-type]
+
+
+def deciding_picture(document: StudyDocument) -> list[tuple[str, str, str]]:
+    """Return name, SVG and caption of the figure that decides; nothing where no contrast has an interval."""
+    rows = []
+    for criterion in document.criteria:
+        for item in criterion.margins:
+            if math.isfinite(item.half_width) and item.half_width > 0:
+                middle = item.mean / item.half_width
+                ends = {"value": middle, "low": middle - 1, "high": middle + 1}
+                rows.append({"series": f"{criterion.id}: {item.name}", **ends})
+    if not rows:
+        return []
+    caption = "Every contrast, as effect minus the smallest effect that counts, in half widths of its 95 % interval: "
+    caption += "right of 0 it speaks for the sentence, left of 0 against it."
+    chart = intervals(rows, x_title="half widths beyond the smallest effect", scale="linear", row_height=22, width=360)
+    return [(f"{document.study}-decides", svg(chart, caption), caption)]
+
+
+def _run_step(row: Row) -> tuple[Any, ...]:
+    return (*((k, str(v)) for k, v in row.items() if k not in ("reading", "value")),)
+
+
+def _label(knob: str, value: Any) -> str:
+    return value if isinstance(value, str) else f"{knob.replace('_', ' ')} {format_number(value)}"
+
+
+def _names(points: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(point["series"] for point in points))
+
+
+def _ends(mean: float, low: float, high: float) -> dict[str, float]:
+    return {"low": mean if math.isnan(low) else low, "high": mean if math.isnan(high) else high}
+
+
+def _bands(points: Sequence[Row], knob: bool, scale: str) -> Iterator[Row]:
+    """Yield per place the mean with its interval over runs at a knob's value, with the range over runs elsewhere."""
+    groups: dict[Any, list[float]] = {}
+    for point in points:
+        groups.setdefault(point["x"], []).append(point["value"])
+    for x, values in sorted(groups.items()) if all(isinstance(key, int | float) for key in groups) else groups.items():
+        bounds = (0.0, None) if scale == "log" else FREE
+        span = interval(values, bounds=bounds) if knob and len(values) > 1 else None
+        ends = (span.low, span.high) if span else (min(values), max(values))
+        yield {"series": points[0]["series"], "x": x, "value": fmean(values), **_ends(fmean(values), *ends)}
