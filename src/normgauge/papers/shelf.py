@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One paper.
+    """One paper, or the sentences of today's practice, which are judged the same way and have no studies.
 
     Attributes:
         id: what the ids of its claims begin with.
@@ -29,9 +29,13 @@ class Paper:
         """Where its claims, studies, tables and formulas are."""
         return files("normgauge.papers") / self.key
 
+    def files(self, room: str) -> list[Traversable]:
+        """Return what is in its `claims`, `studies` or `tables`: nothing where there is no such folder."""
+        return list((self.folder / room).iterdir()) if (self.folder / room).is_dir() else []
+
     def modules(self, room: str) -> list[str]:
         """Return the modules of its `claims` or `studies`, sorted; what begins with an underscore is none."""
-        names = (entry.name for entry in (self.folder / room).iterdir())
+        names = [entry.name for entry in self.files(room)]
         stems = sorted(name.removesuffix(".py") for name in names if name.endswith(".py") and not name.startswith("_"))
         return [f"normgauge.papers.{self.key}.{room}.{stem}" for stem in stems]
 
@@ -44,6 +48,7 @@ PAPERS = {
         Paper("S2", "than2025", "Than 2025"),
         Paper("S3", "batchnorm_article", "the encyclopedia article"),
         Paper("S4", "sun2020", "Sun et al. 2020"),
+        Paper("P", "practice", "practice today"),
     )
 }
 

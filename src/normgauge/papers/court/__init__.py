@@ -1,6 +1,6 @@
 """The one judge of theorem and experiment: sentences of the papers, verdicts, evidence; `ledger()` is the door."""
 
-from normgauge.papers.court.claim import Claim, Margins, PremiseAbsent
+from normgauge.papers.court.claim import FAULTS, Claim, Margins, PremiseAbsent
 from normgauge.papers.court.ledger import Ledger, ledger
 from normgauge.papers.court.registry import criteria, empirical, finding
 from normgauge.papers.court.sources import DEFAULT_FOLDER, Source, shipped
@@ -13,6 +13,7 @@ __all__ = [
     "Claim",
     "DEFAULT_FOLDER",
     "Evidence",
+    "FAULTS",
     "Ledger",
     "Margins",
     "OUTCOMES",

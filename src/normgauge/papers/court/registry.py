@@ -23,6 +23,7 @@ def theorem(
     hypotheses: str = "",
     cite: Sequence[str] = (),
     note: str = "",
+    fault: str = "",
 ) -> Callable[[Trial], Trial]:
     """Register a theorem-like claim; the decorated function yields its checks on instances it draws."""
     claim = Claim(
@@ -34,6 +35,7 @@ def theorem(
         hypotheses=hypotheses,
         cite=tuple(cite),
         note=note,
+        fault=fault,
     )
     return _register_with_trial(claim)
 
@@ -47,6 +49,7 @@ def bibliographic(
     corrected: str = "",
     cite: Sequence[str] = (),
     note: str = "",
+    fault: str = "",
 ) -> Callable[[Trial], Trial]:
     """Register a claim about what a text says; the decorated function compares it with the quoted words."""
     claim = Claim(
@@ -57,6 +60,7 @@ def bibliographic(
         corrected=corrected,
         cite=tuple(cite),
         note=note,
+        fault=fault,
         quotes=tuple(quotes),
     )
     return _register_with_trial(claim)
@@ -93,6 +97,11 @@ def empirical(
     return _register_with_margins(claim)
 
 
+def pending(id: str, *, place: str, printed: str, reason: str, cite: Sequence[str], note: str = "") -> Claim:
+    """Register a statement about experiments that no study decides yet: `not_run`, with the reason."""
+    return register(Claim(id, place, printed, "empirical", cite=tuple(cite), note=note, criterion=reason))
+
+
 def finding(study: str, *, printed: str, criterion: str, place: str = "") -> Callable[[Criterion], Criterion]:
     """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
     return _register_with_margins(
@@ -116,7 +125,8 @@ def registered_claims() -> tuple[Claim, ...]:
     """Return all claims of the ledger, by paper and, within a paper, in the order of its files."""
     _open_files()
     listed = (claim for claim in _CLAIMS.values() if claim.kind != "finding")
-    return tuple(sorted(listed, key=lambda claim: (claim.paper, _file(claim))))
+    order = {paper: place for place, paper in enumerate(PAPERS)}
+    return tuple(sorted(listed, key=lambda claim: (order.get(claim.paper, len(order)), claim.paper, _file(claim))))
 
 
 def criteria(study: str) -> tuple[Claim, ...]:

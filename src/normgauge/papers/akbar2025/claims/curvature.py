@@ -56,22 +56,25 @@ def _null_vector(generator: torch.Generator) -> Iterator[Check]:
 @theorem(
     "S0-H2",
     place="sec 3.2",
-    printed="Hessian cross terms between an invariant and a sensitive direction vanish ('does not couple them')",
-    corrected="v^T H w = -<v, grad>: it vanishes for all v only at critical points, and never for a direction v the "
-    "loss is sensitive to at first order",
-    hypotheses=BATCH,
+    printed="Hessian cross terms between an invariant and another direction are zero if the function does not couple "
+    "them (which often it does not strongly)",
+    hypotheses=BATCH + "; 'does not couple' read as: the loss has no slope along the other direction",
     cite=CITE,
-    note="The paper hedges ('could yield zero', 'often it doesn't strongly'). The term comes from differentiating "
-    "<w, grad> = 0.",
+    note="The condition is exact: v^T H w = -<v, grad>, from differentiating <w, grad> = 0. It fails for every "
+    "direction "
+    "the loss is sensitive to at first order, the gradient above all; how strongly is a fact below.",
 )
 def _cross_terms(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=SMALL):
         theta = layer.theta
         H, slope = hessian(layer.loss, theta), gradient(layer.loss, theta)
-        for v in (slope / slope.norm(), normal(generator, theta.numel())):
+        steepest, other = slope / slope.norm(), normal(generator, theta.numel())
+        for v in (steepest, other, other - (other @ steepest) * steepest):
             size = torch.linalg.matrix_norm(H) * theta.norm() * v.norm()
-            yield printed("v^T H w = 0", gap(v @ H @ theta, 0.0, size))
             yield corrected("v^T H w = -<v, grad>", gap(v @ H @ theta, -v @ slope, size))
+        yield printed("v^T H w = 0 where the slope along v is 0", gap(v @ H @ theta, 0.0, size))
+        coupling = (steepest @ H @ theta).abs() / (torch.linalg.matrix_norm(H) * theta.norm())
+        yield fact("coupling with the gradient's direction, relative", coupling)
 
 
 @theorem(
@@ -110,14 +113,16 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
 
 @theorem(
     "S0-lam",
-    place="sec 5.1, 6 ('BN reduces lambda_max / the Lipschitz constant')",
-    printed="BN reduces the largest eigenvalue of the Hessian, unconditionally",
-    corrected="with BN H(cw) = H(w)/c^2: the same function has every largest eigenvalue, by its weights' scale alone; "
-    "without BN that of least squares does not depend on w",
-    hypotheses=BATCH + "; one unit, squared loss; the weights' scale is free, as BN leaves it",
+    place="sec 5.1, 6, 10",
+    printed="BN tends to reduce the largest eigenvalue of the Hessian, by capping how much the output can change",
+    corrected="it does at equal scale: at a fit with gamma = s the largest eigenvalue is at most that without BN; but "
+    "H(cw) = H(w)/c^2, so the same function has every largest eigenvalue, by its weights' scale alone",
+    hypotheses=BATCH
+    + "; one unit, squared loss; 'tends to' read as: whatever the weights' scale, which BN leaves free",
     cite=CITE,
-    note="At large weights the sentence is true for the same reason. A comparison needs the scale fixed: the quotient "
-    "curvature |w|^2 lambda_max, or equal steps.",
+    note="The paper says tends and probably. Without BN the largest eigenvalue of least squares does not depend on w; "
+    "a "
+    "comparison needs the scale fixed, or the quotient curvature |w|^2 lambda_max, or equal steps.",
 )
 def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (8, 2), (20, 5)):
@@ -129,6 +134,10 @@ def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
             yield printed("lambda_max with BN <= without", excess(here[-1], plain))
             yield corrected("H(cw) = H(w)/c^2", gap(c**2 * here, unit))
             yield fact("lambda_max with BN over without", here[-1] / plain)
+        zh, s = standardize(X @ w)
+        fit = torch.linalg.eigvalsh(hessian(_scaled_mismatch, w, X, s * zh, s))
+        yield corrected("at a fit with gamma = s", excess(fit[-1], plain))
+        yield conclusion("at equal scale BN's is not larger", excess(fit[-1], plain))
 
 
 @theorem(
@@ -141,6 +150,7 @@ def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="BN standardizes the one number w.x, not the inputs; features that were batch-normalized themselves have unit "
     "variances, and stay correlated.",
+    fault="false: BN standardizes the one number w.x and never the inputs; only inputs that are white already give it",
 )
 def _whitening(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
@@ -167,6 +177,32 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
 
 
 @theorem(
+    "S0-sphere",
+    place="sec 6.1, Hessian on the manifold",
+    printed="the Hessian on the sphere has the eigenvalues of the plain Hessian, except the radial one",
+    corrected="its eigenvalues lie between those of the plain Hessian, and are the others but the zero exactly where "
+    "the "
+    "gradient vanishes",
+    hypotheses=BATCH + "; one unit, squared loss; the Hessian on the sphere by second derivatives along great circles",
+    cite=CITE,
+    note="Sec 6.1 speaks of the neighbourhood of a minimum, where it holds. Elsewhere H couples w to the gradient "
+    "(S0-H2).",
+)
+def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((6, 3), (12, 4), (20, 5)):
+        X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
+        for goal in (t, standardize(X @ w)[0]):
+            values, vectors = torch.linalg.eigh(hessian(_mismatch, w, X, goal))
+            on_sphere = torch.linalg.eigvalsh(_great_circle_hessian(w, X, goal))
+            size, radial = values.abs().max(), int((vectors.T @ w).abs().argmax())
+            others = torch.cat([values[:radial], values[radial + 1 :]])
+            yield printed("the same but the radial one", gap(on_sphere, others, size))
+            yield corrected("between neighbours, from below", excess(values[:-1] + size, on_sphere + size))
+            yield corrected("and from above", excess(on_sphere + size, values[1:] + size))
+        yield conclusion("the same at a fit", gap(on_sphere, others, size))
+
+
+@theorem(
     "S0-A1.2b",
     place="App A.1.2",
     printed="at a fit the Hessian in z has the eigenvalue (gamma^2/s^2)(1 - m) < 0 along zh if gamma is fixed; zero "
@@ -176,6 +212,7 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="The printed matrix has zh zh^T where zh zh^T/m belongs. The paper suspects it ('should yield eigenvalue 0') "
     "and then explains the artefact by gamma.",
+    fault="false: the slip of a factor m is explained as a fact about gamma, and the explanation is wrong too",
 )
 def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
@@ -230,6 +267,24 @@ def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
 
 def _scaled_mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float) -> Tensor:
     return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
+
+
+def _great_circle_hessian(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    """Return the Hessian on the sphere through w: second derivatives along great circles; mixed ones polarized."""
+    r = w.norm()
+    basis = torch.linalg.qr(torch.cat([w[:, None], torch.eye(len(w))[:, : len(w) - 1]], 1)).Q[:, 1:].T
+
+    def bend(e: Tensor) -> Tensor:
+        turn = e.norm() / r
+
+        def along(t: Tensor) -> Tensor:
+            return _mismatch((turn * t).cos() * w + (turn * t).sin() * r * e / e.norm(), X, goal)
+
+        return hessian(along, w.new_zeros(()))
+
+    pure = torch.stack([bend(e) for e in basis])
+    mixed = torch.stack([bend(a + b) for a in basis for b in basis]).reshape(len(basis), -1)
+    return (mixed - pure[:, None] - pure) / 2
 
 
 def _squared_distance_to(goal: Tensor) -> Loss:

@@ -130,6 +130,7 @@ def _final_formulas(generator: torch.Generator) -> Iterator[Check]:
     hypotheses=ONE_UNIT + ", eps = 0; m >= 3 (for m = 2 the two conditions make delta itself zero)",
     cite=CITE,
     note="They are the conditions of stationary beta and gamma, and say nothing about W.",
+    fault="missing hypothesis: a fit (delta = 0), which the lines after it use and the sentence does not state",
 )
 def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
@@ -157,6 +158,7 @@ def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     note="The residual is that of the network without BN and the sums run over the wrong index. Exchanging features "
     "for samples does not mend it: (w.x - t) x_i minus its mean over samples sums to zero (tried as well). The text "
     "concludes 'magnitude O(1), not growing with |w|': not growing is right.",
+    fault="false: residual and index are those of another network, and the size drawn from it is wrong",
 )
 def _example(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (6, 2), (12, 4)):
@@ -178,12 +180,15 @@ def _example(generator: torch.Generator) -> Iterator[Check]:
 @theorem(
     "S0-6.1b",
     place="sec 6.1",
-    printed="treating mu, sigma as fixed, grad_w a = (x - xbar)/sigma is orthogonal to w",
+    printed="treating mu, sigma as roughly constant, grad_w a = (x - xbar)/sigma is orthogonal to w (questioned in the "
+    "same "
+    "parenthesis); nevertheless one eigenvalue is 0, along w",
     corrected="with mu, sigma fixed grad_w a = x/sigma; with mu moving (x - xbar)/sigma, whose product with w is zh; "
     "with sigma moving too (x - xbar - zh mean(zh x))/sigma, and that is orthogonal to w",
     hypotheses="a = (w.x - mu)/sigma, sample by sample, eps = 0",
     cite=CITE,
-    note="It is the derivative of sigma that makes the gradient orthogonal: the approximation drops what it needs.",
+    note="It is the derivative of sigma that makes the gradient orthogonal: the approximation drops what it needs. The "
+    "paper asks 'does that align with w?', answers 'not exactly', and keeps the conclusion, which is right.",
 )
 def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 2), (5, 3), (12, 2)):
@@ -201,6 +206,7 @@ def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
         direction = torch.outer(zh, zh @ centred) / m
         yield corrected("both moving: the gradient", gap(whole, (centred - direction) / s, size))
         yield corrected("both moving: orthogonal to w", gap(whole @ w, 0.0, size * w.norm()))
+        yield conclusion("a does not change along w", gap(whole @ w, 0.0, size * w.norm()))
 
 
 @theorem(
@@ -211,6 +217,7 @@ def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
     hypotheses=WEIGHT,
     cite=(*CITE, "salimans2016"),
     note="The algebra of the proof drops |alpha v| = alpha |v|.",
+    fault="false: the algebra drops |alpha v| = alpha |v|; another transformation is the symmetry",
 )
 def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
     for v, g, _ in _weights(generator):
@@ -233,6 +240,7 @@ def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
     note="Every v_k moves every w_j. Sec 4.3 has the right projection. One may call it a forgotten sum and the verdict "
     "too hard; but the gradient as printed is not orthogonal to v, and the null direction (v, -g) the text "
     "draws is none.",
+    fault="misprint: the sum over j is forgotten; sec 4.3 has the right projection",
 )
 def _diagonal(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
@@ -255,6 +263,7 @@ def _diagonal(generator: torch.Generator) -> Iterator[Check]:
     corrected="grad_v L . v = 0; the flat direction is (v, 0)",
     hypotheses=WEIGHT,
     cite=(*CITE, "salimans2016"),
+    fault="false: another direction is flat",
 )
 def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
@@ -280,6 +289,7 @@ def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
     hypotheses=WEIGHT,
     cite=(*CITE, "salimans2016"),
     note="The first half lacks only a factor; the second is the opposite of what holds, and decides.",
+    fault="false: the second half is the opposite of what holds",
 )
 def _length(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):

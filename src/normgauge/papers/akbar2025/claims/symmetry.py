@@ -31,6 +31,7 @@ TINY = 1e-300  # torch's batch normalization refuses eps = 0
     hypotheses=BATCH,
     cite=CITE,
     note="The paper withdraws the sentence in the middle of its proof, but sec 2.1 still has it.",
+    fault="misprint: the paper withdraws it in its own proof and prints S0-P4.1b instead; sec 2.1 kept the old words",
 )
 def _with_gamma(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):

@@ -163,6 +163,7 @@ def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="Sub-linear rates are those of gradient descent on general convex (or non-convex) functions; this one is "
     "quadratic.",
+    fault="false: gradient descent is linear on this problem too",
 )
 def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):

@@ -78,6 +78,7 @@ def _network(generator: torch.Generator) -> _Network:
     "exactly, and the units straddle the line. With the other unit held anywhere (the article's alternating "
     "optimization) unit i's critical point lies in the span of S^-1 u and the other unit. With one unit the sentence "
     "is S3-crit.",
+    fault="missing hypothesis: a regular matrix M, as the article's way of solving grad = 0 presumes",
 )
 def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
     for _ in range(2):
@@ -116,6 +117,7 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="The second term of the bound is S3-bis, dimensionally impossible. After one pass no unit but the last is "
     "critical, however large t and Ts; with another unit off the line GDNP leads to a point that is not critical.",
+    fault="false: the lengths of the units remain a joint problem",
 )
 def _whole_problem(generator: torch.Generator) -> Iterator[Check]:
     steps, halvings = 400, 40

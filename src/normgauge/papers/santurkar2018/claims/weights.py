@@ -99,6 +99,7 @@ def _worst_case(generator: torch.Generator) -> Iterator[Check]:
     note="X X^T v ranges over a ball with diameter [0, lambda^2 v], and Hhat is indefinite: other X make the form "
     "larger. For a "
     "loss linear in z the plain network has no curvature at all and the BN network has.",
+    fault="false: the maximum is elsewhere, and above the bound",
 )
 def _minimax_smoothness(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(3, 6, 9)):

@@ -120,6 +120,7 @@ def _sphere(generator: torch.Generator) -> Iterator[Check]:
     hypotheses="eps = 0; equal gamma and beta, the strongest form of similar",
     cite=CITE,
     note="They lie on the same sphere, anywhere on it. The pruning rule the paper proposes from it inherits the fault.",
+    fault="false: equal gamma and beta leave the direction free",
 )
 def _similar_units(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((3, 4), (5, 12), (2, 40)):
@@ -191,6 +192,7 @@ def _rank(generator: torch.Generator) -> Iterator[Check]:
     note="'Very close' in angle is true for B << n and harmless: BN is blind to it. With eps > 0 a row collapses "
     "where "
     "W_i Sigma W_i^T << eps, which a small batch does not bring about: its mean is trace(Sigma).",
+    fault="false: BN divides out what the nearness to the kernel takes away",
 )
 def _kernel(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((60, 3), (100, 4), (200, 8)):

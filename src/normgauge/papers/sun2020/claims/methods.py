@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -119,6 +120,44 @@ def _spectral(generator: torch.Generator) -> Iterator[Check]:
 
 
 @theorem(
+    "S4-SNnoise",
+    place="sec 1.1, spectral normalization",
+    printed="SN keeps the Lipschitz constant not too big, so it can be much more robust to noise",
+    corrected="no noise shorter than margin/(sqrt(2) L) changes a decision, L the Lipschitz constant; dividing the "
+    "weights "
+    "of a ReLU network by their spectral norms divides margins and L alike, and no decision changes, with noise or "
+    "without",
+    hypotheses="ReLU layers without biases, normalized as they are; noise of every size from a tenth of the inputs on",
+    cite=(*CITE, "miyato2018"),
+    note="Judged is the reason given, the constant. Whether training under SN leads to larger margins is an "
+    "experiment.",
+    fault="missing hypothesis: margins that do not shrink with the constant",
+)
+def _spectral_noise(generator: torch.Generator) -> Iterator[Check]:
+    for widths in ((4, 8, 3), (6, 10, 10, 4)):
+        weights = [3 * normal(generator, b, a) for a, b in pairwise(widths)]
+        normed = [W / torch.linalg.matrix_norm(W, 2) for W in weights]
+        shrunk = torch.stack([torch.linalg.matrix_norm(W, 2) for W in weights]).prod()
+        x = normal(generator, 40, widths[0])
+        yield corrected(
+            "outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), _relu_net(weights, x))
+        )
+        for size in (0.1, 0.5, 2.0):
+            noisy = x + size * normal(generator, 40, widths[0])
+            flips = [
+                (_relu_net(net, noisy).argmax(1) != _relu_net(net, x).argmax(1)).sum() for net in (weights, normed)
+            ]
+            yield corrected("as many decisions change", gap(flips[0], flips[1]))
+            if size > 0.1:  # noise enough to change some
+                yield printed("fewer decisions change under SN", broken(flips[1] < flips[0]))
+        top = _relu_net(normed, x).topk(2, 1).values
+        step = normal(generator, 40, widths[0])
+        safe = 0.999 * (top[:, :1] - top[:, 1:]) / 2**0.5 * step / step.norm(dim=1, keepdim=True)
+        kept = _relu_net(normed, x + safe).argmax(1) == _relu_net(normed, x).argmax(1)
+        yield corrected("shorter noise than margin/sqrt(2) changes none", broken(bool(kept.all())))
+
+
+@theorem(
     "S4-conv",
     place="App 5.1, convolution",
     printed="BN for convolution: mean/variance over the batch at each position (p, q)",
@@ -129,6 +168,7 @@ def _spectral(generator: torch.Generator) -> Iterator[Check]:
     "in the same "
     "way. To achieve this, we jointly normalize all the activations in a mini-batch, over all locations.' The printed "
     "variance also lacks the mean over the batch.",
+    fault="false: another layer is described than the one used",
 )
 def _convolution(generator: torch.Generator) -> Iterator[Check]:
     for B, channels, side in ((2, 1, 2), (4, 3, 3), (8, 2, 1), (5, 2, 4)):
@@ -233,6 +273,7 @@ def _growth(generator: torch.Generator) -> Iterator[Check]:
     note="The norm may be correlated with vulnerability in training; as a cause it is ruled out by the invariance "
     "the paper itself "
     "proves. The robustness study asks for the correlation.",
+    fault="false: the invariance the paper proves rules the cause out",
 )
 def _attack(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 4), (4, 12), (6, 9)):
@@ -282,6 +323,7 @@ def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
     hypotheses="eps = 0; S1 writes grad_y L for the gradient of the network without BN, which it identifies with "
     "dLhat/dz",
     cite=(*CITE, "santurkar2018"),
+    fault="false: the inner product that vanishes is with the gradient in y, the term has the one in z",
 )
 def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
@@ -305,6 +347,7 @@ def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="Not in the list the ledger started from: the general sentence behind S4-gs, whose observation on "
     "ResNet-101 is empirical.",
+    fault="false: deviation and mean move with weights that change nothing else",
 )
 def _gauge(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((1, 4), (3, 9), (5, 30)):
@@ -385,3 +428,9 @@ _NORMALIZERS: dict[str, Loss] = {
     "CWN": lambda W, X: _convolve(_centred_unit_rows(W), X),
     "WS": lambda W, X: _convolve(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
 }
+
+
+def _relu_net(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    for W in weights[:-1]:
+        x = torch.relu(x @ W.T)
+    return x @ weights[-1].T

@@ -135,6 +135,7 @@ def _layer_norm_product(generator: torch.Generator) -> Iterator[Check]:
     cite=CITE,
     note="Not in the list the ledger started from. For BN with fixed statistics the reduction is global (S2-T9). "
     "Shown: at inputs near 0 the slope is above P_w itself, the bound without normalization.",
+    fault="missing hypothesis: a lower bound of the variances at every input, not at the observed ones alone",
 )
 def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
     eps = 1e-5
@@ -161,12 +162,14 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
     place="Theorem 12",
     printed="|h_no, W_i|_Lip <= A_{i-1} |h_no, y_i|_Lip and |h_no, y_i|_Lip <= b_{i+1} prod_{k>=i} |NO_k|_Lip "
     "(b_{K+1} = 1)",
+    corrected="the same with A_{i-1} over a bounded set of inputs: over all of R^n it is infinite, and (6) says "
+    "nothing, "
+    "unless the layer below is bounded (LN, sigmoid)",
     hypotheses="normalizers that are fixed maps: BN with statistics held fixed, LN with its constant 1/sqrt(eps); "
     "A_{i-1} over the inputs considered; Frobenius norm of the weights",
     cite=CITE,
     note="BN's statistics move with the weights, in training and afterwards; then neither constant is that of a fixed "
-    "map, and one sample's output can be steeper in W_i than the bound (fact: its ratio to A/s for one layer). Over "
-    "all of R^n A_{i-1} is infinite, and (6) says nothing, unless the layer below is bounded (LN, sigmoid).",
+    "map, and one sample's output can be steeper in W_i than the bound (fact: its ratio to A/s for one layer).",
 )
 def _weights_and_inputs(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((2, 5, 3), (6, 4, 4, 5)):
@@ -185,6 +188,10 @@ def _weights_and_inputs(generator: torch.Generator) -> Iterator[Check]:
                     to_input = net.total_input_slope(i, net.weights[i - 1] @ h)
                     yield printed("(7)", excess(to_input, above))
                     yield printed("(6)", excess(net.weight_slope(i, h), largest * to_input))
+        far, width = 1e6 * data[:6], widths[1] ** 0.5
+        reach = max(normed.hidden(x, 1).norm() for x in far) / max(normed.hidden(x, 1).norm() for x in data[:6])
+        yield corrected("BN with fixed statistics: A grows without bound", broken(reach > 1e3))
+        yield corrected("LN: A is bounded", excess(max(layered.hidden(x, 1).norm() for x in far), width))
     yield fact("one layer, statistics moving with W: slope over A/s", _moving_statistics(generator))
 
 
