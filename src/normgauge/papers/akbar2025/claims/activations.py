@@ -8,36 +8,14 @@ import torch
 from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, gap, printed
-from normgauge.papers.court.registry import pending, theorem
+from normgauge.papers.court.registry import theorem
 from normgauge.papers.instances.draws import normal, uniform
 from normgauge.theory.batchnorm_calculus import standardize
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 WIDTH, NETWORKS = 48, 4
 
-pending(
-    "S0-conf",
-    place="sec 7.2, bound by the margin",
-    printed="BN-trained networks often are less overconfident on training data",
-    reason="no study measures confidence against accuracy with and without BN",
-    cite=CITE,
-)
 
-
-@theorem(
-    "S0-cue",
-    place="sec 7.2, bias away from memorization",
-    printed="BN removes a cue that is only a magnitude: a feature large for one class and small for the other",
-    corrected="over a batch with both classes the standardized feature separates them exactly as before, whatever "
-    "offset "
-    "and unit it had; what BN removes is what all samples share, and the whole cue only where every batch has one "
-    "class",
-    hypotheses=BATCH
-    + "; one feature, two classes; separation is the distance of the class means over the spread within",
-    cite=CITE,
-    fault="false: an affine map of the whole batch keeps the difference between its parts",
-)
+@theorem("S0-cue")
 def _magnitude_cue(generator: torch.Generator) -> Iterator[Check]:
     for m in (8, 20, 60):
         label = torch.arange(m) % 2 == 0
@@ -53,19 +31,7 @@ def _magnitude_cue(generator: torch.Generator) -> Iterator[Check]:
         yield fact("distance of the classes over the spread within, standardized", after)
 
 
-@theorem(
-    "S0-dying",
-    place="sec 5.1, saddle-point escape",
-    printed="with BN a ReLU stuck off by a hugely negative bias turns on, since its inputs always have mean zero",
-    corrected="their mean is beta: a unit is off on the whole batch where beta <= -max gamma zh, and on every batch of "
-    "m "
-    "where beta <= -|gamma| sqrt(m - 1); the bias before BN does not matter, and with beta = 0 every unit has samples "
-    "on "
-    "both sides",
-    hypotheses=BATCH + "; a batch on which the unit is not constant",
-    cite=CITE,
-    note="The paper says less likely. At the start beta is 0; trained, a unit can die by its beta.",
-)
+@theorem("S0-dying")
 def _dying_units(generator: torch.Generator) -> Iterator[Check]:
     for m in (2, 5, 16):
         z, gamma = normal(generator, m) - 1e3, uniform(generator, 0.5, 2)
@@ -82,19 +48,7 @@ def _dying_units(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("with beta = 0 the bias does not switch it off", broken(bool((zh > 0).any() & (zh < 0).any())))
 
 
-@theorem(
-    "S0-explode",
-    place="sec 5.1, stability",
-    printed="BN breaks the chain of weight norms: an exponential reduction in worst-case gradient explosion "
-    "(suspected)",
-    corrected="it does for weights too large: from c times He's weights gradients grow by c per layer without BN, and "
-    "at a "
-    "rate that does not depend on c with it; at He's own weights those without BN keep their size, and those with BN "
-    "grow",
-    hypotheses="ReLU networks of equal width at Gaussian initialization; the first layer's gradient at depths 6 and 12",
-    cite=(*CITE, "yang2019"),
-    note="At initialization BN itself makes gradients explode (S3-lam).",
-)
+@theorem("S0-explode")
 def _explosion(generator: torch.Generator) -> Iterator[Check]:
     seed = int(torch.randint(2**31, (), generator=generator))
     plain = {c: _growth_with_depth(seed, c, normalized=False) for c in (1.0, 3.0)}

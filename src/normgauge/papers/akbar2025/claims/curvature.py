@@ -20,23 +20,11 @@ from normgauge.theory.scale_invariance import (
     polar_hessian,
 )
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 ZERO = 1e-9  # of the largest possible eigenvalue: smaller ones count as zero
 SMALL = ((3, 2, 2), (8, 3, 4), (12, 2, 3))
 
 
-@theorem(
-    "S0-H1",
-    place="sec 3.2, 4, 6.1, Contributions 3",
-    printed="along an invariance direction the Hessian has eigenvalue zero: w is a null vector of H",
-    corrected="H w = -grad, so w^T H w = 0 everywhere and H w = 0 exactly at critical points; shifts (of a bias before "
-    "BN) satisfy H v = 0 everywhere",
-    hypotheses=BATCH,
-    cite=CITE,
-    note="Sec 6.1 speaks of a local minimum, the other places of any point. Away from critical points H need not have "
-    "the eigenvalue 0 at all (S0-polar).",
-)
+@theorem("S0-H1")
 def _null_vector(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=SMALL):
         theta = layer.theta
@@ -53,17 +41,7 @@ def _null_vector(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("at a critical point H w = 0", flat)
 
 
-@theorem(
-    "S0-H2",
-    place="sec 3.2",
-    printed="Hessian cross terms between an invariant and another direction are zero if the function does not couple "
-    "them (which often it does not strongly)",
-    hypotheses=BATCH + "; 'does not couple' read as: the loss has no slope along the other direction",
-    cite=CITE,
-    note="The condition is exact: v^T H w = -<v, grad>, from differentiating <w, grad> = 0. It fails for every "
-    "direction "
-    "the loss is sensitive to at first order, the gradient above all; how strongly is a fact below.",
-)
+@theorem("S0-H2")
 def _cross_terms(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=SMALL):
         theta = layer.theta
@@ -77,17 +55,7 @@ def _cross_terms(generator: torch.Generator) -> Iterator[Check]:
         yield fact("coupling with the gradient's direction, relative", coupling)
 
 
-@theorem(
-    "S0-polar",
-    place="sec 4.3, curvature",
-    printed="2-D, L = f(theta): the Hessian in (r, theta) has eigenvalues 0 and f''(theta)/r^2",
-    corrected="in coordinates (r, theta): 0 and f''; in Cartesian ones (f'' +- sqrt(f''^2 + 4 f'^2))/(2 r^2), which is "
-    "0 and f''/r^2 where f' = 0",
-    hypotheses="one BN unit with two weights, eps = 0; r != 1",
-    cite=CITE,
-    note="The paper's 'in actual w coords' is read as Cartesian; the kinder of the two readings is weighed. The "
-    "curvature along the angle, e_theta^T H e_theta, is f''/r^2 everywhere.",
-)
+@theorem("S0-polar")
 def _polar(generator: torch.Generator) -> Iterator[Check]:
     for m in (3, 8, 20):
         X, t = normal(generator, m, 2) + 1, normal(generator, m)
@@ -111,19 +79,7 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("curvature along the angle is f''/r^2", gap(frame[1] @ H @ frame[1], bend / r**2, size))
 
 
-@theorem(
-    "S0-lam",
-    place="sec 5.1, 6, 10",
-    printed="BN tends to reduce the largest eigenvalue of the Hessian, by capping how much the output can change",
-    corrected="it does at equal scale: at a fit with gamma = s the largest eigenvalue is at most that without BN; but "
-    "H(cw) = H(w)/c^2, so the same function has every largest eigenvalue, by its weights' scale alone",
-    hypotheses=BATCH
-    + "; one unit, squared loss; 'tends to' read as: whatever the weights' scale, which BN leaves free",
-    cite=CITE,
-    note="The paper says tends and probably. Without BN the largest eigenvalue of least squares does not depend on w; "
-    "a "
-    "comparison needs the scale fixed, or the quotient curvature |w|^2 lambda_max, or equal steps.",
-)
+@theorem("S0-lam")
 def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (8, 2), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
@@ -140,18 +96,7 @@ def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("at equal scale BN's is not larger", excess(fit[-1], plain))
 
 
-@theorem(
-    "S0-6.1a",
-    place="sec 6.1, 7.1",
-    printed="with BN the Hessian is effectively Cov(x_hat) of normalized inputs, near identity (BN whitens; kappa = 1)",
-    corrected="at a fit it is (Sigma - Sigma w w^T Sigma/s^2)/s^2, s^2 = w^T Sigma w: the inputs' own covariance with "
-    "w taken out; kappa on the complement of w is at most kappa(Sigma), and 1 for inputs that were white before",
-    hypotheses=BATCH + "; one unit, mean squared loss, zero residual, Sigma regular",
-    cite=CITE,
-    note="BN standardizes the one number w.x, not the inputs; features that were batch-normalized themselves have unit "
-    "variances, and stay correlated.",
-    fault="false: BN standardizes the one number w.x and never the inputs; only inputs that are white already give it",
-)
+@theorem("S0-6.1a")
 def _whitening(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
         mixing = normal(generator, n, n) + torch.diag(torch.linspace(1.0, 8.0, n))
@@ -176,18 +121,7 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("white inputs: kappa = 1", gap(even, expected, 1 / (w @ w)))
 
 
-@theorem(
-    "S0-sphere",
-    place="sec 6.1, Hessian on the manifold",
-    printed="the Hessian on the sphere has the eigenvalues of the plain Hessian, except the radial one",
-    corrected="its eigenvalues lie between those of the plain Hessian, and are the others but the zero exactly where "
-    "the "
-    "gradient vanishes",
-    hypotheses=BATCH + "; one unit, squared loss; the Hessian on the sphere by second derivatives along great circles",
-    cite=CITE,
-    note="Sec 6.1 speaks of the neighbourhood of a minimum, where it holds. Elsewhere H couples w to the gradient "
-    "(S0-H2).",
-)
+@theorem("S0-sphere")
 def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 3), (12, 4), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
@@ -202,18 +136,7 @@ def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("the same at a fit", gap(on_sphere, others, size))
 
 
-@theorem(
-    "S0-A1.2b",
-    place="App A.1.2",
-    printed="at a fit the Hessian in z has the eigenvalue (gamma^2/s^2)(1 - m) < 0 along zh if gamma is fixed; zero "
-    "only when gamma adjusts",
-    corrected="the eigenvalue along zh is 0 with gamma fixed: H = (gamma^2/s^2) P; away from a fit H zh = -grad_z/s",
-    hypotheses=BATCH + "; one unit, sum of squares/2",
-    cite=CITE,
-    note="The printed matrix has zh zh^T where zh zh^T/m belongs. The paper suspects it ('should yield eigenvalue 0') "
-    "and then explains the artefact by gamma.",
-    fault="false: the slip of a factor m is explained as a fact about gamma, and the explanation is wrong too",
-)
+@theorem("S0-A1.2b")
 def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         zh, s, m = unit.yh, unit.s, unit.m
@@ -228,15 +151,7 @@ def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("H zh = -grad/s anywhere", gap(bent @ zh, -slope / s, scale))
 
 
-@theorem(
-    "S0-A1.2c",
-    place="App A.1.2, end",
-    printed="in weight space there are n - 1 positive eigenvalues (directions orthogonal to w) and one 0 along w",
-    corrected="rank(Sigma) - 1 positive ones and zeros along w and the kernel of Sigma; n - 1 exactly where Sigma is "
-    "regular, which needs m > n",
-    hypotheses=BATCH + "; one unit, squared loss, stationary in w, gamma and beta (zero residual or not)",
-    cite=CITE,
-)
+@theorem("S0-A1.2c")
 def _weight_space(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 2), (3, 3), (4, 6), (6, 2), (9, 4), (20, 5)):
         X, gamma = normal(generator, m, n) + 1, uniform(generator, 0.5, 2) * sign(generator)

@@ -18,9 +18,6 @@ from normgauge.theory.margins import margin_term
 from normgauge.theory.norm_growth import after_sgd_step, equivalent_rate, under_decay_flow
 from normgauge.theory.weight_normalization import normalized_weight
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
-
 KOHLER = (
     "This allows gradient-based methods to leverage a favourable global structure in the loss landscape that we prove "
     "to exist in Learning Halfspace problems and neural network training with Gaussian inputs. We thereby turn Batch "
@@ -42,15 +39,7 @@ ARTICLE = (
 )
 
 
-@theorem(
-    "S0-L5.1",
-    place="Lemma 5.1 and the text after it",
-    printed="gradient flow with BN conserves |w_i|^2 per neuron; the flow of WN conserves |v|",
-    hypotheses=BATCH + "; no weight decay; a bias has no gradient and may be there; for WN any loss",
-    cite=CITE,
-    note="For WN the reason given (orthogonality to (v, -g)) is wrong, the conclusion right: grad_v is orthogonal to v "
-    "(S0-WN2). With eps > 0 the norm drifts (shown as a fact).",
-)
+@theorem("S0-L5.1")
 def _conservation(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         slope, _ = layer.unpack(gradient(layer.loss, layer.theta))
@@ -65,16 +54,7 @@ def _conservation(generator: torch.Generator) -> Iterator[Check]:
         yield printed("WN: d|v|^2/dt = 0", gap(-2 * v @ slope, 0.0, size))
 
 
-@theorem(
-    "S0-L5.1b",
-    place="text after Lemma 5.1",
-    printed="with LN the Frobenius norm of the layer's weight matrix is conserved by gradient flow",
-    corrected="with LN |W|_F^2 + |b|^2 is conserved, and |W|_F alone in a layer without bias; so are the sums of W and "
-    "of b over the units",
-    hypotheses="eps = 0, at least three units; W and b trained together, as the paper's layers have both",
-    cite=CITE,
-    note="It is (W, b) that LN does not see the scale of; W alone is orthogonal to its gradient only where b is.",
-)
+@theorem("S0-L5.1b")
 def _frobenius(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, "layer", sizes=((2, 2, 3), (6, 3, 4), (9, 2, 6))):
         W, b = layer.unpack(gradient(layer.loss, layer.theta))
@@ -87,16 +67,7 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
 
 
-@theorem(
-    "S0-5.1iii",
-    place="Remark after Lemma 5.1, (iii)",
-    printed="BN's mini-batch noise breaks the invariance: a small component of the gradient along w appears",
-    corrected="every mini-batch loss is exactly invariant, its gradient orthogonal to w; under SGD |w|^2 grows by "
-    "eta^2 |gradient|^2 per step, from the finite step alone",
-    hypotheses=BATCH + " of the same mini-batch; components along w do come from eps > 0 and from stored statistics",
-    cite=CITE,
-    fault="false: each mini-batch loss has the invariance exactly, so no assumption mends the sentence",
-)
+@theorem("S0-5.1iii")
 def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((24, 2, 1), (24, 3, 4))):
         for count in (2, 3, 8):
@@ -112,15 +83,7 @@ def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("|w|^2 grows by eta^2 |gradient|^2", gap(grown, expected))
 
 
-@theorem(
-    "S0-WD",
-    place="sec 5.1",
-    printed="with weight decay (lambda/2)|w|^2: d|w|^2/dt = -lambda |w|^2",
-    corrected="d|w|^2/dt = -2 lambda |w|^2, so |w(t)|^2 = |w(0)|^2 exp(-2 lambda t)",
-    hypotheses=BATCH + "; gradient flow",
-    cite=CITE,
-    note="The norm decays towards 0 and nothing in the loss stops it: the equilibrium of SGD comes from finite steps.",
-)
+@theorem("S0-WD")
 def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         squared = layer.W.square().sum()
@@ -134,17 +97,7 @@ def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
 
 
-@theorem(
-    "S0-efflr",
-    place="Experiment 4; sec 5 ('initial scale does not matter because BN will scale it up')",
-    printed="with BN training from very large or very small weights proceeds equally",
-    corrected="from cW the rate c^2 eta gives exactly the steps that eta gives from W; at equal eta the weights of the "
-    "layer turn c^2 times slower",
-    hypotheses=BATCH + "; SGD on the weights of the layer, no decay or momentum",
-    cite=CITE,
-    note="The forward pass at the start does not see the scale; the steps do. The experiment itself is S0-init.",
-    fault="missing hypothesis: rates proportional to the squared scale, or steps that do not see it",
-)
+@theorem("S0-efflr")
 def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((8, 2, 2), (12, 3, 4))):
         slope = gradient(layer.loss, layer.theta)
@@ -159,20 +112,7 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
         yield fact("change of the outputs from 100 W over that from W", _relative_change(layer, 100.0, rate, start))
 
 
-@theorem(
-    "S0-margin",
-    place="sec 7.2",
-    printed="a margin m gives a bound O((1/m) sqrt(complexity/N)): doubling the margin halves the bound",
-    hypotheses="linear classes {|w| <= B}, the empirical Rademacher complexity by enumeration of all signs; margin = "
-    "smallest y f(x), as in the paper's Experiment 3; the complexity held fixed, as the formula names it beside the "
-    "margin",
-    cite=CITE,
-    note="Only the shape of the bound is stated, so the simplest class with such a bound is taken; the confidence "
-    "term sqrt(log(1/delta)/N) of the full bound does not see the margin at all. Doubling the logits doubles margin "
-    "and "
-    "complexity, and the bound stays: with BN the last layer's scale is free, so the raw margin f(x) y alone says "
-    "nothing.",
-)
+@theorem("S0-margin")
 def _margin(generator: torch.Generator) -> Iterator[Check]:
     for count in (3, 6, 9):
         y = torch.tensor([sign(generator) for _ in range(count)])
@@ -187,25 +127,7 @@ def _margin(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("and is not loose by more than sqrt(2)", excess(bound, 2**0.5 * wide))
 
 
-@bibliographic(
-    "S0-cite",
-    place="sec 2.3",
-    printed="Kohler et al. proved convergence to a global minimum for a residual network with BN at infinite width; "
-    "Yang et al. treat deep linear networks",
-    corrected="Kohler et al. prove convergence for learning halfspaces and neural networks with Gaussian inputs; Yang "
-    "et al. treat fully-connected networks with nonlinear activation functions",
-    quotes=(
-        f"Kohler et al. (2019), abstract: {KOHLER}",
-        f"Yang et al. (2019), abstract: {YANG}",
-        f"Than (2025), sec 2.1, on Kohler et al.: {THAN}",
-        f"the encyclopedia article, on Yang et al.: {ARTICLE}",
-    ),
-    cite=(*CITE, "kohler2019", "yang2019"),
-    note="Compared are the abstracts and what two others of the five texts report; the full articles are not quoted. "
-    "That "
-    "gradients explode with depth, and that skip connections help, Yang et al. do say.",
-    fault="false: the texts named do not say it",
-)
+@bibliographic("S0-cite")
 def _citations(generator: torch.Generator) -> Iterator[Check]:
     yield printed("Kohler: residual network, infinite width", unsaid(KOHLER, ["residual network", "infinite width"]))
     yield printed("Yang: deep linear networks", unsaid(YANG, ["linear networks"]))
@@ -215,17 +137,7 @@ def _citations(generator: torch.Generator) -> Iterator[Check]:
     yield corrected("Yang in the article's words", unsaid(ARTICLE, ["gradient explosion", "nonlinearity"]))
 
 
-@theorem(
-    "S0-balance",
-    place="sec 7.2, before Generalization bounds",
-    printed="BN (with large rates) makes the norms of the layers' weights more uniform: no layer can dominate",
-    corrected="finite steps do: |W|^2 grows by eta^2 |grad|^2, and |grad| falls as 1/|W|, so a layer that is far too "
-    "small "
-    "grows more; gradient flow keeps every layer's norm, and the last layer, behind no BN, is not held",
-    hypotheses=BATCH + "; two layers with BN, tanh between them, norms apart by a factor of 100",
-    cite=CITE,
-    note="The paper says perhaps.",
-)
+@theorem("S0-balance")
 def _balance(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((12, 3), (20, 4)):
         X, goal = normal(generator, m, n), normal(generator, m, n)

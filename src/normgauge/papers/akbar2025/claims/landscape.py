@@ -16,24 +16,8 @@ from normgauge.papers.instances.layers import Layer, factor, layers, normalize, 
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 
-
-@theorem(
-    "S0-7.1",
-    place="sec 7.1",
-    printed="with BN, in linear networks, critical points other than global minima disappear: saddles are eliminated",
-    corrected="one BN unit, least squares: saddles stay, at gamma = 0 and cov(w.x, t) = 0, all strict; with one output "
-    "every critical point with gamma != 0 is a global minimum, with several each eigenvector of (cov(x, t) cov(t, x), "
-    "Sigma) is critical, and all but the first are strict saddles. With gamma fixed (the sphere) -w* is a maximum",
-    hypotheses=BATCH + "; z = w.x, a = gamma zh + beta, mean squared loss, Sigma regular, cov(x, t) != 0",
-    cite=CITE,
-    note="The paper says 'one might prove'. The part on one output rests on the identity loss - min = s^2/(2 gamma^2) "
-    "grad^T "
-    "Sigma^-1 grad at the best gamma, beta for w.",
-    fault="false: saddles stay, with one output and with several",
-)
+@theorem("S0-7.1")
 def _critical_points(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
         X, t = normal(generator, m, n) + 1, normal(generator, m)
@@ -79,18 +63,7 @@ def _critical_points(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S0-6dl",
-    place="sec 6.1, deep linear networks",
-    printed="BN removes the zero modes caused by cross-layer scaling symmetries",
-    corrected="it removes none: k^2 zero modes per hidden width k as without BN, and k more with trained scales; BN "
-    "breaks (alpha W1, W2/alpha), and W1 -> alpha W1 and (alpha gamma_i, column i of W2 over alpha) take its place",
-    hypotheses="linear network, batch statistics, eps = 0, no biases, centred inputs, full rank, no hidden width above "
-    "its neighbours",
-    cite=CITE,
-    note="With batch statistics BN only rescales rows, so the change of basis between two linear layers stays.",
-    fault="false: there are as many zero modes with BN as without",
-)
+@theorem("S0-6dl")
 def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((4, 2, 3), (3, 2, 2, 3), (5, 3, 4)):
         X = normal(generator, 24, widths[0])
@@ -125,14 +98,7 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
 
 
-@theorem(
-    "S0-FIM",
-    place="sec 4.3 (natural gradient)",
-    printed="the Fisher / Gauss-Newton matrix has the invariance directions in its null space",
-    hypotheses=BATCH + "; at any point, critical or not: the outputs do not move, so J v = 0",
-    cite=CITE,
-    note="Unlike the Hessian, for which H w = -grad (S0-H1).",
-)
+@theorem("S0-FIM")
 def _fisher(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         theta = layer.theta

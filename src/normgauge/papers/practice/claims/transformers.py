@@ -17,22 +17,7 @@ from normgauge.papers.instances.draws import normal, uniform
 STEPS = 250  # enough for every norm to settle
 
 
-@theorem(
-    "P-1",
-    place="FlashNorm, proposed for models with latent attention (MoonshotAI/Kimi-K2.5 issue 43, zai-org/GLM-5 issue "
-    "67)",
-    printed="the RMSNorm before attention can be removed from models with normalized latents, its gain folded, with no "
-    "change to model outputs",
-    corrected="its division cancels in the branches that are normalized again, queries and latents; the rotary key is "
-    "not "
-    "one of them and must be divided by rms(x) still, and then nothing changes",
-    hypotheses="attention of DeepSeek's kind with two heads, eps = 0, gains folded; streams whose size varies by token",
-    cite=("graef2024", "deepseekv2"),
-    note="With eps > 0 the cancellation is up to eps over the mean square. The authors' later code keeps the division "
-    "for "
-    "the rotary key.",
-    fault="missing hypothesis: that every projection of the stream is normalized again",
-)
+@theorem("P-1")
 def _latent_attention(generator: torch.Generator) -> Iterator[Check]:
     for tokens, width in ((5, 6), (9, 12)):
         model = _LatentAttention.draw(generator, width)
@@ -84,15 +69,7 @@ class _LatentAttention:
         return torch.einsum("hts,shd->thd", torch.softmax(logits, -1), value)
 
 
-@theorem(
-    "P-2",
-    place="karpathy/nanochat issue 743",
-    printed="QK-norm and RoPE are interchangeable if QK-norm is an RMSNorm, with gains or without",
-    corrected="without gains they are, and with gains that agree within each rotated pair",
-    hypotheses="eps = 0 or not; positions other than 0; gains drawn for each dimension",
-    cite=("su2021", "henry2020"),
-    note="A rotation keeps the mean square, and does not commute with unequal gains. nanochat's norm has none.",
-)
+@theorem("P-2")
 def _rotary_order(generator: torch.Generator) -> Iterator[Check]:
     for tokens, width in ((4, 4), (7, 8)):
         x, gain = normal(generator, tokens, width), 1 + 0.5 * normal(generator, width)
@@ -105,18 +82,7 @@ def _rotary_order(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("no gains", gap(_rotate(_rms_norm(x, eps)), _rms_norm(_rotate(x), eps)))
 
 
-@theorem(
-    "P-3",
-    place="Hyperball, abstract",
-    printed="training with weight decay leads to an equilibrium weight norm that only depends on the training "
-    "hyperparameters",
-    corrected="it does for updates of a fixed size u orthogonal to the weights: |w|^2 -> eta u^2/(2 lambda - eta "
-    "lambda^2); "
-    "under SGD on a scale-invariant loss |w|^4 is proportional to the squared gradient on the unit sphere",
-    hypotheses="w -> (1 - eta lambda) w - eta u on random orthogonal updates, from norms apart by a factor of 100",
-    cite=("wen2026", "li2020"),
-    note="The paper speaks of Adam and Muon, whose updates have nearly a fixed size; there the sentence holds.",
-)
+@theorem("P-3")
 def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     rate, decay = 0.2, uniform(generator, 0.3, 0.6)
     fixed = [_norms(generator, rate, decay, start)[-1] for start in (0.1, 10.0)]
@@ -130,16 +96,7 @@ def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     yield corrected("SGD: sqrt(10) times the norm", gap(steep / soft, 10**0.5), 1e-6)
 
 
-@theorem(
-    "P-4",
-    place="Kosson et al. 2025, abstract",
-    printed="the learning rate scaling of muP acts primarily as a form of implicit warmup",
-    hypotheses="width m times as large: rate eta/m and independent weight decay m lambda; updates of a fixed size "
-    "orthogonal to the weights, relative updates eta u/|w| against those of the base width",
-    cite=("kosson2025",),
-    note="It rests on the independent decay, as the paper says: with the decay left as it was the relative updates end "
-    "about sqrt(m) times smaller for good (checked as well).",
-)
+@theorem("P-4")
 def _implicit_warmup(generator: torch.Generator) -> Iterator[Check]:
     rate, decay = 0.2, uniform(generator, 0.3, 0.6)
     base = rate / _norms(generator, rate, decay)
@@ -154,21 +111,7 @@ def _implicit_warmup(generator: torch.Generator) -> Iterator[Check]:
         yield fact("steps until half the base", float((ratio < 0.5).sum()))
 
 
-@theorem(
-    "P-5",
-    place="Zhu et al. 2025, abstract",
-    printed="DyT(x) = tanh(alpha x) is a drop-in replacement for normalization layers",
-    corrected="as a function it replaces none of their properties: the output follows the scale of the weights before "
-    "it, "
-    "alpha x for small and sign(x) for large inputs, and the weights' gradient is not orthogonal to them",
-    hypotheses="a linear layer followed by DyT or by layer normalization without eps, any smooth loss",
-    cite=("zhu2025",),
-    note="Judged is what a normalizer does to the function; that networks trained with DyT reach the same accuracy is "
-    "an "
-    "experiment. The layer's authors advise against it for BN.",
-    fault="missing hypothesis: replacement in accuracy at the scale it was tuned for, not in what normalization "
-    "guarantees",
-)
+@theorem("P-5")
 def _dynamic_tanh(generator: torch.Generator) -> Iterator[Check]:
     for n, d in ((3, 4), (6, 8)):
         W, x, goal = normal(generator, d, n), normal(generator, 9, n), normal(generator, 9, d)

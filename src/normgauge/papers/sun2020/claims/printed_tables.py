@@ -12,7 +12,6 @@ from normgauge.papers.court.registry import bibliographic
 
 IMAGES = 32
 
-CITE = ("sun2020",)
 
 # BN, BN+WD, GN, GN+WD, LN, LN+WD, WN, WN+WD, as printed; Table 2 has "4327" for the Gaussian noise of GN+WD
 CLEAN = (
@@ -39,22 +38,7 @@ MISPRINTS = {("noise", 1, 3): 0.4327, ("attack gap", 1, 7): 0.4107}
 ROUNDED = 1.1e-4  # four digits, differences of rounded numbers
 
 
-@bibliographic(
-    "S4-tab",
-    place="Tables 1, 2",
-    printed="Acc-Diff rows are clean minus attacked accuracy",
-    corrected="they are, with two entries of Table 2 corrected: GN+WD under Gaussian noise 0.4327 (printed 4327), "
-    "and Acc-Diff2 of WN+WD 0.4107 (printed 0.4077); twelve of the sixteen clean and noisy accuracies of Table 1 are "
-    "multiples of 1/32, so they count about 32 images, and no difference weight decay makes there exceeds its interval",
-    quotes=(
-        "Table 2, Gaussian Noise: 0.4596 0.4953 0.4098 4327 0.3983 0.4278 0.3476 0.3874",
-        "Table 2, WN+WD: Clean 0.6072, BIM 0.1965, Acc-Diff2 0.4077",
-    ),
-    cite=CITE,
-    note="Of accuracies over 10,000 test images one in 125 would be within rounding of a multiple of 1/32. Intervals: "
-    "95 per "
-    "cent, exact binomial, of 32 images.",
-)
+@bibliographic("S4-tab")
 def _differences(generator: torch.Generator) -> Iterator[Check]:
     right = 0
     for table in (0, 1):
