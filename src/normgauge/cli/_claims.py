@@ -11,7 +11,7 @@ import typer
 
 def claims(
     id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
-    paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3 or S4.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3, S4; or P, practice.")] = None,
     index: Annotated[
         bool, typer.Option("--index", help="List what the papers number, measure or advise, and where it is here.")
     ] = False,

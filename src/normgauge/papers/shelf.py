@@ -9,6 +9,8 @@ from importlib.abc import Traversable
 from importlib.resources import files
 from typing import Any
 
+from normgauge.references import bibliography, title
+
 
 @dataclass(frozen=True, slots=True)
 class Paper:
@@ -23,6 +25,11 @@ class Paper:
     id: str
     key: str
     name: str
+
+    @property
+    def heading(self) -> str:
+        """Its name, its letter and, where it is one text, its title."""
+        return f"{self.name} ({self.id})" + (f": {title(self.key)}" if self.key in bibliography() else "")
 
     @property
     def folder(self) -> Traversable:

@@ -77,14 +77,17 @@ def ledger_page(claims: Iterable[Claim]) -> str:
 
 
 def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
+    from normgauge.papers.court import Ledger
+
     judged = sum(claim.status == "judged" for claim in claims)
     waiting = sum(claim.status == "not_run" for claim in claims)
     seeds = ", ".join(str(seed) for seed in sorted({claim.seed for claim in claims}))
     left = f" {waiting} speak of experiments that were not run here." if waiting else ""
-    many = "one paper" if len(papers) == 1 else f"{len(papers)} papers"
+    many = "one source" if len(papers) == 1 else f"{len(papers)} sources"
     return (
         f"{len(claims)} claims of {many}. {judged} are judged by numbers, on random float64 instances and at the edges "
-        f"(seed {seeds}): how far is the printed sentence from true, how far the corrected one.{left}"
+        f"(seed {seeds}): how far is the printed sentence from true, how far the corrected one.{left} "
+        f"All together: {Ledger(tuple(claims)).tally()}."
     )
 
 
@@ -141,5 +144,5 @@ def _name(paper: str) -> str:
 
 
 def _title(claims: Sequence[Claim]) -> str:
-    key = next((claim.cite[0] for claim in claims if claim.cite), "")
-    return title(key) if key in bibliography() else key
+    key = next((PAPERS[c.paper].key if c.paper in PAPERS else c.cite[0] for c in claims if c.cite), "")
+    return title(key) if key in bibliography() else ""
