@@ -84,8 +84,8 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     study="learning-rate-range",
     criterion="the largest stable rate with BN is above that without",
     cite=("akbar2025",),
-    note="Not in the list the ledger started from. From weights c times as large BN's stable rates are c^2 times as "
-    "large (S0-efflr).",
+    note="Not in the list the ledger started from. From weights c times as large a first step of c^2 times the rate "
+    "turns them as far (S0-efflr); over whole runs the study sees no such gain.",
 )
 def _stable_rate(table: StudyTable) -> Margins:
     orders = table.paired_log10("largest_stable_rate", "batch", "none")

@@ -96,7 +96,8 @@ def _explosion_sweep(table: StudyTable) -> Margins:
     criterion="at the largest depth, learning rate tuned per arm: training accuracy without skip connections below "
     "chance + 0.1, and with them at least 0.2 higher",
     cite=CITE,
-    note="Rows: `part` = train, `depth`, `skip` (True, False), `train_accuracy` at the tuned learning rate.",
+    note="The word only is about remedies; the criterion tests skips alone. Rows: `part` = train, `depth`, `skip` "
+    "(True, False), `train_accuracy` at the tuned learning rate.",
 )
 def _very_deep(table: StudyTable) -> Margins:
     depth = max(row["depth"] for row in table.where(part="train"))

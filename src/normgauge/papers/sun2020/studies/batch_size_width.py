@@ -63,7 +63,7 @@ def _grid(table: StudyTable) -> tuple[list[int], list[int]]:
 @empirical(
     "S4-E2",
     place="App 5.1, Conclusion",
-    printed="conjecture: performance is maximal when batch size equals the width",
+    printed="conjecture: performance is maximal when batch size equals the width; it should be set close to it",
     study="batch-size-width",
     criterion="averaged over widths, the test accuracy at batch size = width minus the best at any other batch size is "
     "above 0",
