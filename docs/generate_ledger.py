@@ -8,7 +8,6 @@ from pathlib import Path
 from normgauge.papers.court import Claim, Ledger, ledger
 from normgauge.papers.court.typeset import latex
 from normgauge.papers.shelf import PAPERS
-from normgauge.references import title
 
 PAGE = Path(__file__).parent / "_generated" / "ledger.md"
 WORDS = ("holds", "holds_with_correction", "false_as_stated", "empirical", "not_run", "error")
@@ -17,7 +16,8 @@ MEANINGS = {
     "holds_with_correction": "it is not, but its conclusion survives in the paper's own setting once a constant, "
     "index, norm or hypothesis is fixed; the corrected sentence is tested",
     "false_as_stated": "the conclusion itself must change; the numbers are a counterexample, and what holds instead is "
-    "tested where there is something",
+    "tested where there is something; each says whether it is a misprint (a slip that the text itself mends), lacks a "
+    "hypothesis, or is false",
     "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance; `not run` until "
     "its study was run",
 }
@@ -44,13 +44,15 @@ def page(book: Ledger) -> str:
     for paper, words in counts.items():
         numbers = [words.get(word, 0) for word in WORDS]
         lines.append(f"| {PAPERS[paper].name} ({paper}) | " + " | ".join(map(str, numbers)) + f" | {sum(numbers)} |")
+    lines.append("")
+    lines.append(f"All together: {book.tally()}.")
     meanings = "\n".join(
         ["| word | means |", "|---|---|", *(f"| {word} | {text} |" for word, text in MEANINGS.items())]
     )
     parts = [INTRODUCTION.rstrip(), meanings, "\n".join(lines)]
     for paper in counts:
         claims = [claim for claim in book if claim.paper == paper]
-        parts.append(f"## {PAPERS[paper].name} ({paper}): {title(claims[0].cite[0])}")
+        parts.append(f"## {PAPERS[paper].heading}")
         parts.extend(_section(claim) for claim in claims)
     return "\n\n".join(parts) + "\n"
 
@@ -65,6 +67,7 @@ def _section(claim: Claim) -> str:
         ("rests on", _plain(verdict.rests_on)),
         ("hypotheses", _sentence(claim, "hypotheses")),
         ("note", _sentence(claim, "note")),
+        ("fault", _plain(claim.fault)),
         *(("quoted", _plain(quote)) for quote in claim.quotes),
     ]
     body = [f"* **{name}**: {text}" for name, text in rows if text]

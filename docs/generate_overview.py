@@ -9,7 +9,6 @@ from pathlib import Path
 from normgauge.papers.court import Claim, Ledger, criteria, ledger, shipped
 from normgauge.papers.shelf import PAPERS
 from normgauge.papers.studies import experiments
-from normgauge.references import title
 
 SESSIONS = Path(__file__).parent / "_generated" / "all-small.json"
 PAGE = SESSIONS.with_name("overview.md")
@@ -38,9 +37,9 @@ def page(book: Ledger) -> str:
         f"{sum(document.runs for document in documents)} runs, {minutes:.0f} minutes of runs one after the other. "
         + _sessions()
     )
-    for paper in sorted({claim.paper for claim in book}):
+    for paper in book.counts():
         claims = [claim for claim in book if claim.paper == paper]
-        parts.append(f"## {PAPERS[paper].name} ({paper}): {title(claims[0].cite[0])}")
+        parts.append(f"## {PAPERS[paper].heading}")
         parts.append(_studies(paper))
         parts.append(_disagreements(claims))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -65,11 +64,12 @@ def _sessions() -> str:
 def _totals(book: Ledger) -> str:
     heads = ("paper", "theorem-like: hold", "hold when corrected", "false", *(word.replace("_", " ") for word in WORDS))
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for paper in sorted({claim.paper for claim in book}):
+    for paper in book.counts():
         claims = [claim for claim in book if claim.paper == paper]
         theorem = [sum(c.verdict == w for c in claims) for w in ("holds", "holds_with_correction", "false_as_stated")]
         outcomes = [sum(c.outcome == w for c in claims) for w in WORDS]
         lines.append(f"| {PAPERS[paper].name} ({paper}) | " + " | ".join(map(str, [*theorem, *outcomes])) + " |")
+    lines += ["", f"All claims: {book.tally()}."]
     return "\n".join(lines)
 
 
@@ -96,7 +96,7 @@ def _disagreements(claims: list[Claim]) -> str:
 
 
 def _word(claim: Claim) -> str:
-    return "false as stated" if claim.verdict == "false_as_stated" else "contradicted here"
+    return f"false as stated ({claim.flaw})" if claim.verdict == "false_as_stated" else "contradicted here"
 
 
 def _plain(text: str) -> str:

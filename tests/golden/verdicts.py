@@ -12,7 +12,7 @@ VERDICTS = Subject("verdicts")
 def verdict(claim):
     words = {"verdict": claim.verdict, "outcome": claim.outcome, "status": claim.status}
     if claim.kind != "empirical":
-        return {**words, "evidence": len(claim.evidence)}
+        return {**words, "evidence": len(claim.evidence), "fault": claim.flaw}
     margins = {item.name: {"mean": item.value, "half width": item.tolerance} for item in claim.evidence}
     return {**words, "seeds": [item.instances for item in claim.evidence], "margins": margins}
 

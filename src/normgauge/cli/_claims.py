@@ -13,7 +13,10 @@ from normgauge.cli._console import console
 
 def claims(
     id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
-    paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3 or S4.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3, S4; or P, practice.")] = None,
+    index: Annotated[
+        bool, typer.Option("--index", help="List what the papers number, measure or advise, and where it is here.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the claims as one browsable page to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list on stdout and nothing else.")] = False,
     runs: Annotated[
@@ -39,7 +42,16 @@ def claims(
         raise InputError("claims", "either --from or --shipped", "both", "Leave one out")
     if runs is None and not shipped and Path(DEFAULT_FOLDER).is_dir():
         runs = Path(DEFAULT_FOLDER)
-    book = ledger(paper=paper, ids=id or None, seed=seed, runs=runs)
+    if index:
+        from normgauge.papers.index import index_json, index_text, read_index
+
+        if id or html is not None:
+            raise InputError("claims --index", "it goes with --paper and --json", "--id or --html", "Leave it out")
+        entries = read_index(paper)
+        named = {name for entry in entries for name in entry.claims}
+        book = ledger(ids=sorted(named), seed=seed, runs=runs)
+    else:
+        book = ledger(paper=paper, ids=id or None, seed=seed, runs=runs)
     notes = console(stderr=True)
     for sentence in book.trouble:
         notes.print(sentence)
@@ -54,7 +66,9 @@ def claims(
         from normgauge.report import ledger_page
 
         write_whole(html, ledger_page(book))
-    if json:
+    if index:
+        typer.echo((index_json if json else index_text)(entries, book))
+    elif json:
         typer.echo(book.json())
     elif html is not None:
         typer.echo(html)

@@ -9,10 +9,12 @@ from importlib.abc import Traversable
 from importlib.resources import files
 from typing import Any
 
+from normgauge.references import bibliography, title
+
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One paper.
+    """One paper, or the sentences of today's practice, which are judged the same way and have no studies.
 
     Attributes:
         id: what the ids of its claims begin with.
@@ -25,13 +27,22 @@ class Paper:
     name: str
 
     @property
+    def heading(self) -> str:
+        """Its name, its letter and, where it is one text, its title."""
+        return f"{self.name} ({self.id})" + (f": {title(self.key)}" if self.key in bibliography() else "")
+
+    @property
     def folder(self) -> Traversable:
         """Where its claims, studies, tables and formulas are."""
         return files("normgauge.papers") / self.key
 
+    def files(self, room: str) -> list[Traversable]:
+        """Return what is in its `claims`, `studies` or `tables`: nothing where there is no such folder."""
+        return list((self.folder / room).iterdir()) if (self.folder / room).is_dir() else []
+
     def modules(self, room: str) -> list[str]:
         """Return the modules of its `claims` or `studies`, sorted; what begins with an underscore is none."""
-        names = (entry.name for entry in (self.folder / room).iterdir())
+        names = [entry.name for entry in self.files(room)]
         stems = sorted(name.removesuffix(".py") for name in names if name.endswith(".py") and not name.startswith("_"))
         return [f"normgauge.papers.{self.key}.{room}.{stem}" for stem in stems]
 
@@ -44,6 +55,7 @@ PAPERS = {
         Paper("S2", "than2025", "Than 2025"),
         Paper("S3", "batchnorm_article", "the encyclopedia article"),
         Paper("S4", "sun2020", "Sun et al. 2020"),
+        Paper("P", "practice", "practice today"),
     )
 }
 

@@ -83,14 +83,17 @@ def ledger_page(claims: Iterable[Claim]) -> str:
 
 
 def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
+    from normgauge.papers.court import Ledger
+
     judged = sum(claim.status == "judged" for claim in claims)
     waiting = sum(claim.status == "not_run" for claim in claims)
     seeds = ", ".join(str(seed) for seed in sorted({claim.seed for claim in claims}))
     left = f" {waiting} speak of experiments that were not run here." if waiting else ""
-    many = "one paper" if len(papers) == 1 else f"{len(papers)} papers"
+    many = "one source" if len(papers) == 1 else f"{len(papers)} sources"
     return (
         f"{len(claims)} claims of {many}. {judged} are judged by numbers, on random float64 instances and at the edges "
-        f"(seed {seeds}): how far is the printed sentence from true, how far the corrected one.{left}"
+        f"(seed {seeds}): how far is the printed sentence from true, how far the corrected one.{left} "
+        f"All together: {Ledger(tuple(claims)).tally()}."
     )
 
 
@@ -106,8 +109,8 @@ def _meets(claim: Claim, asks: Mapping[str, str]) -> bool:
 
 
 def _title(claims: Sequence[Claim]) -> str:
-    key = next((claim.cite[0] for claim in claims if claim.cite), "")
-    return title(key) if key in bibliography() else key
+    key = next((PAPERS[c.paper].key if c.paper in PAPERS else c.cite[0] for c in claims if c.cite), "")
+    return title(key) if key in bibliography() else ""
 
 
 def _spoken_word(word: str) -> str:

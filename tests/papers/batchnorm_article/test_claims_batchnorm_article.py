@@ -8,6 +8,7 @@ from normgauge.papers.batchnorm_article.claims import halfspaces, layer, least_s
 from normgauge.papers.court import StudyTable, ledger
 from normgauge.papers.court.registry import find
 from normgauge.papers.instances import gaussian
+from normgauge.papers.santurkar2018.claims import activations as santurkar2018_activations
 from normgauge.papers.santurkar2018.claims import weights as santurkar2018_weights
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import gdnp, gradient_explosion, rayleigh, smoothness
@@ -16,6 +17,8 @@ VERDICTS = {
     "S3-bp": "holds",
     "S3-inf": "holds",
     "S3-T41": "holds",
+    "S3-T42": "holds",
+    "S3-shift": "false_as_stated",
     "S3-T44": "holds_with_correction",
     "S3-L45": "holds_with_correction",
     "S3-fBN": "holds",
@@ -46,7 +49,7 @@ def test_verdict_over_seeds(id, seed):
 
 
 def test_every_claim_of_the_paper_is_here():
-    assert {claim.id for claim in ledger(paper="S3")} == {*VERDICTS, *EXPERIMENTS}
+    assert {claim.id for claim in ledger(paper="S3")} == {*VERDICTS, *EXPERIMENTS, "S3-spectrum"}
 
 
 @pytest.mark.parametrize("id", [id for id, word in VERDICTS.items() if word != "holds"])
@@ -93,6 +96,11 @@ def as_printed(slope, bend, u, w, gamma, S):
         ("S3-lam", layer, "relu_rate", lambda batch: gradient_explosion.relu_rate(batch) ** 0.5),
         ("S3-lamlin", layer, "linear_rate", lambda batch: (batch - 1) / (batch - 4)),
         ("S3-lamlin", layer, "linear_rate", lambda batch: (batch - 1) / (batch - 2)),  # near enough for networks
+        ("S3-lamlin", layer, "_evenness", lambda generator, phi: 1.0),  # the cube would be as stable as the others
+        ("S3-lamlin", layer, "large_batch_rate", lambda values, slopes, weights: 1.2),
+        ("S3-shift", layer, "_shift_growth", lambda generator, phi, deviation, normalized: 1.2),
+        ("S3-shift", layer, "standardize", lambda y, eps=0.0: (0.5 * y, y.norm())),
+        ("S3-T42", santurkar2018_activations, "curvature_along_gradient", lambda y, g, H, gamma: g @ H @ g + 1),
         (
             "S3-OLS1",
             least_squares,

@@ -31,6 +31,7 @@ VERDICTS = {
     "S1-L4.5": "holds_with_correction",
 }
 EXPERIMENTS = ["S1-ICS", "S1-land", "S1-E1", "S1-E2", "S1-E3", "S1-E4", "S1-noise", "S1-random", "S1-l1"]
+WAITING = ["S1-inner", "S1-mean", "S1-sigma"]
 FINDINGS = ["covariate-shift", "lp-norms", "noisy-batchnorm", "performance", "smoothness"]
 
 
@@ -42,7 +43,7 @@ def test_verdict_over_seeds(id, seed):
 
 
 def test_every_claim_of_the_paper_is_here():
-    assert {claim.id for claim in ledger(paper="S1")} == {*VERDICTS, *EXPERIMENTS}
+    assert {claim.id for claim in ledger(paper="S1")} == {*VERDICTS, *EXPERIMENTS, *WAITING}
 
 
 @pytest.mark.parametrize("id", [id for id, word in VERDICTS.items() if word != "holds"])

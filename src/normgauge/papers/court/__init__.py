@@ -1,6 +1,6 @@
 """The one judge of theorem and experiment: sentences of the papers, verdicts, evidence; `ledger()` is the door."""
 
-from normgauge.papers.court.claim import Claim
+from normgauge.papers.court.claim import FAULTS, Claim
 from normgauge.papers.court.contrast import EACH, LARGEST, SMALLEST, Contrast, each_but, resolve
 from normgauge.papers.court.ledger import Ledger, ledger
 from normgauge.papers.court.registry import criteria, empirical, finding
@@ -17,6 +17,7 @@ __all__ = [
     "EACH",
     "Evidence",
     "LARGEST",
+    "FAULTS",
     "Ledger",
     "OUTCOMES",
     "SMALLEST",

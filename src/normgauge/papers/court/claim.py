@@ -22,6 +22,9 @@ from normgauge.rng import generator, preserved_rng, seed_everything
 Sort = Literal["theorem", "empirical", "bibliographic", "finding"]
 Trial = Callable[[torch.Generator], Iterable[Check]]
 
+#: Why a sentence is false as stated: a slip that the text itself mends, an assumption it needs and lacks, or neither.
+FAULTS = ("misprint", "missing hypothesis", "false")
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -39,6 +42,7 @@ class Claim:
         hypotheses: under which assumptions printed and corrected are tested.
         cite: bibliography keys: the paper, then whatever the correction leans on.
         note: what a reader should know: what is wrong, where this reading of the sentence is disputable.
+        fault: of a claim that is false as stated: one of `FAULTS`, a colon, and why it is that and not another.
         quotes: the words a bibliographic claim is compared with.
         trial: yields the checks of a theorem or quotation on instances drawn from a generator.
         study: the study an empirical claim is judged from.
@@ -58,6 +62,7 @@ class Claim:
     hypotheses: str = ""
     cite: tuple[str, ...] = ()
     note: str = ""
+    fault: str = ""
     quotes: tuple[str, ...] = ()
     trial: Trial | None = None
     study: str = ""
@@ -72,6 +77,11 @@ class Claim:
     def paper(self) -> str:
         """The paper's letter and number, as `S1`."""
         return self.id.partition("-")[0]
+
+    @property
+    def flaw(self) -> str:
+        """What kind of fault a false sentence has: misprint, missing hypothesis or false; empty for any other."""
+        return self.fault.partition(":")[0] if self.verdict == "false_as_stated" else ""
 
     @property
     def command(self) -> str:
@@ -150,6 +160,8 @@ class Claim:
 
     def _judge_runs(self) -> Verdict:
         """Judge from the runs in force; what other runs say stands beside it, with the reason why it does not count."""
+        if not self.study:
+            return Verdict("empirical", "not_run", "not_run", (), f"no study decides it: {self.criterion}.")
         chosen, others = choose_source(self.study, self.runs)
         if chosen is None:
             told = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"

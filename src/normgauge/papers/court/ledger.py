@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normgauge.errors import InputError, explain, require, unknown_name
-from normgauge.papers.court.claim import Claim
+from normgauge.papers.court.claim import FAULTS, Claim
 from normgauge.papers.court.judges import Progress, judge_many
 from normgauge.papers.court.registry import find, registered_claims
 from normgauge.papers.court.sources import own_runs
@@ -64,6 +64,19 @@ class Ledger(Result):
             tally.setdefault(claim.paper, Counter())[_word(claim.result)] += 1
         return {paper: dict(sorted(words.items())) for paper, words in tally.items()}
 
+    def faults(self) -> dict[str, int]:
+        """Return how many of the false sentences are misprints, lack a hypothesis, or are false."""
+        tally = Counter(claim.flaw for claim in self.claims if claim.flaw)
+        return {flaw: tally[flaw] for flaw in FAULTS}
+
+    def tally(self, paper: str | None = None) -> str:
+        """Return the counts in words, of one paper or of all: every tally printed anywhere is this one."""
+        claims = [claim for claim in self.claims if paper in (None, claim.paper)]
+        words = Counter(_word(claim.result) for claim in claims)
+        flaws = ", ".join(f"{n} {flaw}" for flaw, n in replace(self, claims=tuple(claims)).faults().items() if n)
+        split = {"false_as_stated": f" ({flaws})"} if flaws else {}
+        return ", ".join(f"{n} {_spell(word)}{split.get(word, '')}" for word, n in sorted(words.items()))
+
     def json(self) -> str:
         """Return a JSON list: id, verdict, outcome, status, printed, corrected, evidence and what explains them."""
         return json.dumps([self._record(claim) for claim in self.claims], indent=2, ensure_ascii=False)
@@ -77,6 +90,7 @@ class Ledger(Result):
             f"printed:     {claim.printed}",
             f"finding:     {verdict.sentence}",
             f"note:        {claim.note}" if claim.note else "",
+            f"fault:       {claim.fault}" if claim.flaw else "",
             f"corrected:   {claim.corrected}" if claim.corrected else "",
             f"hypotheses:  {claim.hypotheses}" if claim.hypotheses else "",
             *(f"quoted:      {quote}" for quote in claim.quotes),
@@ -110,18 +124,16 @@ class Ledger(Result):
         return tuple(Reading(f"claims {_spell(word)}", number) for word, number in sorted(total.items()))
 
     def _meaning(self) -> str:
-        told = ", ".join(f"{reading.value:g} {reading.name.removeprefix('claims ')}" for reading in self.readings())
-        return f"Of {len(self)} claims: {told}. ledger.explain(id) says why, and what holds instead."
+        return f"Of {len(self)} claims: {self.tally()}. ledger.explain(id) says why, and what holds instead."
 
     def __str__(self) -> str:
         """Return the claims paper by paper, each paper with its counts."""
         tables = []
-        for paper, words in self.counts().items():
+        for paper in self.counts():
             rows = [row for row in self._rows() if row["paper"] == paper]
             short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
             name = PAPERS[paper].name if paper in PAPERS else "other"
-            tally = ", ".join(f"{number} {_spell(word)}" for word, number in words.items())
-            title = f"{name} ({paper}): {len(rows)} claims ({tally})"
+            title = f"{name} ({paper}): {len(rows)} claims ({self.tally(paper)})"
             tables.append(format_table(short, title=title))
         return "\n\n".join([*tables, self._footer()])
 
@@ -161,6 +173,7 @@ class Ledger(Result):
             "kind": claim.kind,
             "hypotheses": claim.hypotheses,
             "note": claim.note,
+            "fault": claim.fault if claim.flaw else "",
             "quotes": list(claim.quotes),
             "cite": list(claim.cite),
             "reproduce": claim.command,
@@ -169,7 +182,8 @@ class Ledger(Result):
     def _footer(self) -> str:
         judged = sum(claim.status == "judged" for claim in self.claims)
         return (
-            f"{judged} of {len(self.claims)} judged; theorems on random float64 instances and edge cases, "
+            f"{judged} of {len(self.claims)} judged: {self.tally()}; theorems on random float64 instances and edge "
+            "cases, "
             f"seed {self.seed}; `normgauge claims --id ID` shows one in full"
         )
 

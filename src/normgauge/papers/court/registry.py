@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from normgauge.errors import InputError, explain, unknown_name
 from normgauge.papers.court.claim import Claim, Trial
@@ -15,52 +17,17 @@ from normgauge.papers.shelf import PAPERS, studies
 _CLAIMS: dict[str, Claim] = {}
 
 
-def theorem(
-    id: str,
-    *,
-    place: str,
-    printed: str,
-    corrected: str = "",
-    hypotheses: str = "",
-    cite: Sequence[str] = (),
-    note: str = "",
-) -> Callable[[Trial], Trial]:
-    """Register a theorem-like claim; the decorated function yields its checks on instances it draws."""
-    claim = Claim(
-        id=id,
-        place=place,
-        printed=printed,
-        kind="theorem",
-        corrected=corrected,
-        hypotheses=hypotheses,
-        cite=tuple(cite),
-        note=note,
-    )
-    return _register_with_trial(claim)
+def theorem(id: str, **fields: Any) -> Callable[[Trial], Trial]:
+    """Register a theorem-like claim; the decorated function yields its checks on instances it draws.
+
+    Its sentences are those of the paper's `claims.toml`, unless `fields` of `Claim` are given.
+    """
+    return _register_with_trial(Claim(id=id, kind="theorem", **(fields or _sentences()[id])))
 
 
-def bibliographic(
-    id: str,
-    *,
-    place: str,
-    printed: str,
-    quotes: Sequence[str],
-    corrected: str = "",
-    cite: Sequence[str] = (),
-    note: str = "",
-) -> Callable[[Trial], Trial]:
+def bibliographic(id: str, **fields: Any) -> Callable[[Trial], Trial]:
     """Register a claim about what a text says; the decorated function compares it with the quoted words."""
-    claim = Claim(
-        id=id,
-        place=place,
-        printed=printed,
-        kind="bibliographic",
-        corrected=corrected,
-        cite=tuple(cite),
-        note=note,
-        quotes=tuple(quotes),
-    )
-    return _register_with_trial(claim)
+    return _register_with_trial(Claim(id=id, kind="bibliographic", **(fields or _sentences()[id])))
 
 
 def empirical(
@@ -144,7 +111,8 @@ def registered_claims() -> tuple[Claim, ...]:
     """Return all claims of the ledger, by paper and, within a paper, in the order of its files."""
     _open_files()
     listed = (claim for claim in _CLAIMS.values() if claim.kind != "finding")
-    return tuple(sorted(listed, key=lambda claim: (claim.paper, _file(claim))))
+    order = {paper: place for place, paper in enumerate(PAPERS)}
+    return tuple(sorted(listed, key=lambda claim: (order.get(claim.paper, len(order)), claim.paper, _file(claim))))
 
 
 def criteria(study: str) -> tuple[Claim, ...]:
@@ -181,8 +149,22 @@ def _register_with_trial(claim: Claim) -> Callable[[Trial], Trial]:
 
 
 @cache
+def _sentences() -> dict[str, dict[str, Any]]:
+    """Return id -> the sentences of every claim that is not an experiment with a study, from the papers' files."""
+    texts = [(paper.folder / "claims.toml").read_text(encoding="utf-8") for paper in PAPERS.values()]
+    tables = {id: table for text in texts for id, table in tomllib.loads(text).items()}
+    return {
+        id: {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+        for id, table in tables.items()
+    }
+
+
+@cache
 def _open_files() -> None:
-    """Import every file of the papers that judges something, once."""
+    """Import every file of the papers that judges something, once; what has no judge waits for a study."""
     for paper in PAPERS.values():
         for module in (*paper.modules("claims"), *paper.modules("studies")):
             importlib.import_module(module)
+    for id, fields in _sentences().items():
+        if id not in _CLAIMS:
+            register(Claim(id=id, kind="empirical", **fields))

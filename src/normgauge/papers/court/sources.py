@@ -54,7 +54,7 @@ class Source:
 @cache
 def shipped() -> Mapping[str, Source]:
     """Return study -> the runs that ship with the package."""
-    entries = [entry for paper in PAPERS.values() for entry in (paper.folder / "tables").iterdir()]
+    entries = [entry for paper in PAPERS.values() for entry in paper.files("tables")]
     texts = {entry.name: entry.read_text(encoding="utf-8") for entry in entries if entry.name.endswith(".json")}
     documents = [StudyDocument.of_json(json.loads(text), name) for name, text in sorted(texts.items())]
     return {document.study: Source(document) for document in documents}

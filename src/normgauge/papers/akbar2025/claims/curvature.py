@@ -20,23 +20,11 @@ from normgauge.theory.scale_invariance import (
     polar_hessian,
 )
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 ZERO = 1e-9  # of the largest possible eigenvalue: smaller ones count as zero
 SMALL = ((3, 2, 2), (8, 3, 4), (12, 2, 3))
 
 
-@theorem(
-    "S0-H1",
-    place="sec 3.2, 4, 6.1, Contributions 3",
-    printed="along an invariance direction the Hessian has eigenvalue zero: w is a null vector of H",
-    corrected="H w = -grad, so w^T H w = 0 everywhere and H w = 0 exactly at critical points; shifts (of a bias before "
-    "BN) satisfy H v = 0 everywhere",
-    hypotheses=BATCH,
-    cite=CITE,
-    note="Sec 6.1 speaks of a local minimum, the other places of any point. Away from critical points H need not have "
-    "the eigenvalue 0 at all (S0-polar).",
-)
+@theorem("S0-H1")
 def _null_vector(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=SMALL):
         theta = layer.theta
@@ -53,38 +41,21 @@ def _null_vector(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("at a critical point H w = 0", flat)
 
 
-@theorem(
-    "S0-H2",
-    place="sec 3.2",
-    printed="Hessian cross terms between an invariant and a sensitive direction vanish ('does not couple them')",
-    corrected="v^T H w = -<v, grad>: it vanishes for all v only at critical points, and never for a direction v the "
-    "loss is sensitive to at first order",
-    hypotheses=BATCH,
-    cite=CITE,
-    note="The paper hedges ('could yield zero', 'often it doesn't strongly'). The term comes from differentiating "
-    "<w, grad> = 0.",
-)
+@theorem("S0-H2")
 def _cross_terms(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=SMALL):
         theta = layer.theta
         H, slope = hessian(layer.loss, theta), gradient(layer.loss, theta)
-        for v in (slope / slope.norm(), normal(generator, theta.numel())):
+        steepest, other = slope / slope.norm(), normal(generator, theta.numel())
+        for v in (steepest, other, other - (other @ steepest) * steepest):
             size = torch.linalg.matrix_norm(H) * theta.norm() * v.norm()
-            yield printed("v^T H w = 0", gap(v @ H @ theta, 0.0, size))
             yield corrected("v^T H w = -<v, grad>", gap(v @ H @ theta, -v @ slope, size))
+        yield printed("v^T H w = 0 where the slope along v is 0", gap(v @ H @ theta, 0.0, size))
+        coupling = (steepest @ H @ theta).abs() / (torch.linalg.matrix_norm(H) * theta.norm())
+        yield fact("coupling with the gradient's direction, relative", coupling)
 
 
-@theorem(
-    "S0-polar",
-    place="sec 4.3, curvature",
-    printed="2-D, L = f(theta): the Hessian in (r, theta) has eigenvalues 0 and f''(theta)/r^2",
-    corrected="in coordinates (r, theta): 0 and f''; in Cartesian ones (f'' +- sqrt(f''^2 + 4 f'^2))/(2 r^2), which is "
-    "0 and f''/r^2 where f' = 0",
-    hypotheses="one BN unit with two weights, eps = 0; r != 1",
-    cite=CITE,
-    note="The paper's 'in actual w coords' is read as Cartesian; the kinder of the two readings is weighed. The "
-    "curvature along the angle, e_theta^T H e_theta, is f''/r^2 everywhere.",
-)
+@theorem("S0-polar")
 def _polar(generator: torch.Generator) -> Iterator[Check]:
     for m in (3, 8, 20):
         X, t = normal(generator, m, 2) + 1, normal(generator, m)
@@ -108,17 +79,7 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("curvature along the angle is f''/r^2", gap(frame[1] @ H @ frame[1], bend / r**2, size))
 
 
-@theorem(
-    "S0-lam",
-    place="sec 5.1, 6 ('BN reduces lambda_max / the Lipschitz constant')",
-    printed="BN reduces the largest eigenvalue of the Hessian, unconditionally",
-    corrected="with BN H(cw) = H(w)/c^2: the same function has every largest eigenvalue, by its weights' scale alone; "
-    "without BN that of least squares does not depend on w",
-    hypotheses=BATCH + "; one unit, squared loss; the weights' scale is free, as BN leaves it",
-    cite=CITE,
-    note="At large weights the sentence is true for the same reason. A comparison needs the scale fixed: the quotient "
-    "curvature |w|^2 lambda_max, or equal steps.",
-)
+@theorem("S0-lam")
 def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (8, 2), (20, 5)):
         X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
@@ -129,19 +90,13 @@ def _largest_eigenvalue(generator: torch.Generator) -> Iterator[Check]:
             yield printed("lambda_max with BN <= without", excess(here[-1], plain))
             yield corrected("H(cw) = H(w)/c^2", gap(c**2 * here, unit))
             yield fact("lambda_max with BN over without", here[-1] / plain)
+        zh, s = standardize(X @ w)
+        fit = torch.linalg.eigvalsh(hessian(_scaled_mismatch, w, X, s * zh, s))
+        yield corrected("at a fit with gamma = s", excess(fit[-1], plain))
+        yield conclusion("at equal scale BN's is not larger", excess(fit[-1], plain))
 
 
-@theorem(
-    "S0-6.1a",
-    place="sec 6.1, 7.1",
-    printed="with BN the Hessian is effectively Cov(x_hat) of normalized inputs, near identity (BN whitens; kappa = 1)",
-    corrected="at a fit it is (Sigma - Sigma w w^T Sigma/s^2)/s^2, s^2 = w^T Sigma w: the inputs' own covariance with "
-    "w taken out; kappa on the complement of w is at most kappa(Sigma), and 1 for inputs that were white before",
-    hypotheses=BATCH + "; one unit, mean squared loss, zero residual, Sigma regular",
-    cite=CITE,
-    note="BN standardizes the one number w.x, not the inputs; features that were batch-normalized themselves have unit "
-    "variances, and stay correlated.",
-)
+@theorem("S0-6.1a")
 def _whitening(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
         mixing = normal(generator, n, n) + torch.diag(torch.linspace(1.0, 8.0, n))
@@ -166,17 +121,22 @@ def _whitening(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("white inputs: kappa = 1", gap(even, expected, 1 / (w @ w)))
 
 
-@theorem(
-    "S0-A1.2b",
-    place="App A.1.2",
-    printed="at a fit the Hessian in z has the eigenvalue (gamma^2/s^2)(1 - m) < 0 along zh if gamma is fixed; zero "
-    "only when gamma adjusts",
-    corrected="the eigenvalue along zh is 0 with gamma fixed: H = (gamma^2/s^2) P; away from a fit H zh = -grad_z/s",
-    hypotheses=BATCH + "; one unit, sum of squares/2",
-    cite=CITE,
-    note="The printed matrix has zh zh^T where zh zh^T/m belongs. The paper suspects it ('should yield eigenvalue 0') "
-    "and then explains the artefact by gamma.",
-)
+@theorem("S0-sphere")
+def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((6, 3), (12, 4), (20, 5)):
+        X, t, w = normal(generator, m, n), normal(generator, m), normal(generator, n)
+        for goal in (t, standardize(X @ w)[0]):
+            values, vectors = torch.linalg.eigh(hessian(_mismatch, w, X, goal))
+            on_sphere = torch.linalg.eigvalsh(_great_circle_hessian(w, X, goal))
+            size, radial = values.abs().max(), int((vectors.T @ w).abs().argmax())
+            others = torch.cat([values[:radial], values[radial + 1 :]])
+            yield printed("the same but the radial one", gap(on_sphere, others, size))
+            yield corrected("between neighbours, from below", excess(values[:-1] + size, on_sphere + size))
+            yield corrected("and from above", excess(on_sphere + size, values[1:] + size))
+        yield conclusion("the same at a fit", gap(on_sphere, others, size))
+
+
+@theorem("S0-A1.2b")
 def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         zh, s, m = unit.yh, unit.s, unit.m
@@ -191,15 +151,7 @@ def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("H zh = -grad/s anywhere", gap(bent @ zh, -slope / s, scale))
 
 
-@theorem(
-    "S0-A1.2c",
-    place="App A.1.2, end",
-    printed="in weight space there are n - 1 positive eigenvalues (directions orthogonal to w) and one 0 along w",
-    corrected="rank(Sigma) - 1 positive ones and zeros along w and the kernel of Sigma; n - 1 exactly where Sigma is "
-    "regular, which needs m > n",
-    hypotheses=BATCH + "; one unit, squared loss, stationary in w, gamma and beta (zero residual or not)",
-    cite=CITE,
-)
+@theorem("S0-A1.2c")
 def _weight_space(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 2), (3, 3), (4, 6), (6, 2), (9, 4), (20, 5)):
         X, gamma = normal(generator, m, n) + 1, uniform(generator, 0.5, 2) * sign(generator)
@@ -230,6 +182,24 @@ def _mismatch(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
 
 def _scaled_mismatch(w: Tensor, X: Tensor, goal: Tensor, gamma: float) -> Tensor:
     return (gamma * standardize(X @ w)[0] - goal).square().sum() / 2
+
+
+def _great_circle_hessian(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    """Return the Hessian on the sphere through w: second derivatives along great circles; mixed ones polarized."""
+    r = w.norm()
+    basis = torch.linalg.qr(torch.cat([w[:, None], torch.eye(len(w))[:, : len(w) - 1]], 1)).Q[:, 1:].T
+
+    def bend(e: Tensor) -> Tensor:
+        turn = e.norm() / r
+
+        def along(t: Tensor) -> Tensor:
+            return _mismatch((turn * t).cos() * w + (turn * t).sin() * r * e / e.norm(), X, goal)
+
+        return hessian(along, w.new_zeros(()))
+
+    pure = torch.stack([bend(e) for e in basis])
+    mixed = torch.stack([bend(a + b) for a in basis for b in basis]).reshape(len(basis), -1)
+    return (mixed - pure[:, None] - pure) / 2
 
 
 def _squared_distance_to(goal: Tensor) -> Loss:

@@ -13,12 +13,10 @@ from normgauge.papers.court.registry import bibliographic, theorem
 from normgauge.papers.instances.derivatives import Loss, gradient
 from normgauge.papers.instances.draws import normal, sign, uniform, wavy
 from normgauge.papers.instances.layers import Layer, layers
+from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.margins import margin_term
 from normgauge.theory.norm_growth import after_sgd_step, equivalent_rate, under_decay_flow
 from normgauge.theory.weight_normalization import normalized_weight
-
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 
 KOHLER = (
     "This allows gradient-based methods to leverage a favourable global structure in the loss landscape that we prove "
@@ -30,17 +28,18 @@ YANG = (
     "theory shows that gradient signals grow exponentially in depth and that these exploding gradients cannot be "
     "eliminated by tuning the initial weight variances or by adjusting the nonlinear activation function."
 )
-
-
-@theorem(
-    "S0-L5.1",
-    place="Lemma 5.1 and the text after it",
-    printed="gradient flow with BN conserves |w_i|^2 per neuron; the flow of WN conserves |v|",
-    hypotheses=BATCH + "; no weight decay; a bias has no gradient and may be there; for WN any loss",
-    cite=CITE,
-    note="For WN the reason given (orthogonality to (v, -g)) is wrong, the conclusion right: grad_v is orthogonal to v "
-    "(S0-WN2). With eps > 0 the norm drifts (shown as a fact).",
+THAN = (
+    "Kohler et al. (2019) established that BN can exponentially accelerate convergence, though their result holds only "
+    "for a perceptron model with Gaussian inputs."
 )
+ARTICLE = (
+    "a deep batchnorm network in fact suffers from gradient explosion at initialization time, no matter what it uses "
+    "for "
+    "nonlinearity"
+)
+
+
+@theorem("S0-L5.1")
 def _conservation(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         slope, _ = layer.unpack(gradient(layer.loss, layer.theta))
@@ -55,16 +54,7 @@ def _conservation(generator: torch.Generator) -> Iterator[Check]:
         yield printed("WN: d|v|^2/dt = 0", gap(-2 * v @ slope, 0.0, size))
 
 
-@theorem(
-    "S0-L5.1b",
-    place="text after Lemma 5.1",
-    printed="with LN the Frobenius norm of the layer's weight matrix is conserved by gradient flow",
-    corrected="with LN |W|_F^2 + |b|^2 is conserved, and |W|_F alone in a layer without bias; so are the sums of W and "
-    "of b over the units",
-    hypotheses="eps = 0, at least three units; W and b trained together, as the paper's layers have both",
-    cite=CITE,
-    note="It is (W, b) that LN does not see the scale of; W alone is orthogonal to its gradient only where b is.",
-)
+@theorem("S0-L5.1b")
 def _frobenius(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, "layer", sizes=((2, 2, 3), (6, 3, 4), (9, 2, 6))):
         W, b = layer.unpack(gradient(layer.loss, layer.theta))
@@ -77,15 +67,7 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
 
 
-@theorem(
-    "S0-5.1iii",
-    place="Remark after Lemma 5.1, (iii)",
-    printed="BN's mini-batch noise breaks the invariance: a small component of the gradient along w appears",
-    corrected="every mini-batch loss is exactly invariant, its gradient orthogonal to w; under SGD |w|^2 grows by "
-    "eta^2 |gradient|^2 per step, from the finite step alone",
-    hypotheses=BATCH + " of the same mini-batch; components along w do come from eps > 0 and from stored statistics",
-    cite=CITE,
-)
+@theorem("S0-5.1iii")
 def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((24, 2, 1), (24, 3, 4))):
         for count in (2, 3, 8):
@@ -101,15 +83,7 @@ def _mini_batches(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("|w|^2 grows by eta^2 |gradient|^2", gap(grown, expected))
 
 
-@theorem(
-    "S0-WD",
-    place="sec 5.1",
-    printed="with weight decay (lambda/2)|w|^2: d|w|^2/dt = -lambda |w|^2",
-    corrected="d|w|^2/dt = -2 lambda |w|^2, so |w(t)|^2 = |w(0)|^2 exp(-2 lambda t)",
-    hypotheses=BATCH + "; gradient flow",
-    cite=CITE,
-    note="The norm decays towards 0 and nothing in the loss stops it: the equilibrium of SGD comes from finite steps.",
-)
+@theorem("S0-WD")
 def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         squared = layer.W.square().sum()
@@ -123,16 +97,7 @@ def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
 
 
-@theorem(
-    "S0-efflr",
-    place="Experiment 4; sec 5 ('initial scale does not matter because BN will scale it up')",
-    printed="with BN training from very large or very small weights proceeds equally",
-    corrected="from cW the rate c^2 eta gives exactly the steps that eta gives from W; at equal eta the weights of the "
-    "layer turn c^2 times slower",
-    hypotheses=BATCH + "; SGD on the weights of the layer, no decay or momentum",
-    cite=CITE,
-    note="The forward pass at the start does not see the scale; the steps do. The experiment itself is S0-init.",
-)
+@theorem("S0-efflr")
 def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, sizes=((8, 2, 2), (12, 3, 4))):
         slope = gradient(layer.loss, layer.theta)
@@ -147,20 +112,7 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
         yield fact("change of the outputs from 100 W over that from W", _relative_change(layer, 100.0, rate, start))
 
 
-@theorem(
-    "S0-margin",
-    place="sec 7.2",
-    printed="a margin m gives a bound O((1/m) sqrt(complexity/N)): doubling the margin halves the bound",
-    corrected="it does at equal complexity: the term depends on margin over norm, and doubling the logits doubles both "
-    "and changes nothing",
-    hypotheses="linear classes {|w| <= B}, the empirical Rademacher complexity by enumeration of all signs; margin = "
-    "smallest y f(x), as in the paper's Experiment 3",
-    cite=CITE,
-    note="Only the shape of the bound is stated, so the simplest class with such a bound is taken; the confidence "
-    "term sqrt(log(1/delta)/N) of the full bound does not see the margin at all. With BN the last "
-    "layer's scale is free, so the raw margin f(x) y alone says nothing. Read with the complexity held fixed, the "
-    "sentence holds as printed.",
-)
+@theorem("S0-margin")
 def _margin(generator: torch.Generator) -> Iterator[Check]:
     for count in (3, 6, 9):
         y = torch.tensor([sign(generator) for _ in range(count)])
@@ -168,30 +120,47 @@ def _margin(generator: torch.Generator) -> Iterator[Check]:
         X = torch.stack([reach * y, torch.zeros(count), normal(generator, count)], 1)
         w, tilted = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.75**0.5, 0.0])  # the same norm, half the margin
         wide, narrow, doubled = (_capacity(v, X, y) for v in (w, tilted, 2 * w))
-        yield printed("twice the margin, half the term", gap(doubled, wide / 2))
+        yield printed("twice the margin at the same norm: half the term", gap(wide, narrow / 2))
         yield corrected("twice the margin by twice the weights: no change", gap(doubled, wide))
-        yield conclusion("twice the margin at the same norm: half the term", gap(wide, narrow / 2))
         bound = margin_term((y * (X @ w)).min(), w.norm(), X)
         yield corrected("the closed form bounds it", excess(wide, bound))
         yield corrected("and is not loose by more than sqrt(2)", excess(bound, 2**0.5 * wide))
 
 
-@bibliographic(
-    "S0-cite",
-    place="sec 2.3",
-    printed="Kohler et al. proved convergence to a global minimum for a residual network with BN at infinite width; "
-    "Yang et al. treat deep linear networks",
-    corrected="Kohler et al. prove convergence for learning halfspaces and neural networks with Gaussian inputs; Yang "
-    "et al. treat fully-connected networks with nonlinear activation functions",
-    quotes=(f"Kohler et al. (2019), abstract: {KOHLER}", f"Yang et al. (2019), abstract: {YANG}"),
-    cite=(*CITE, "kohler2019", "yang2019"),
-    note="That gradients explode with depth, and that skip connections help, Yang et al. do say.",
-)
+@bibliographic("S0-cite")
 def _citations(generator: torch.Generator) -> Iterator[Check]:
     yield printed("Kohler: residual network, infinite width", unsaid(KOHLER, ["residual network", "infinite width"]))
     yield printed("Yang: deep linear networks", unsaid(YANG, ["linear networks"]))
     yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(KOHLER, ["learning halfspace", "gaussian inputs"]))
     yield corrected("Yang: fully-connected, nonlinear", unsaid(YANG, ["fully-connected", "nonlinear activation"]))
+    yield corrected("Kohler in Than's words", unsaid(THAN, ["perceptron", "gaussian inputs"]))
+    yield corrected("Yang in the article's words", unsaid(ARTICLE, ["gradient explosion", "nonlinearity"]))
+
+
+@theorem("S0-balance")
+def _balance(generator: torch.Generator) -> Iterator[Check]:
+    for m, n in ((12, 3), (20, 4)):
+        X, goal = normal(generator, m, n), normal(generator, m, n)
+        first, second = 10 * normal(generator, n, n), 0.1 * normal(generator, n, n)
+
+        theta = torch.stack([first, second]).flatten()
+        slopes = gradient(_two_layers, theta, X, goal).reshape(2, -1)
+        norms, growth = theta.reshape(2, -1).norm(dim=1), slopes.norm(dim=1)
+        speed = -(slopes * theta.reshape(2, -1)).sum(1)
+        yield corrected("the flow keeps both norms", gap(speed, 0.0, (norms * growth).max()))
+        apart = speed[0] / norms[0] ** 2 - speed[1] / norms[1] ** 2
+        yield printed("the flow brings them together", broken(apart < -1e-6 * growth[1] / norms[1]))
+        rate = float(norms[1] / growth[1])
+        after = (theta.reshape(2, -1) - rate * slopes).norm(dim=1)
+        yield corrected("|W|^2 grows by eta^2 |grad|^2", gap(after**2, after_sgd_step(norms**2, growth**2, rate)))
+        yield corrected("the small layer grows more", broken(after[1] / norms[1] > after[0] / norms[0]))
+        yield conclusion("a large step brings them together", broken(after[0] / after[1] < norms[0] / norms[1]))
+
+
+def _two_layers(theta: Tensor, X: Tensor, goal: Tensor) -> Tensor:
+    """Return the squared loss of two square layers, BN behind both and tanh between."""
+    W, V = theta.reshape(2, X.shape[1], -1)
+    return (standardize(V @ torch.tanh(standardize(W @ X.T)[0]))[0].T - goal).square().mean()
 
 
 def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:

@@ -15,20 +15,8 @@ from normgauge.papers.instances.layers import factor
 from normgauge.theory.batchnorm_calculus import project, pullback_gradient, standardize
 from normgauge.theory.weight_normalization import direction_gradient, length_gradient, normalized_weight
 
-CITE = ("akbar2025",)
-ONE_UNIT = "one unit on one batch, biased variance, sigma > 0; delta = dL/da at a = gamma z_hat + beta"
-WEIGHT = "w = g v/|v|, v != 0, g of either sign, any smooth loss of w"
 
-
-@theorem(
-    "S0-eq1",
-    place="eq (1), sec 3.2",
-    printed="dL/dz = (1/(m sigma)) [m delta - sum delta - zh sum(delta zh)] with delta = dL/da",
-    corrected="dL/dz = (gamma/(m sigma)) [m delta - sum delta - zh sum(delta zh)]",
-    hypotheses=ONE_UNIT + "; also with eps > 0 in sigma",
-    cite=CITE,
-    note="Appendix A.1.1 has the factor gamma (S0-A1.1f).",
-)
+@theorem("S0-eq1")
 def _without_gamma(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
@@ -46,16 +34,7 @@ def _without_gamma(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("and scales as 1/c", gap(c * shrunk, truth, size))
 
 
-@theorem(
-    "S0-eqLN",
-    place="sec 3.2, LN backward",
-    printed="dL/dz_i = (1/(d sigma)) [d delta_i - sum_j delta_j - zh_j sum_j delta_j zh_j] with delta = dL/da",
-    corrected="dL/dz_i = (1/(d sigma)) [d e_i - sum_j e_j - zh_i sum_j e_j zh_j] with e_j = gamma_j dL/da_j",
-    hypotheses="one sample of a layer of d units; also with eps > 0 in sigma",
-    cite=CITE,
-    note="The index of zh outside the sum is free as printed; every choice of it, and zh_j inside the sum, is tried, "
-    "and the kindest one is weighed. The scales gamma_j, one per unit, belong inside the sums.",
-)
+@theorem("S0-eqLN")
 def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
     for d in (2, 3, 5, 12):
         for eps in (0.0, 0.1):
@@ -73,15 +52,7 @@ def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("the gradient sums to zero over the units", gap(truth.sum(), 0.0, size))
 
 
-@theorem(
-    "S0-A1.1",
-    place="App A.1.1, Jacobian",
-    printed="d zh_n/dz_k = delta_nk/s - 1/(m s) - (z_n - mu)(z_k - mu)/s^3",
-    corrected="d zh_n/dz_k = delta_nk/s - 1/(m s) - (z_n - mu)(z_k - mu)/(m s^3)",
-    hypotheses=ONE_UNIT,
-    cite=CITE,
-    note="The 1/m is lost between the listed derivative of 1/sigma and the Jacobian, and back in the last formula.",
-)
+@theorem("S0-A1.1")
 def _jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         truth = jacobian(_standardize, unit.y)
@@ -97,16 +68,7 @@ def _jacobian(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S0-A1.1f",
-    place="App A.1.1, final formulas",
-    printed="dL/dz_k = (gamma/s) [d_k - mean d - zh_k mean(d zh)] and dL/dW_ij = sum_k dL/dz_k x_j(x_k); the second "
-    "term vanishes for centred x",
-    hypotheses=ONE_UNIT + "; also with eps > 0 in s",
-    cite=CITE,
-    note="The paper's closing remark, that sum_k delta x_j is 'what it would have been without BN', ignores gamma/s "
-    "and that delta is taken elsewhere (S1-T4.1id).",
-)
+@theorem("S0-A1.1f")
 def _final_formulas(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
@@ -122,15 +84,7 @@ def _final_formulas(generator: torch.Generator) -> Iterator[Check]:
             yield printed("the second term with centred x", gap(second, 0.0, delta.norm() * X.norm()))
 
 
-@theorem(
-    "S0-A1.2a",
-    place="App A.1.2",
-    printed="sum delta = 0 and sum delta (z - mu) = 0 imply dL/dz_k = 0 for all k",
-    corrected="they imply dL/dz = (gamma/s) delta; dL/dz = 0 exactly where delta is a combination of 1 and zh",
-    hypotheses=ONE_UNIT + ", eps = 0; m >= 3 (for m = 2 the two conditions make delta itself zero)",
-    cite=CITE,
-    note="They are the conditions of stationary beta and gamma, and say nothing about W.",
-)
+@theorem("S0-A1.2a")
 def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         delta = project(unit.yh) @ normal(generator, unit.m)
@@ -145,19 +99,7 @@ def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("zero for delta in the span of 1 and zh", gap(still, 0.0, size * flat.norm()))
 
 
-@theorem(
-    "S0-Ex5.1",
-    place="Example 5.1",
-    printed="the BN gradient is (1/sigma) [(w.x - t) x_i - (1/d) sum_j (w.x - t) x_j - zh (1/d) sum_j (w.x - t) x_j "
-    "zh] with sums over features j; so its size does not change with |w|",
-    corrected="dL/dw_i = (1/sigma) sum_n [e_n - mean e - zh_n mean(e zh)] x_ni with e = zh - t and means over samples; "
-    "its size is proportional to 1/|w|",
-    hypotheses="L = sum_n (zh_n - t_n)^2/2, zh the standardized w.x over the batch, eps = 0",
-    cite=CITE,
-    note="The residual is that of the network without BN and the sums run over the wrong index. Exchanging features "
-    "for samples does not mend it: (w.x - t) x_i minus its mean over samples sums to zero (tried as well). The text "
-    "concludes 'magnitude O(1), not growing with |w|': not growing is right.",
-)
+@theorem("S0-Ex5.1")
 def _example(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((3, 2), (6, 2), (12, 4)):
         X, w, t = normal(generator, m, n) + 0.5, normal(generator, n), normal(generator, m)
@@ -175,16 +117,7 @@ def _example(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("its size does not change with |w|", gap(gradient(_fit, c * w, X, t).norm(), truth.norm()))
 
 
-@theorem(
-    "S0-6.1b",
-    place="sec 6.1",
-    printed="treating mu, sigma as fixed, grad_w a = (x - xbar)/sigma is orthogonal to w",
-    corrected="with mu, sigma fixed grad_w a = x/sigma; with mu moving (x - xbar)/sigma, whose product with w is zh; "
-    "with sigma moving too (x - xbar - zh mean(zh x))/sigma, and that is orthogonal to w",
-    hypotheses="a = (w.x - mu)/sigma, sample by sample, eps = 0",
-    cite=CITE,
-    note="It is the derivative of sigma that makes the gradient orthogonal: the approximation drops what it needs.",
-)
+@theorem("S0-6.1b")
 def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 2), (5, 3), (12, 2)):
         X, w = normal(generator, m, n) + 1, normal(generator, n)
@@ -201,17 +134,10 @@ def _fixed_statistics(generator: torch.Generator) -> Iterator[Check]:
         direction = torch.outer(zh, zh @ centred) / m
         yield corrected("both moving: the gradient", gap(whole, (centred - direction) / s, size))
         yield corrected("both moving: orthogonal to w", gap(whole @ w, 0.0, size * w.norm()))
+        yield conclusion("a does not change along w", gap(whole @ w, 0.0, size * w.norm()))
 
 
-@theorem(
-    "S0-P4.3",
-    place="Proposition 4.3, sec 2.2, 3.1, Table 1 row 3",
-    printed="WN w = g v/|v| is invariant under (v, g) -> (alpha v, g/alpha)",
-    corrected="it is invariant under v -> alpha v (alpha > 0) with g unchanged; (alpha v, g/alpha) gives w/alpha",
-    hypotheses=WEIGHT,
-    cite=(*CITE, "salimans2016"),
-    note="The algebra of the proof drops |alpha v| = alpha |v|.",
-)
+@theorem("S0-P4.3")
 def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
     for v, g, _ in _weights(generator):
         alpha, w = factor(generator), normalized_weight(v, g)
@@ -223,17 +149,7 @@ def _weight_scale(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("this is torch's weight norm", gap(torch_w, w))
 
 
-@theorem(
-    "S0-WN1",
-    place="sec 3.2, WN partials",
-    printed="dL/dv_k = dL/dw_k dw_k/dv_k, with dw_k/dv_k = g/|v| - g v_k^2/|v|^3",
-    corrected="dL/dv_k = sum_j dL/dw_j dw_j/dv_k, that is grad_v = (g/|v|)(I - v v^T/|v|^2) grad_w",
-    hypotheses=WEIGHT + "; n >= 2 (for n = 1 both sides are 0)",
-    cite=(*CITE, "salimans2016"),
-    note="Every v_k moves every w_j. Sec 4.3 has the right projection. One may call it a forgotten sum and the verdict "
-    "too hard; but the gradient as printed is not orthogonal to v, and the null direction (v, -g) the text "
-    "draws is none.",
-)
+@theorem("S0-WN1")
 def _diagonal(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
@@ -248,14 +164,7 @@ def _diagonal(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("(v, -g) is a null direction of the gradient", gap(along, 0.0, abs(g) * slope.norm()))
 
 
-@theorem(
-    "S0-WN2",
-    place="sec 4.3",
-    printed="grad_v L . v = g dL/dg; the flat direction is (v, -g)",
-    corrected="grad_v L . v = 0; the flat direction is (v, 0)",
-    hypotheses=WEIGHT,
-    cite=(*CITE, "salimans2016"),
-)
+@theorem("S0-WN2")
 def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
@@ -272,15 +181,7 @@ def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("the loss is flat along (v, 0)", gap(loss(normalized_weight((1 + t) * v, g)), here))
 
 
-@theorem(
-    "S0-WN3",
-    place="sec 4.3; sec 3.2",
-    printed="dL/dg = (1/|v|)(dL/dw . v/|v|); v is proportional to grad_v L",
-    corrected="dL/dg = dL/dw . v/|v|; v is orthogonal to grad_v L",
-    hypotheses=WEIGHT,
-    cite=(*CITE, "salimans2016"),
-    note="The first half lacks only a factor; the second is the opposite of what holds, and decides.",
-)
+@theorem("S0-WN3")
 def _length(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))

@@ -16,21 +16,8 @@ from normgauge.papers.instances.layers import Layer, factor, layers, normalize, 
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics, sigma > 0, eps = 0"
 
-
-@theorem(
-    "S0-7.1",
-    place="sec 7.1",
-    printed="with BN, in linear networks, critical points other than global minima disappear: saddles are eliminated",
-    corrected="one BN unit, least squares: saddles stay, at gamma = 0 and cov(w.x, t) = 0, all strict; every critical "
-    "point with gamma != 0 is a global minimum. With gamma fixed (the sphere) -w* is critical too, a maximum",
-    hypotheses=BATCH + "; z = w.x, a = gamma zh + beta, mean squared loss, Sigma regular, cov(x, t) != 0",
-    cite=CITE,
-    note="The paper says 'one might prove'. The second half rests on the identity loss - min = s^2/(2 gamma^2) grad^T "
-    "Sigma^-1 grad at the best gamma, beta for w.",
-)
+@theorem("S0-7.1")
 def _critical_points(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((6, 2), (12, 3), (30, 5)):
         X, t = normal(generator, m, n) + 1, normal(generator, m)
@@ -57,19 +44,26 @@ def _critical_points(generator: torch.Generator) -> Iterator[Check]:
             still = gradient(_mismatch, w, X, goal)
             yield corrected("on the sphere w* and -w* are critical", gap(still * w.norm(), 0.0, float(m)))
             yield printed("on the sphere", excess(_mismatch(w, X, goal), _mismatch(best, X, goal)))
+        targets = normal(generator, m, 2)
+        cross = centred.T @ (targets - targets.mean(0)) / m
+        inverse = torch.linalg.inv(torch.linalg.cholesky(centred.T @ centred / m))
+        vectors = inverse.T @ torch.linalg.eigh(inverse @ cross @ cross.T @ inverse.T).eigenvectors[:, -2:]
+        values = []
+        for w in vectors.T:
+            gains = (standardize(X @ w)[0][:, None] * targets).mean(0)
+            here = torch.cat([w, gains, targets.mean(0)])
+            slope, H = gradient(_several_fits, here, X, targets), hessian(_several_fits, here, X, targets)
+            values.append(torch.linalg.eigvalsh(H)[0] / H.abs().max())
+            yield corrected("two outputs: the eigenvectors are critical", gap(slope, 0.0, targets.square().mean()))
+            yield corrected("with gain", broken(gains.norm() > 1e-4))
+        yield corrected("the first is no saddle", excess(-values[1], 0.0, 1.0))
+        yield corrected("the second is one, strictly", broken(values[0] < -1e-6))
+        yield fact(
+            "two outputs: gain at the saddle", (standardize(X @ vectors[:, 0])[0][:, None] * targets).mean(0).norm()
+        )
 
 
-@theorem(
-    "S0-6dl",
-    place="sec 6.1, deep linear networks",
-    printed="BN removes the zero modes caused by cross-layer scaling symmetries",
-    corrected="it removes none: k^2 zero modes per hidden width k as without BN, and k more with trained scales; BN "
-    "breaks (alpha W1, W2/alpha), and W1 -> alpha W1 and (alpha gamma_i, column i of W2 over alpha) take its place",
-    hypotheses="linear network, batch statistics, eps = 0, no biases, centred inputs, full rank, no hidden width above "
-    "its neighbours",
-    cite=CITE,
-    note="With batch statistics BN only rescales rows, so the change of basis between two linear layers stays.",
-)
+@theorem("S0-6dl")
 def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((4, 2, 3), (3, 2, 2, 3), (5, 3, 4)):
         X = normal(generator, 24, widths[0])
@@ -104,14 +98,7 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
 
 
-@theorem(
-    "S0-FIM",
-    place="sec 4.3 (natural gradient)",
-    printed="the Fisher / Gauss-Newton matrix has the invariance directions in its null space",
-    hypotheses=BATCH + "; at any point, critical or not: the outputs do not move, so J v = 0",
-    cite=CITE,
-    note="Unlike the Hessian, for which H w = -grad (S0-H1).",
-)
+@theorem("S0-FIM")
 def _fisher(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         theta = layer.theta
@@ -136,6 +123,12 @@ def _affine_fit(packed: Tensor, X: Tensor, t: Tensor) -> Tensor:
     """Return the mean squared loss of gamma zh + beta as a function of (w, gamma, beta)."""
     w, gamma, beta = packed[:-2], packed[-2], packed[-1]
     return (gamma * standardize(X @ w)[0] + beta - t).square().mean() / 2
+
+
+def _several_fits(packed: Tensor, X: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared loss of one BN unit with a gain and a shift for each output: (w, gains, shifts)."""
+    w, gains, shifts = packed.split([X.shape[1], targets.shape[1], targets.shape[1]])
+    return (standardize(X @ w)[0][:, None] * gains + shifts - targets).square().sum(1).mean() / 2
 
 
 def _packed_outputs(theta: Tensor, layer: Layer) -> Tensor:

@@ -17,21 +17,10 @@ from normgauge.papers.instances.layers import Layer, factor, layers, normalize, 
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import batch_norm_redundancy, layer_norm_redundancy, radial_derivative
 
-CITE = ("akbar2025",)
-BATCH = "batch statistics (training mode), sigma > 0, eps = 0"
 TINY = 1e-300  # torch's batch normalization refuses eps = 0
 
 
-@theorem(
-    "S0-P4.1a",
-    place="sec 2.1, 4.1 (first version of Proposition 4.1)",
-    printed="scaling W, b of a BN layer by c > 0 AND gamma by 1/c leaves the output unchanged",
-    corrected="scaling W, b by c > 0 alone leaves the output unchanged; with gamma/c the activations become beta + "
-    "(a - beta)/c",
-    hypotheses=BATCH,
-    cite=CITE,
-    note="The paper withdraws the sentence in the middle of its proof, but sec 2.1 still has it.",
-)
+@theorem("S0-P4.1a")
 def _with_gamma(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         c = factor(generator)
@@ -42,15 +31,7 @@ def _with_gamma(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("W, b times c alone", gap(_batch_norm(layer, c * layer.W, c * layer.b, layer.gamma), a))
 
 
-@theorem(
-    "S0-P4.1b",
-    place="Proposition 4.1 (second version)",
-    printed="(W,b) -> (cW,cb), c > 0 leaves f(x;theta) unchanged for all x, hence L",
-    hypotheses=BATCH + "; 'ideal BN computation on that batch' in the paper's words",
-    cite=CITE,
-    note="'For all x' means all x of the batch: with stored statistics of the old weights, and with eps > 0, the "
-    "output moves (shown as facts).",
-)
+@theorem("S0-P4.1b")
 def _scale(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         c = factor(generator)
@@ -68,17 +49,7 @@ def _scale(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S0-P4.1c",
-    place="sec 4.1 (geometry), Conclusion",
-    printed="the BN-layer invariance is a 1-parameter group; with k BN layers the symmetry group is (R+)^k",
-    corrected="every normalized unit has its own scale and its own shift: with k the number of normalized units the "
-    "group is (R+)^k, and R^k more where they have biases",
-    hypotheses=BATCH + "; tanh between the layers, so that no symmetry couples them; generic inputs, enough samples",
-    cite=CITE,
-    note="Sec 3.1 and Table 1 of the paper count per neuron; the text on geometry per layer. One may call the group "
-    "itself the conclusion, and then the sentence false.",
-)
+@theorem("S0-P4.1c")
 def _group(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((2, 2), (3, 2)):
         X = normal(generator, 40, 3)
@@ -97,14 +68,7 @@ def _group(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("one scale per layer leaves the outputs unchanged", same)
 
 
-@theorem(
-    "S0-sign",
-    place="sec 3.1",
-    printed="negative scaling flips z_hat: BN(cz) = sign(c) BN(z); constant shifts are removed",
-    hypotheses="BN without gamma and beta (z_hat), sigma > 0; eps = 0 for the factor, any eps for the shift",
-    cite=CITE,
-    note="With beta != 0 the output a = gamma z_hat + beta does not flip: it is mirrored at beta.",
-)
+@theorem("S0-sign")
 def _negative(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         zh, s = standardize(unit.y)
@@ -116,14 +80,7 @@ def _negative(generator: torch.Generator) -> Iterator[Check]:
         yield fact("a with beta under c = -1, against -a", gap(unit.output(-unit.y), -unit.output(unit.y)))
 
 
-@theorem(
-    "S0-unitvar",
-    place="sec 3.1; S3",
-    printed="z_hat = (z - mu)/sqrt(sigma^2 + eps) has zero mean and unit variance over the batch",
-    corrected="zero mean, and variance sigma^2/(sigma^2 + eps): one only for eps = 0, zero on a constant batch",
-    hypotheses="biased variance",
-    cite=CITE,
-)
+@theorem("S0-unitvar")
 def _unit_variance(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         variance = unit.y.var(correction=0)
@@ -140,15 +97,7 @@ def _unit_variance(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("a constant batch gives 0", gap(flat, 0.0, 1.0))
 
 
-@theorem(
-    "S0-C4.1.1",
-    place="Corollary 4.1.1",
-    printed="<grad_W L, W> + <grad_b L, b> = 0 for a BN layer",
-    hypotheses=BATCH,
-    cite=CITE,
-    note="It holds unit by unit, and grad_b L = 0 on its own. With eps > 0 each unit has <w, grad_w L> = gamma "
-    "<dL/da, z_hat> eps/s^2 instead (checked as well).",
-)
+@theorem("S0-C4.1.1")
 def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         slope = gradient(layer.loss, layer.theta)
@@ -165,14 +114,7 @@ def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
         yield fact("with eps = 0.3 var: inner product, relative", radial.abs().max() / layer.size)
 
 
-@theorem(
-    "S0-ginv",
-    place="sec 2.1, 3.2",
-    printed="the gradient is inversely proportional to the weight scale: grad L(cW) = grad L(W)/c",
-    hypotheses=BATCH + "; c > 0; the factor on the weights of one unit, of one layer, with its bias or without",
-    cite=CITE,
-    note="For c < 0 the layer flips and L is another number: nothing follows.",
-)
+@theorem("S0-ginv")
 def _inverse(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         c = factor(generator)
@@ -183,13 +125,7 @@ def _inverse(generator: torch.Generator) -> Iterator[Check]:
         yield printed("the bias left alone", gap(c * gradient(layer.loss, bare), slope, size))
 
 
-@theorem(
-    "S0-metric",
-    place="sec 4.1",
-    printed="g_y(D1, D2) = D1.D2/(y.y) satisfies g_{ky}(k D1, k D2) = g_y(D1, D2)",
-    hypotheses="k != 0, y != 0",
-    cite=(*CITE, "cho2017"),
-)
+@theorem("S0-metric")
 def _metric(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 7):
         y, first, second = normal(generator, n), normal(generator, n), normal(generator, n)
@@ -198,15 +134,7 @@ def _metric(generator: torch.Generator) -> Iterator[Check]:
             yield printed("the metric does not see k", gap(scaled, _scale_free_metric(y, first, second)))
 
 
-@theorem(
-    "S0-scalar",
-    place="sec 4.1, example",
-    printed="one scalar weight and BN, z = wx + b: a does not depend on w",
-    corrected="a = sign(w) standardize(x): it depends on the sign of w and on nothing else of it (w != 0)",
-    hypotheses="x not constant in the batch, eps = 0; no gamma, beta",
-    cite=CITE,
-    note="The paper says 'if x constant in batch': then sigma = 0 and a is 0/0, or 0 with eps > 0.",
-)
+@theorem("S0-scalar")
 def _scalar(generator: torch.Generator) -> Iterator[Check]:
     for m in (2, 3, 9):
         x, b, w = normal(generator, m), uniform(generator, -1, 1), uniform(generator, 0.2, 2)
@@ -221,15 +149,7 @@ def _scalar(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("constant x, eps > 0: a = 0", gap(constant, 0.0, 1.0))
 
 
-@theorem(
-    "S0-P4.2",
-    place="Proposition 4.2",
-    printed="LN: (W,b) -> (cW,cb), c > 0 leaves the output unchanged; the proof has sigma = sqrt(var + eps) and "
-    "sigma' = c sigma",
-    corrected="it does for eps = 0; for eps > 0 where eps is scaled too: LN_{c^2 eps}(cz) = LN_eps(z)",
-    hypotheses="sigma > 0",
-    cite=CITE,
-)
+@theorem("S0-P4.2")
 def _layer_scale(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator, "layer", sizes=((1, 2, 2), (3, 2, 3), (8, 3, 5))):
         c, d = factor(generator), layer.W.shape[0]
@@ -243,15 +163,7 @@ def _layer_scale(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("with eps = 0 the outputs stay", gap(again, layer.outputs(layer.W, layer.b)))
 
 
-@theorem(
-    "S0-T1LN",
-    place="Table 1, row 2; sec 4.2",
-    printed="LN per layer: 1 scale + 1 common bias shift",
-    corrected="1 scale, 1 common bias shift, and n more: any vector added to all rows of W (n inputs)",
-    hypotheses="eps = 0, at least three units (two units leave only a sign: nothing is seen), enough samples",
-    cite=CITE,
-    note="The two named symmetries are there; the count is short by n. One may call the count the conclusion.",
-)
+@theorem("S0-T1LN")
 def _layer_count(generator: torch.Generator) -> Iterator[Check]:
     for n, d in ((1, 3), (2, 4), (4, 5)):
         layer = next(layers(generator, "layer", sizes=((30, n, d),)))

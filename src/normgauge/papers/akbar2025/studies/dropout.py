@@ -103,7 +103,7 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
 empirical(
     "S0-dropout",
     place="sec 9.5",
-    printed="dropout and BN somewhat reduce each other's effect",
+    printed="some have noted that dropout and BN somewhat reduce each other's effect",
     study="dropout",
     contrasts=(
         Contrast(

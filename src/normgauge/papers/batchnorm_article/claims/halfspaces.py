@@ -31,10 +31,6 @@ from normgauge.theory.gdnp import (
 )
 from normgauge.theory.rayleigh import direction_quotient, direction_step
 
-CITE = ("batchnorm_article", "kohler2019")
-GAUSSIAN = (
-    "z Gaussian with mean u, S = E[z z^T] (labels of 1 and -1), smooth phi; integrals by a rule exact to rounding"
-)
 REACH = 4.0  # of the bisection: gamma between -REACH and REACH
 LOSSES: dict[str, tuple[Elementwise, float, float]] = {  # the loss, the bounds of |phi'| and of |phi''|
     "logistic": (functional.softplus, 1.0, 0.25),
@@ -57,15 +53,7 @@ def _problems(generator: torch.Generator, *names: str) -> Iterator[tuple[str, Ga
             yield name, GaussianLoss(u, C, LOSSES[name][0])
 
 
-@theorem(
-    "S3-Stein",
-    place="Halfspaces",
-    printed="grad f_LH = c1 u + c2 S wt, c1 = E phi' - E phi'' u^Twt, c2 = E phi''",
-    hypotheses=f"{GAUSSIAN}; the covariance S - uu^T may be singular",
-    cite=CITE,
-    note="For labels beyond 1 and -1, S must be E[z z^T], not E[x x^T]. For other distributions the identity fails "
-    "(fact: two points instead of a Gaussian).",
-)
+@theorem("S3-Stein")
 def _stein(generator: torch.Generator) -> Iterator[Check]:
     for _, problem in _problems(generator):
         line = normal(generator, 2)
@@ -80,18 +68,7 @@ def _stein(generator: torch.Generator) -> Iterator[Check]:
     yield fact("two points of the same mean and covariance: the gradient moves by", gap(pair, gradient(flat.f, wt)))
 
 
-@theorem(
-    "S3-crit",
-    place="Halfspaces",
-    printed="for any choice of loss function phi all bounded critical points are wt* = g* S^-1 u",
-    corrected="all bounded critical points with E phi''(z^Twt*) != 0 are; so all of them if phi is convex",
-    hypotheses=f"{GAUSSIAN}; phi infinitely differentiable with bounded derivative",
-    cite=CITE,
-    note="Where c2 = E phi'' = 0, grad f = E phi' u: both means may vanish at once, and then every wt with the same "
-    "mean and variance of z^Twt is critical. The loss exhibited has slope cos s - e^1.5 cos 2s + tanh s - k sin s: "
-    "its critical points are the whole ellipsoid u^Twt = 0, wt^TSwt = 1. It satisfies the article's other assumptions "
-    "(the gradient stays away from 0 as |wt| grows). Without a restriction on phi a stricter reader may say false.",
-)
+@theorem("S3-crit")
 def _critical(generator: torch.Generator) -> Iterator[Check]:
     twisted = _twisted_loss()
     for _ in range(3):
@@ -116,18 +93,7 @@ def _critical(generator: torch.Generator) -> Iterator[Check]:
                 yield conclusion("critical points of a convex loss", aligned, 1e-6)
 
 
-@theorem(
-    "S3-GDNP",
-    place="GDNP: h and step",
-    printed="h = E phi'(z^Twt) (u^Tw) - E phi''(z^Twt) (u^Tw)^2, s = -|w|_S^3/(L gamma h): the direction descends at "
-    "a linear rate",
-    corrected="h = E phi'(z^Twt) (u^Tw) - E phi''(z^Twt) (u^Twt) (u^Tw), the same s: then w - s grad_w f = w - (S w - "
-    "(|w|_S^2/u^Tw) u)/L, the descent step of S3-OLS3",
-    hypotheses=f"{GAUSSIAN}; gamma and u^Tw not 0, h != 0",
-    cite=CITE,
-    note="u^Twt = gamma u^Tw/|w|_S: printed and corrected agree only where gamma = |w|_S. The printed h is not "
-    "homogeneous in w, so the step changes with the meaningless length of w.",
-)
+@theorem("S3-GDNP")
 def _steps(generator: torch.Generator) -> Iterator[Check]:
     for _, problem in _problems(generator):
         u, S, L = problem.u, problem.S, problem.extremes[1]
@@ -149,15 +115,7 @@ def _steps(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S3-bis",
-    place="GDNP bisection",
-    printed="(d_gamma f(w_t,a^(Ts)))^2 <= 2^{-Ts} zeta |b0-a0|/mu^2",
-    corrected="(d_gamma f(w_t,a^(Ts)))^2 <= (2^{-Ts} zeta |b0-a0|/mu)^2",
-    hypotheses=f"{GAUSSIAN}; f zeta-smooth in wt; d_gamma f changes sign on [a0, b0]; c f for c from 1e-4 to 1e4",
-    cite=CITE,
-    note="Dimensionally impossible as printed: f -> c f multiplies the left side by c^2 and the right by c.",
-)
+@theorem("S3-bis")
 def _bisection(generator: torch.Generator) -> Iterator[Check]:
     for _ in range(3):
         problem = _overlapping_classes(generator)
@@ -176,17 +134,7 @@ def _bisection(generator: torch.Generator) -> Iterator[Check]:
                 yield conclusion("linear convergence", excess(square, right))
 
 
-@theorem(
-    "S3-dir",
-    place="GDNP direction bound",
-    printed="|w_t|_S^2 |grad_w f|_{S^-1}^2 <= (1-mu/L)^{2t} Phi^2 gamma_t^2 (rho(w_0) - rho*)",
-    corrected="|w_t|_S^2 |grad_w f|_{S^-1}^2 = c1^2 gamma_t^2 (rho(w_t) - rho*), hence the bound with Phi = "
-    "sup|phi'|/sqrt(1 + rho*)",
-    hypotheses=f"{GAUSSIAN}; w_t by GDNP; Phi = sup|phi'|, the only bound the article assumes",
-    cite=CITE,
-    note="The article does not say what Phi is. c1 = E phi' - E phi'' u^Twt may exceed sup|phi'| where the mean of z "
-    "is large against its spread; read as any bound on |c1|, the printed sentence holds.",
-)
+@theorem("S3-dir")
 def _direction_bound(generator: torch.Generator) -> Iterator[Check]:
     tight = GaussianLoss(torch.tensor([1.0, 0.2]), torch.diag(torch.tensor([0.02, 0.3])), LOSSES["hill"][0])
     for name, problem in [("hill", tight), *_problems(generator)]:
@@ -213,17 +161,7 @@ def _direction_bound(generator: torch.Generator) -> Iterator[Check]:
             w = direction_step(w, problem.u, problem.S, L)
 
 
-@theorem(
-    "S3-final",
-    place="GDNP final bound",
-    printed="|grad f(wt)|^2 <= (1-mu/L)^{2Td} Phi^2 (rho_0 - rho*) + 2^{-Ts} zeta |b-a|/mu^2 (Euclidean norm)",
-    corrected="|grad f(wt)|_{S^-1}^2 <= (1-mu/L)^{2Td} Phi^2 (rho_0 - rho*) + (2^{-Ts} zeta |b-a|/mu)^2; in the "
-    "Euclidean norm L times that",
-    hypotheses=f"{GAUSSIAN}; logistic loss times c, data in units of 0.1 to 10, GDNP with the step of S3-GDNP "
-    "corrected; Phi = sup|phi'|, which bounds |c1| for this loss",
-    cite=CITE,
-    note="The two parts add up in the S^-1 norm only; the second part is dimensionally impossible (S3-bis).",
-)
+@theorem("S3-final")
 def _final_bound(generator: torch.Generator) -> Iterator[Check]:
     for c in (1e-2, 1.0, 1e2):
         for spread in (0.1, 1.0, 10.0):

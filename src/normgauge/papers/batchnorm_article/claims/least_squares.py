@@ -21,7 +21,6 @@ from normgauge.theory.rayleigh import (
     quotient,
 )
 
-CITE = ("batchnorm_article", "kohler2019")
 STEPS = 12
 
 
@@ -72,16 +71,7 @@ def _regressions(generator: torch.Generator) -> Iterator[_Regression]:
     yield _Regression(x, normal(generator, 4))
 
 
-@theorem(
-    "S3-OLS1",
-    place="Least-square problem",
-    printed="E(y - x^Twt)^2 = 2u^Twt + wt^TSwt (u = -E[yx]); f_OLS(w,gamma) = 2 gamma u^Tw/(|w|_S + gamma^2)",
-    corrected="E(y - x^Twt)^2 - E y^2 = 2u^Twt + wt^TSwt; in w, gamma it is 2 gamma u^Tw/|w|_S + gamma^2",
-    hypotheses="wt = gamma w/|w|_S; finite populations",
-    cite=CITE,
-    note="gamma^2 slipped into the denominator; the constant E y^2 does not move the minimizer, but the article "
-    "prints an equality of minima. The printed f_OLS is not even a function of w's direction, and not convex in gamma.",
-)
+@theorem("S3-OLS1")
 def _objective(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         w, gamma = normal(generator, task.x.shape[1]), uniform(generator, -2, 2)
@@ -100,14 +90,7 @@ def _objective(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S3-OLS2",
-    place="Least-square problem",
-    printed="minimizing over gamma gives rho(w) = -(u^Tw)^2/(w^TSw)",
-    hypotheses="of the objective less its constant E y^2 (see S3-OLS1), w^TSw > 0; gamma of either sign",
-    cite=CITE,
-    note="From f_OLS as printed (S3-OLS1) it would not follow: its minimum over gamma is -|u^Tw|/sqrt(|w|_S) (fact).",
-)
+@theorem("S3-OLS2")
 def _minimum_over_length(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         w = normal(generator, task.x.shape[1])
@@ -125,16 +108,7 @@ def _minimum_over_length(generator: torch.Generator) -> Iterator[Check]:
         yield fact("minimum of the printed f_OLS over rho(w)", (u @ w).abs() / norm.sqrt() / task.quotient(w).abs())
 
 
-@theorem(
-    "S3-OLS3",
-    place="Least-square problem",
-    printed="w+ = w - eta grad rho, eta = w^TSw/(2L|rho|), rho(w_0) != 0: rho(w_t) - rho* <= (1-mu/L)^{2t} (rho(w_0) "
-    "- rho*)",
-    hypotheses="S positive definite, 0 < mu, u != 0; gradients of rho by autograd",
-    cite=CITE,
-    note="The step is a plain gradient step towards k S^-1 u, and w - k S^-1 u is S-orthogonal to w: the sine of the "
-    "S-angle shrinks by 1 - mu/L at least.",
-)
+@theorem("S3-OLS3")
 def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         low, high = task.spectrum[0], task.spectrum[-1]
@@ -151,19 +125,7 @@ def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
             yield printed("the rate", excess(left, (1 - low / high) ** (2 * t) * start, least.abs()))
 
 
-@theorem(
-    "S3-sublin",
-    place="Least-square problem",
-    printed="BN gives a linear rate, faster than regular gradient descent with only sub-linear convergence",
-    corrected="both are linear: gradient descent with step 1/(2L) on the risk satisfies the same bound (1-mu/L)^{2t}, "
-    "and with step 1/(mu+L) the better ((L-mu)/(L+mu))^{2t}; where S is singular the smallest nonzero eigenvalue "
-    "takes mu's place",
-    hypotheses="the article's least squares, exact gradients; sub-linear means that no q < 1 has error_t <= q^t "
-    "error_0",
-    cite=CITE,
-    note="Sub-linear rates are those of gradient descent on general convex (or non-convex) functions; this one is "
-    "quadratic.",
-)
+@theorem("S3-sublin")
 def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         for singular in (False, True):
@@ -186,20 +148,7 @@ def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("its guarantee is slower than BN's", broken(slower))
 
 
-@theorem(
-    "S3-Ray",
-    place="Rayleigh quotient",
-    printed="(lam1 - rho(w_{t+1}))/rho(w_{t+1} - lam2) <= (1 - (lam1-lam2)/(lam1-lam_min))^{2t} (lam1 - "
-    "rho(w_t))/(rho(w_t) - lam2), lam_i eigenvalues of B",
-    corrected="(lam1 - rho(w_t))/(rho(w_t) - lam2) <= q^{2t} (lam1 - rho(w_0))/(rho(w_0) - lam2), one step giving "
-    "q^2, q = 1 - (mu/L)(lam1-lam2)/(lam1-lam_min), lam_i eigenvalues of the pencil (B, A), mu and L those of A; in "
-    "the A-metric mu/L drops out",
-    hypotheses="rho(w_0) > lam2; w+ = w + (w^TAw/(2(rho - lam_min))) M grad rho with M = I/L or A^-1; the denominator "
-    "read as rho(w_{t+1}) - lam2",
-    cite=(*CITE, "knyazev2009"),
-    note="A vector less a number cannot be meant. The exponent 2t belongs to t steps, not to step t. The article does "
-    "not give the step; this one becomes that of S3-OLS3 for B = uu^T, lam_min = 0.",
-)
+@theorem("S3-Ray")
 def _rayleigh(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 6):
         for own_metric in (False, True):

@@ -18,8 +18,6 @@ from normgauge.papers.instances.gaussian import GaussianLoss, bisection, misalig
 from normgauge.theory.gdnp import bisection_bound
 from normgauge.theory.rayleigh import direction_quotient, direction_step
 
-CITE = ("batchnorm_article", "kohler2019")
-NETWORK = "F_z = sum theta_i tanh(z^Tw_i), z = -y x Gaussian, y of 1 and -1, logistic l, theta fixed and not 0"
 REACH = 6.0
 
 
@@ -65,20 +63,7 @@ def _network(generator: torch.Generator) -> _Network:
     return _Network(GaussianLoss(u, C, functional.softplus, step=0.25), theta)
 
 
-@theorem(
-    "S3-NN",
-    place="Neural networks",
-    printed="the critical points of a hidden unit i all lie on the line S^-1 u",
-    corrected="grad_i = theta_i (k_i u + S sum_j M_ij w_j), M_ij = theta_j E[l'' phi'_i phi'_j] + delta_ij E[l' "
-    "phi''_i], k_i = E[l' phi'_i] - u^T sum_j M_ij w_j: all units lie on the line where all are critical and M is "
-    "regular; such critical points exist, but minima with M singular lie off the line",
-    hypotheses=f"{NETWORK}; two units in the plane",
-    cite=CITE,
-    note="The article solves grad = 0 as if M were regular. With two units the minima found have M of rank one, "
-    "exactly, and the units straddle the line. With the other unit held anywhere (the article's alternating "
-    "optimization) unit i's critical point lies in the span of S^-1 u and the other unit. With one unit the sentence "
-    "is S3-crit.",
-)
+@theorem("S3-NN")
 def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
     for _ in range(2):
         net = _network(generator)
@@ -103,20 +88,7 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
         yield printed("unit i critical, the other anywhere", misalignment(alone, net.line) if stationary else 0.0)
 
 
-@theorem(
-    "S3-rate",
-    place="Neural networks",
-    printed="GDNP on each unit: |grad_i|_{S^-1}^2 <= (1-mu/L)^{2t} C (rho_0 - rho*) + 2^{-Ts} zeta |b-a|/mu^2, so the "
-    "whole problem converges linearly",
-    corrected="each unit's direction converges linearly, rho(w_t) - rho* <= (1-mu/L)^{2t} (rho_0 - rho*), and so does "
-    "the gradient of the unit that was run last, if the others are 0 or on the line S^-1 u; the lengths remain a "
-    "joint problem: moving one unit's length makes the others' gradients nonzero again",
-    hypotheses=f"{NETWORK}; units run one after the other, the first with the second at 0; the step of S3-GDNP "
-    "corrected; C up to 1e6",
-    cite=CITE,
-    note="The second term of the bound is S3-bis, dimensionally impossible. After one pass no unit but the last is "
-    "critical, however large t and Ts; with another unit off the line GDNP leads to a point that is not critical.",
-)
+@theorem("S3-rate")
 def _whole_problem(generator: torch.Generator) -> Iterator[Check]:
     steps, halvings = 400, 40
     for _ in range(2):

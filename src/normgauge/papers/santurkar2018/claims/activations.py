@@ -21,17 +21,8 @@ from normgauge.theory.batchnorm_calculus import (
 )
 from normgauge.theory.smoothness import curvature_along_gradient
 
-CITE = ("santurkar2018",)
-ONE_UNIT = "one unit on one batch, biased variance, sigma > 0, eps = 0; g = dL/dz at z = gamma yh + beta"
 
-
-@theorem(
-    "S1-FC.1",
-    place="Fact C.1, eq (3)-(6)",
-    printed="df/dA_b = (gamma/(m s)) (m g_b - sum g - B_b sum g B), g = df/dC",
-    hypotheses=f"{ONE_UNIT}; also exact with eps > 0 if s = sqrt(var + eps) throughout",
-    cite=CITE,
-)
+@theorem("S1-FC.1")
 def _gradient_through(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
@@ -43,13 +34,7 @@ def _gradient_through(generator: torch.Generator) -> Iterator[Check]:
             yield printed("gradient against autograd", gap(truth, formula, size))
 
 
-@theorem(
-    "S1-FC.2",
-    place="Fact C.2, eq (1), (2), (33)",
-    printed="d yh_b/d y_k = (1/s)(I[b=k] - 1/m - yh_b yh_k/m); dz/dy is gamma times it",
-    hypotheses=f"{ONE_UNIT}; also exact with eps > 0",
-    cite=CITE,
-)
+@theorem("S1-FC.2")
 def _normalization_jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
@@ -60,17 +45,7 @@ def _normalization_jacobian(generator: torch.Generator) -> Iterator[Check]:
             yield printed("Jacobian of z", gap(scaled, unit.gamma * project(yh) / s, abs(unit.gamma) / s))
 
 
-@theorem(
-    "S1-T4.1",
-    place="Theorem 4.1, eq (9), (17)",
-    printed="|grad_y Lhat|^2 <= (gamma^2/s^2) (|g|^2 - <1,g>^2/m - <g,yh>^2/sqrt(m))",
-    corrected="|grad_y Lhat|^2 = (gamma^2/s^2) (|g|^2 - <1,g>^2/m - <g,yh>^2/m)",
-    hypotheses=ONE_UNIT,
-    cite=CITE,
-    note="Since |yh| = sqrt(m), eq (8) has <g, yh/|yh|>^2 = <g,yh>^2/m; the printed 1/sqrt(m) makes the right side "
-    "too "
-    "small, even negative. With 1/m the inequality is an equality.",
-)
+@theorem("S1-T4.1")
 def _lipschitz(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         truth = gradient(unit.normalized_loss, unit.y).square().sum()
@@ -84,20 +59,7 @@ def _lipschitz(generator: torch.Generator) -> Iterator[Check]:
         yield fact("most negative right side as printed, over its first term", min(float(bound / size), 0.0))
 
 
-@theorem(
-    "S1-T4.1id",
-    place="Theorem 4.1 setup: dLhat/dz = dL/dy",
-    printed="the non-BN network with the same weights has the same gradient g (dLhat/dz_j = dL/dy_j)",
-    corrected="dLhat/dz is the gradient of what follows the layer at z = gamma yh + beta, dL/dy the one at y; they "
-    "agree "
-    "where z = y, that is gamma = s and beta = mean(y)",
-    hypotheses="gamma and beta constants, as S1 sec 4.1 has them; what follows the layer is smooth and not linear",
-    cite=CITE,
-    note="Theorems 4.1, 4.2 and 4.4 hold with g and H taken at z. Read as a comparison with the network without BN "
-    "at the "
-    "same weights they fail unless gamma = s and beta = mean, where the factor gamma/s is 1 and only the additive "
-    "reduction is left. One may call that a missing hypothesis; the paper's setting has gamma and beta free.",
-)
+@theorem("S1-T4.1id")
 def _same_gradient(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         plain = gradient(unit.loss, unit.y)
@@ -109,13 +71,7 @@ def _same_gradient(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("gradient with BN <= (gamma/s) times that of the network without", excess(truth, bound))
 
 
-@theorem(
-    "S1-eq30",
-    place="eq (28)-(30)",
-    printed="d(gamma/s)/dy = -(gamma/(m s^2)) yh",
-    hypotheses=f"{ONE_UNIT}; also exact with eps > 0",
-    cite=CITE,
-)
+@theorem("S1-eq30")
 def _scale_derivative(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
@@ -124,15 +80,7 @@ def _scale_derivative(generator: torch.Generator) -> Iterator[Check]:
             yield printed("derivative against autograd", gap(truth, scale_gradient(yh, s, unit.gamma)))
 
 
-@theorem(
-    "S1-eq40",
-    place="eq (40)-(42)",
-    printed="Hessian = (gamma^2/s^2) [P H P - (1/(m gamma)) (gb yh^T + yh gb^T - (3/m)<g,yh> yh yh^T + <g,yh>(I - "
-    "M/m))], "
-    "P = I - yh yh^T/m - M/m, gb = g - mean(g), M = 1 1^T",
-    hypotheses=f"{ONE_UNIT}; also exact with eps > 0; the block of one unit",
-    cite=CITE,
-)
+@theorem("S1-eq40")
 def _activation_hessian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         for eps in (0.0, 0.1):
@@ -145,14 +93,7 @@ def _activation_hessian(generator: torch.Generator) -> Iterator[Check]:
             yield printed("Hessian against autograd", gap(truth, formula, size))
 
 
-@theorem(
-    "S1-eq43",
-    place="eq (43)-(47)",
-    printed="M gb = 0, P^2 = P, yh^T (I - yh yh^T/m) = 0, (I - M/m)(I - yh yh^T/m) gb = (I - yh yh^T/m) gb; "
-    "grad = (gamma/s)(I - yh yh^T/m) gb",
-    hypotheses=f"{ONE_UNIT}; with eps > 0 |yh|^2 < m, and P^2 = P and the third identity fail",
-    cite=CITE,
-)
+@theorem("S1-eq43")
 def _projections(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         yh, m = unit.yh, unit.m
@@ -171,17 +112,7 @@ def _projections(generator: torch.Generator) -> Iterator[Check]:
         yield fact("P^2 - P with eps = 0.1 s^2", gap(blurred @ blurred, blurred, 1.0))
 
 
-@theorem(
-    "S1-T4.2a",
-    place="Theorem 4.2 (1), eq (48)-(50); S3 repeats it",
-    printed="v^T Hhat v <= (gamma^2/s^2) v^T H v - (gamma/(m s^2)) <g,yh> |v|^2, v = grad_y Lhat",
-    corrected="it is an equality",
-    hypotheses=f"{ONE_UNIT}; H = d2L/dz2 at z",
-    cite=CITE,
-    note="H is the Hessian at z, not that of the network without BN at y (see S1-T4.1id). Where <g,yh> < 0 or "
-    "gamma < 0 the "
-    "last term adds curvature.",
-)
+@theorem("S1-T4.2a")
 def _curvature_along(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         v, truth, size = _directional_curvature(unit)
@@ -191,23 +122,7 @@ def _curvature_along(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("equality", gap(truth, curvature_along_gradient(unit.y, g, H, unit.gamma), size))
 
 
-@theorem(
-    "S1-T4.2b",
-    place="Theorem 4.2 (2), eq (51)",
-    printed="if H preserves the relative norms of g and v then v^T Hhat v <= (gamma^2/s^2) (g^T H g - <g,yh> "
-    "|v|^2/(m gamma))",
-    corrected="if H is positive semi-definite and v^T H v/|v|^2 = g^T H g/|g|^2 then v^T Hhat v <= (gamma^2/s^2) "
-    "((gamma^2/s^2) "
-    "g^T H g - <g,yh> |v|^2/(m gamma)); the printed bound needs |gamma| <= s",
-    hypotheses="as S1-T4.2a; 'preserves the relative norms' read as v^T H v/|v|^2 = g^T H g/|g|^2, H positive "
-    "semi-definite",
-    cite=CITE,
-    note="v is (gamma/s) P g, so the first term needs the factor twice; the printed one has not even the right "
-    "unit (y "
-    "measured in other units rescales the two sides differently). 'Preserves the relative norms' is not defined in "
-    "the "
-    "paper; this is the reading its proof uses.",
-)
+@theorem("S1-T4.2b")
 def _relative_norms(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for gamma in (unit.gamma, float(unit.s)):
@@ -224,16 +139,7 @@ def _relative_norms(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("bound with gamma^4/s^4", excess(truth, right, size))
 
 
-@theorem(
-    "S1-T4.2c",
-    place="text after Theorem 4.2",
-    printed="<yh,g> > 0 holds as long as the negative gradient -g points towards the minimum of the loss",
-    corrected="<yh,g> = dL/dgamma: for a convex loss it is positive exactly where gamma exceeds its best value "
-    "along yh, "
-    "whatever -g points to; at a stationary gamma it is 0",
-    hypotheses="convex quadratic losses |z - z*|^2/2, where -g points at the minimum exactly",
-    cite=CITE,
-)
+@theorem("S1-T4.2c")
 def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         target = 2 * unit.gamma * unit.yh + 0.3 * normal(generator, unit.m)
@@ -249,18 +155,7 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("positive exactly above the best gamma", broken((inner > 0) == (here.gamma > best)))
 
 
-@theorem(
-    "S1-PSD",
-    place="text after Theorem 4.2",
-    printed="the Hessian with respect to the activations is positive semi-definite for piecewise-linear networks "
-    "with a convex loss",
-    hypotheses="at points where the loss is twice differentiable (almost all); what follows the layer has no further "
-    "normalization; the Hessian with respect to z, not to the pre-activations before BN",
-    cite=CITE,
-    note="Pointwise: the loss is convex on each linear region, not across kinks. With another BN layer above, the "
-    "network "
-    "is no longer piecewise linear and the Hessian has negative eigenvalues (shown as a fact).",
-)
+@theorem("S1-PSD")
 def _positive_hessian(generator: torch.Generator) -> Iterator[Check]:
     for m, width in ((2, 3), (3, 4), (6, 5)):
         for loss in (_cross_entropy, _squares):

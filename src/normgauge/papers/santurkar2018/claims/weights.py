@@ -16,26 +16,8 @@ from normgauge.papers.instances.draws import Unit, normal, uniform, units
 from normgauge.theory.batchnorm_calculus import pullback_hessian, standardize
 from normgauge.theory.smoothness import curvature_along_gradient, nearest_rescaling, worst_weight_gradient
 
-CITE = ("santurkar2018",)
 
-
-@theorem(
-    "S1-O4.3",
-    place="Observation 4.3",
-    printed="for any X, W there is a BN configuration with gamma = s_j (beta = mu_j) and the same activations; "
-    "consequently all "
-    "minima of the normal landscape are preserved",
-    corrected="the same activations: as printed (s_j > 0). A minimum of the plain layer is a minimum of the BN "
-    "layer if "
-    "the plain layer has a bias (or x a constant feature) that is at its minimum too; without bias beta opens a new "
-    "direction of descent",
-    hypotheses="one batch (full batch), s_j > 0; convex losses of one linear unit; 'preserved' read as: the matched "
-    "configuration is a minimum of the BN landscape over (W, gamma, beta)",
-    cite=CITE,
-    note="In the weaker reading (the same loss value is attained) the observation holds as printed. The paper's "
-    "layer is "
-    "y = W x without bias.",
-)
+@theorem("S1-O4.3")
 def _minima_preserved(generator: torch.Generator) -> Iterator[Check]:
     for n, m in ((1, 4), (2, 6), (3, 12), (5, 9)):
         X, target = normal(generator, m, n) + normal(generator, n), 2 * normal(generator, m) + 1
@@ -57,19 +39,7 @@ def _minima_preserved(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("its Hessian has no negative eigenvalue", excess(-values[0], 0.0, values[-1]), 1e-7)
 
 
-@theorem(
-    "S1-T4.4",
-    place="Theorem 4.4 (S3 repeats it)",
-    printed="ghat <= (gamma^2/s^2) (g_j^2 - m mu_g^2 - lambda^2 <g,yh>^2), g_j = max_{|X|<=lambda} |grad_W L|^2",
-    corrected="with the activations' gradients held fixed, ghat = (gamma^2/s^2) (g_j - lambda^2 m mu_g^2 - "
-    "lambda^2 <g,yh>^2/m)",
-    hypotheses="spectral norm of X; g, yh and s held fixed while X ranges over the ball, as in the proof (16)-(18)",
-    cite=CITE,
-    note="g_j is a square already and is squared again (f -> c f rescales the two sides differently), the mean lacks "
-    "lambda^2 and the last term 1/m. If y = X W moves with X, s can be made as small as one likes and ghat is "
-    "infinite: "
-    "the fact below. Then no such bound exists; a stricter reader may call the theorem false for that.",
-)
+@theorem("S1-T4.4")
 def _worst_case(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         radius, g = 10.0 ** uniform(generator, -1, 1), unit.g
@@ -84,22 +54,7 @@ def _worst_case(generator: torch.Generator) -> Iterator[Check]:
     yield fact("|grad_W|^2 growth when s shrinks 1000-fold at |X| <= 1", _blow_up(generator))
 
 
-@theorem(
-    "S1-TC.1",
-    place="Theorem C.1, eq (57), (58)",
-    printed="max_{|X|<=lambda} v_W^T Hhat_W v_W < (gamma^2/s^2) [max (non-BN) - lambda^4 kappa]; (58): the maximum "
-    "is at "
-    "X X^T = lambda^2 I",
-    corrected="no maximum: for inputs with X X^T = lambda^2 I, v_W^T Hhat_W v_W = lambda^4 [(gamma^2/s^2) v^T H v - "
-    "(gamma/(m s^2)) <g,yh> |v|^2]",
-    hypotheses="kappa = <g,yh> |v|^2/(m gamma) > 0 and H positive semi-definite, as 'the previous theorem' asks; "
-    "g, H, yh, s "
-    "held fixed while X ranges over the ball",
-    cite=CITE,
-    note="X X^T v ranges over a ball with diameter [0, lambda^2 v], and Hhat is indefinite: other X make the form "
-    "larger. For a "
-    "loss linear in z the plain network has no curvature at all and the BN network has.",
-)
+@theorem("S1-TC.1")
 def _minimax_smoothness(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(3, 6, 9)):
         radius, m = 10.0 ** uniform(generator, -1, 1), unit.m
@@ -134,22 +89,7 @@ def _orthogonal_inputs(generator: torch.Generator, unit: Unit, radius: float) ->
     yield corrected("equality where X X^T = lambda^2 I", gap(truth, form, radius**2 * (v @ v) * bend))
 
 
-@theorem(
-    "S1-L4.5",
-    place="Lemma 4.5, eq (59)-(62)",
-    printed="|W0 - What*|^2 <= |W0 - W*|^2 - (|W*|^2 - <W*,W0>)^2/|W*|^2 if <W0,W*> > 0, for the closest optima of "
-    "the two "
-    "networks",
-    corrected="the same, if gamma = s(W*) and beta = mean(W*) (or both are trained) and the plain layer has a "
-    "bias: then "
-    "k W* is an optimum of the BN network for every k > 0, and the distance to the nearest is the right side",
-    hypotheses="one unit, two weights, all optima of the BN network found by a scan over the circle; mean sqrt(1 + "
-    "error^2) loss",
-    cite=CITE,
-    note="The algebra (59)-(62) is exact. That W* is an optimum of the BN network at all needs the matched "
-    "configuration "
-    "of Observation 4.3; with the constants gamma and beta of sec 4.1 the optima point elsewhere.",
-)
+@theorem("S1-L4.5")
 def _initialization(generator: torch.Generator) -> Iterator[Check]:
     for m in (6, 9, 16):
         X, target = normal(generator, m, 2) * torch.tensor([1.0, 2.0]) + 1, 3 * normal(generator, m) ** 2

@@ -15,18 +15,10 @@ from normgauge.papers.instances.draws import normal, sign, uniform
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.effective_weights import covariance, effective_weights, unit_distance_squared
 
-CITE = ("sun2020",)
 SIZES = ((1, 3), (2, 2), (2, 7), (5, 5), (5, 12), (9, 4))  # (features n, samples B): n > B has a singular covariance
 
 
-@theorem(
-    "S4-L1a",
-    place="Lemma 1 (1)-(3), (5), eq (1)-(4)",
-    printed="P = I - e e^T/n, P^2 = P, Pv orth e, sigma^2 = |Pv|^2/n, |N(v)| = sqrt(n), N(v) on an (n-2)-sphere, "
-    "v = gamma N(v) + beta e, |v|^2 = n (gamma^2 + beta^2)",
-    hypotheses="v not constant (N divides by sigma); eps = 0; for n = 2 the 0-sphere is two points",
-    cite=CITE,
-)
+@theorem("S4-L1a")
 def _lemma_one(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 5, 40):
         v = 10.0 ** uniform(generator, -3, 3) * normal(generator, n) + normal(generator, 1)
@@ -44,16 +36,7 @@ def _lemma_one(generator: torch.Generator) -> Iterator[Check]:
         yield printed("|v|^2 = n (gamma^2 + beta^2)", gap(v @ v, n * (sigma**2 + beta**2)))
 
 
-@theorem(
-    "S4-L1b",
-    place="Lemma 1, proof of (3)",
-    printed="sigma_v = |v - mean|/sqrt(n) = |Pv|/n; sigma_v^2 = (1/n) sum (v_i - mean)",
-    corrected="sigma_v = |v - mean|/sqrt(n) = |Pv|/sqrt(n); sigma_v^2 = (1/n) sum (v_i - mean)^2",
-    hypotheses="n >= 2, v not constant",
-    cite=CITE,
-    note="Two misprints: n for sqrt(n), and a missing square (the printed sum is 0). The lemma itself states it "
-    "correctly.",
-)
+@theorem("S4-L1b")
 def _proof_of_variance(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 5, 40):
         v = normal(generator, n) + normal(generator, 1)
@@ -66,15 +49,7 @@ def _proof_of_variance(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("Lemma 1 (3): sigma = |v - mean|/sqrt(n)", gap(truth, (v - v.mean()).norm() / n**0.5))
 
 
-@theorem(
-    "S4-L1c",
-    place="Lemma 1 (4)",
-    printed="N(alpha v + t e) = N(v) for all alpha, t in R",
-    corrected="N(alpha v + t e) = sign(alpha) N(v) for alpha != 0 and all t; N(t e) is 0/0",
-    hypotheses="v not constant, eps = 0",
-    cite=CITE,
-    note="|alpha v - alpha mean| = |alpha| |v - mean|; the proof drops the bars.",
-)
+@theorem("S4-L1c")
 def _invariance_of_n(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 5, 40):
         v, t = normal(generator, n), uniform(generator, -3, 3)
@@ -87,17 +62,7 @@ def _invariance_of_n(generator: torch.Generator) -> Iterator[Check]:
                 yield conclusion("scaling by alpha > 0 and moving change nothing", gap(moved, N))
 
 
-@theorem(
-    "S4-10",
-    place="eq (10)-(12)",
-    printed="a BN row lies on the sphere of radius gamma sqrt(B) centred at beta e, norm sqrt(B (gamma^2 + beta^2)); "
-    "BN(Y_i) = W_i (X - mean)/sqrt(W_i Sigma W_i^T); = W' X + b'",
-    hypotheses="W_i Sigma W_i^T > 0, eps = 0; the radius is |gamma| sqrt(B) for negative gamma",
-    cite=CITE,
-    note="Eq (10) prints |Y_i^k - mean| (one sample) in the denominator where the row's norm |Y_i - mean| stands "
-    "in the "
-    "appendix; this is taken as a misprint and the list's sentence is judged.",
-)
+@theorem("S4-10")
 def _sphere(generator: torch.Generator) -> Iterator[Check]:
     for n, B in SIZES:
         X, W = normal(generator, n, B) + normal(generator, n, 1), normal(generator, 3, n)
@@ -111,16 +76,7 @@ def _sphere(generator: torch.Generator) -> Iterator[Check]:
         yield printed("eq (12)", gap(rows, weights @ X + bias[:, None]))
 
 
-@theorem(
-    "S4-sim",
-    place="sec 2.2, second",
-    printed="units with similar gamma and beta have similar outputs and thus similar functions",
-    corrected="two units of equal gamma and beta are sqrt(2 B (1 - rho)) |gamma| apart, rho the correlation of their "
-    "pre-activations: similar if and only if rho is near 1",
-    hypotheses="eps = 0; equal gamma and beta, the strongest form of similar",
-    cite=CITE,
-    note="They lie on the same sphere, anywhere on it. The pruning rule the paper proposes from it inherits the fault.",
-)
+@theorem("S4-sim")
 def _similar_units(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((3, 4), (5, 12), (2, 40)):
         Y = normal(generator, 2, n) @ normal(generator, n, B)
@@ -136,15 +92,7 @@ def _similar_units(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S4-perm",
-    place="sec 2.2, third",
-    printed="the order of the data does not change the result; the B! permuted directions have the same output",
-    corrected="N(Pi v) = Pi N(v): outputs are permuted along; loss and weight gradients are unchanged if the same "
-    "permutation acts on all units and on the targets; B! counts directions only where no two entries are equal",
-    hypotheses="batch statistics; a loss that is a sum over samples",
-    cite=CITE,
-)
+@theorem("S4-perm")
 def _permutations(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 3), (3, 6), (4, 9)):
         X, W, target = normal(generator, n, B), normal(generator, 2, n), normal(generator, 2, B)
@@ -161,15 +109,7 @@ def _permutations(generator: torch.Generator) -> Iterator[Check]:
         yield fact("change of the loss when one unit alone is permuted", (alone - target).square().sum() - before)
 
 
-@theorem(
-    "S4-rank",
-    place="sec 2.2, rank analysis",
-    printed="rank(Sigma_X) <= min(n, B), dim ker >= n - B",
-    corrected="sharper: rank(Sigma_X) <= min(n, B - 1), dim ker >= n - B + 1, with equality for data in general "
-    "position",
-    hypotheses="Sigma the covariance over a batch of B >= 2",
-    cite=CITE,
-)
+@theorem("S4-rank")
 def _rank(generator: torch.Generator) -> Iterator[Check]:
     for n, B in SIZES:
         rank = int(torch.linalg.matrix_rank(covariance(normal(generator, n, B) + 1)))
@@ -178,20 +118,7 @@ def _rank(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("rank = min(n, B - 1) in general position", gap(float(rank), float(min(n, B - 1))))
 
 
-@theorem(
-    "S4-ker",
-    place="sec 2.2 and App 5.1",
-    printed="B << n: W_i lies in or very close to the kernel with high probability, the sphere collapses to beta e",
-    corrected="an isotropic W_i lies in the kernel with probability 0 and has the share (B - 1)/n of its squared "
-    "length "
-    "outside; BN divides that share out, and the row keeps the distance |gamma| sqrt(B) from beta e, however close "
-    "W_i is",
-    hypotheses="eps = 0, data in general position; W_i Gaussian",
-    cite=CITE,
-    note="'Very close' in angle is true for B << n and harmless: BN is blind to it. With eps > 0 a row collapses "
-    "where "
-    "W_i Sigma W_i^T << eps, which a small batch does not bring about: its mean is trace(Sigma).",
-)
+@theorem("S4-ker")
 def _kernel(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((60, 3), (100, 4), (200, 8)):
         X, W = normal(generator, n, B), normal(generator, 5, n)
@@ -208,17 +135,7 @@ def _kernel(generator: torch.Generator) -> Iterator[Check]:
         yield fact("W Sigma W^T over trace(Sigma), mean of five", ((W @ Sigma) * W).sum(1).mean() / torch.trace(Sigma))
 
 
-@theorem(
-    "S4-B2",
-    place="sec 2.2 and App 5.1",
-    printed="B = 2: BN(Y) = (1, -1) or (-1, 1) and the gradient vanishes",
-    hypotheses="eps = 0, Y^1 != Y^2, a fully connected layer; the gradient of the layer's weights, inputs and "
-    "whatever is below",
-    cite=CITE,
-    note="The gradients of gamma and beta do not vanish, and with eps > 0 a gradient of relative size eps/(delta^2 "
-    "+ eps) "
-    "passes, delta = |Y^1 - Y^2|/2. A convolution averages over positions too and is not at this edge.",
-)
+@theorem("S4-B2")
 def _batch_of_two(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 6):
         X, W, target = normal(generator, n, 2), normal(generator, 3, n), normal(generator, 3, 2)
@@ -234,21 +151,7 @@ def _batch_of_two(generator: torch.Generator) -> Iterator[Check]:
         yield fact("gradient of the weights with eps = 0.1", leak.abs().max())
 
 
-@theorem(
-    "S4-ell",
-    place="sec 2.2, eq (12)",
-    printed="effective weights W' lie on a rank(Sigma)-dimensional ellipsoid, a compact set",
-    corrected="where Sigma is regular W' lies on the ellipsoid W' Sigma W'^T = gamma^2 of dimension n - 1, "
-    "compact, |W'| <= "
-    "|gamma|/sqrt(lambda_min); where it is singular only the part in its range does (dimension rank - 1), and the "
-    "part "
-    "in the kernel is free: the set is unbounded",
-    hypotheses="eps = 0, W Sigma W^T > 0",
-    cite=CITE,
-    note="The dimension is that of the surface, as in the paper's own S^{n-2}. The paper discusses B < n, where "
-    "Sigma is singular, "
-    "one paragraph earlier.",
-)
+@theorem("S4-ell")
 def _ellipsoid(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 7), (4, 12), (5, 5), (6, 3)):
         X, w, gamma = normal(generator, n, B), normal(generator, 1, n), uniform(generator, 0.3, 2)
@@ -272,14 +175,7 @@ def _ellipsoid(generator: torch.Generator) -> Iterator[Check]:
             yield fact("|W'| over the largest axis, singular Sigma", weights.norm() / reach)
 
 
-@theorem(
-    "S4-inv",
-    place="sec 2.2",
-    printed="BN is scaling invariant for W and X and invariant to bias in the rows of X",
-    hypotheses="factors c > 0, eps = 0, batch statistics; a negative factor flips the sign of the row (S4-L1c)",
-    cite=CITE,
-    note="Read with positive factors; with the paper's 'for all alpha in R' it shares the fault of S4-L1c.",
-)
+@theorem("S4-inv")
 def _bn_invariance(generator: torch.Generator) -> Iterator[Check]:
     for n, B in SIZES:
         X, W = normal(generator, n, B), normal(generator, 3, n)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,19 +17,10 @@ from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.effective_weights import covariance, effective_weights
 from normgauge.theory.norm_growth import after_sgd_step
 
-CITE = ("sun2020",)
 TINY = 1e-300  # torch's batch and group normalization refuse eps = 0
 
 
-@theorem(
-    "S4-LN",
-    place="eq (13), App 5.2",
-    printed="LN(W X) = sqrt(m) (W - Wbar) X/|(W - Wbar) X|, Wbar = mean of the rows; invariant to c W, c X (c > 0) "
-    "and to adding "
-    "one vector to all rows",
-    hypotheses="one sample X, eps = 0, (W - Wbar) X != 0",
-    cite=CITE,
-)
+@theorem("S4-LN")
 def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((2, 1), (2, 4), (5, 3), (12, 8)):
         W, X = normal(generator, m, n), normal(generator, n)
@@ -44,19 +36,7 @@ def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
             yield printed(name, gap(truth, functional.layer_norm(V @ x, (m,), eps=0.0)))
 
 
-@theorem(
-    "S4-WN",
-    place="sec 2.4",
-    printed="if Sigma_X = Id BN degenerates to WN; 'identity covariance or independent data vectors'",
-    corrected="if Sigma_X = Id, BN_{gamma,beta}(W) = WN with g = gamma and bias beta - gamma W mean(X)/|W|; "
-    "uncorrelated "
-    "features give that only where their variances are equal too",
-    hypotheses="eps = 0; B > n (else Sigma is singular); independence read as vanishing covariance, its strongest form",
-    cite=CITE,
-    note="Independence makes Sigma diagonal, not the identity. The mean is subtracted in BN and stays in WN: for "
-    "centred inputs "
-    "the two agree, otherwise up to a bias that moves with W.",
-)
+@theorem("S4-WN")
 def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 4), (3, 8), (6, 20)):
         white = _draw_white(generator, n, B)
@@ -79,13 +59,7 @@ def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
         )
 
 
-@theorem(
-    "S4-WS",
-    place="eq (WS), sec 2.4",
-    printed="WS(W_i) = sqrt(n) CWN(W_i); WS lies on S^{n-2} of radius sqrt(n), CWN on the unit one",
-    hypotheses="rows not constant, eps = 0",
-    cite=CITE,
-)
+@theorem("S4-WS")
 def _weight_standardization(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 9):
         W = normal(generator, 4, n) + 1
@@ -98,14 +72,7 @@ def _weight_standardization(generator: torch.Generator) -> Iterator[Check]:
         yield printed("both orthogonal to e", gap(standard.sum(1), 0.0, 1.0) + gap(centred.sum(1), 0.0, 1.0))
 
 
-@theorem(
-    "S4-SN",
-    place="eq (15)",
-    printed="SN: W/sigma(W) has spectral norm 1 (Lipschitz 1); scale invariant as a whole matrix",
-    hypotheses="W != 0, the largest singular value exactly; a dense layer (the reshaped norm of a convolution is "
-    "another number)",
-    cite=CITE,
-)
+@theorem("S4-SN")
 def _spectral(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((1, 2), (2, 2), (3, 7), (8, 4)):
         W = normal(generator, m, n)
@@ -118,18 +85,32 @@ def _spectral(generator: torch.Generator) -> Iterator[Check]:
         yield fact("W -> scaled row by row: change", gap(rows / torch.linalg.matrix_norm(rows, 2), normalized))
 
 
-@theorem(
-    "S4-conv",
-    place="App 5.1, convolution",
-    printed="BN for convolution: mean/variance over the batch at each position (p, q)",
-    corrected="mean and variance are taken over the batch and all positions of a channel together",
-    hypotheses="the definition of Ioffe and Szegedy (2015), sec 3.2, as torch implements it",
-    cite=(*CITE, "ioffe2015"),
-    note="Ioffe and Szegedy: 'different elements of the same feature map, at different locations, are normalized "
-    "in the same "
-    "way. To achieve this, we jointly normalize all the activations in a mini-batch, over all locations.' The printed "
-    "variance also lacks the mean over the batch.",
-)
+@theorem("S4-SNnoise")
+def _spectral_noise(generator: torch.Generator) -> Iterator[Check]:
+    for widths in ((4, 8, 3), (6, 10, 10, 4)):
+        weights = [3 * normal(generator, b, a) for a, b in pairwise(widths)]
+        normed = [W / torch.linalg.matrix_norm(W, 2) for W in weights]
+        shrunk = torch.stack([torch.linalg.matrix_norm(W, 2) for W in weights]).prod()
+        x = normal(generator, 40, widths[0])
+        yield corrected(
+            "outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), _relu_net(weights, x))
+        )
+        for size in (0.1, 0.5, 2.0):
+            noisy = x + size * normal(generator, 40, widths[0])
+            flips = [
+                (_relu_net(net, noisy).argmax(1) != _relu_net(net, x).argmax(1)).sum() for net in (weights, normed)
+            ]
+            yield corrected("as many decisions change", gap(flips[0], flips[1]))
+            if size > 0.1:  # noise enough to change some
+                yield printed("fewer decisions change under SN", broken(flips[1] < flips[0]))
+        top = _relu_net(normed, x).topk(2, 1).values
+        step = normal(generator, 40, widths[0])
+        safe = 0.999 * (top[:, :1] - top[:, 1:]) / 2**0.5 * step / step.norm(dim=1, keepdim=True)
+        kept = _relu_net(normed, x + safe).argmax(1) == _relu_net(normed, x).argmax(1)
+        yield corrected("shorter noise than margin/sqrt(2) changes none", broken(bool(kept.all())))
+
+
+@theorem("S4-conv")
 def _convolution(generator: torch.Generator) -> Iterator[Check]:
     for B, channels, side in ((2, 1, 2), (4, 3, 3), (8, 2, 1), (5, 2, 4)):
         Y = functional.conv2d(normal(generator, B, 2, side + 2, side + 2), normal(generator, channels, 2, 3, 3))
@@ -141,18 +122,7 @@ def _convolution(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("statistics over batch and positions", gap(truth, pooled))
 
 
-@theorem(
-    "S4-L2",
-    place="Lemma 2",
-    printed="f differentiable on R^n with f(lambda x) = f(x) for ALL lambda in R => x^T grad f = 0",
-    corrected="f differentiable at x != 0 with f(lambda x) = f(x) for all lambda > 0 => x^T grad f(x) = 0",
-    hypotheses="f the loss behind a normalized layer, the functions the paper applies the lemma to",
-    cite=CITE,
-    note="As an implication the printed lemma is true and empty: lambda = 0 makes f constant. No normalized loss "
-    "satisfies its "
-    "hypothesis (0 is a singularity and lambda = -1 flips the layer), so it cannot give Lemma 3; the corrected one "
-    "does.",
-)
+@theorem("S4-L2")
 def _euler(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(3, 8), per_size=3):
         X = normal(generator, unit.m, 4)
@@ -168,17 +138,7 @@ def _euler(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("weights are orthogonal to their gradient", gap(w @ slope, 0.0, size))
 
 
-@theorem(
-    "S4-L3a",
-    place="Lemma 3 and the following paragraph",
-    printed="BN, LN, IN, GN, WN, CWN, WS are scaling invariant in every row: W_i orth grad_{W_i}",
-    corrected="BN, IN, WN, CWN, WS: row by row; GN: group by group; LN: only the whole matrix. Each such block is "
-    "orthogonal "
-    "to its gradient",
-    hypotheses="positive factors, eps = 0, no bias (or the bias counted with its row); IN with more than one position",
-    cite=CITE,
-    note="The conclusion the paper draws, that the norm of the weights grows under SGD, survives for the blocks.",
-)
+@theorem("S4-L3a")
 def _rows_or_blocks(generator: torch.Generator) -> Iterator[Check]:
     for m in (4, 8):
         W, X, mix = normal(generator, m, 5), normal(generator, 5, 6, 3), normal(generator, m, 6, 3)
@@ -198,14 +158,7 @@ def _rows_or_blocks(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("the norm of all weights grows as Lemma 3 says", gap(grown, expected))
 
 
-@theorem(
-    "S4-L3b",
-    place="Lemma 3, eq (16)",
-    printed="SGD: |W_i^{k+1}|^2 = |W_i^k|^2 + eta^2 |grad_i|^2, the norm keeps increasing",
-    hypotheses="a loss invariant in the row (BN, batch statistics, eps = 0), plain SGD: no momentum, no weight decay",
-    cite=CITE,
-    note="Strictly increasing while the gradient is not zero. With weight decay the norm settles at an equilibrium.",
-)
+@theorem("S4-L3b")
 def _growth(generator: torch.Generator) -> Iterator[Check]:
     W = normal(generator, 3, 5)
     for _ in range(12):
@@ -220,20 +173,7 @@ def _growth(generator: torch.Generator) -> Iterator[Check]:
         W = after
 
 
-@theorem(
-    "S4-adv",
-    place="abstract (3), sec 2.5, 3.2",
-    printed="growing weight norm causes adversarial vulnerability because it amplifies the attack",
-    corrected="in a scale-invariant network the weight norm changes neither outputs nor input gradients, so no "
-    "attack notices it; "
-    "gamma does amplify",
-    hypotheses="weights behind BN, statistics belonging to the weights (batch or recomputed), eps = 0; the attack: "
-    "gradient sign",
-    cite=CITE,
-    note="The norm may be correlated with vulnerability in training; as a cause it is ruled out by the invariance "
-    "the paper itself "
-    "proves. The robustness study asks for the correlation.",
-)
+@theorem("S4-adv")
 def _attack(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((2, 4), (4, 12), (6, 9)):
         X, W, out = normal(generator, n, B), normal(generator, 5, n), normal(generator, 3, 5)
@@ -252,13 +192,7 @@ def _attack(generator: torch.Generator) -> Iterator[Check]:
         yield fact("input gradient with gamma doubled, over before", louder)
 
 
-@theorem(
-    "S4-5.4",
-    place="App 5.4",
-    printed="<dL/dy_j, yh_j> = 0 for the BN loss (dL/dy = (gamma/s) dL/dz (I - e e^T/m)(I - yh yh^T/m))",
-    hypotheses="eps = 0; with eps > 0 the product is (gamma/s) <g,yh> (1 - |yh|^2/m)",
-    cite=CITE,
-)
+@theorem("S4-5.4")
 def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         v, m = gradient(unit.normalized_loss, unit.y), unit.m
@@ -272,17 +206,7 @@ def _orthogonal(generator: torch.Generator) -> Iterator[Check]:
         yield fact("cosine with eps = 0.1 s^2", blurred @ unit.yh / (blurred.norm() * m**0.5))
 
 
-@theorem(
-    "S4-5.4b",
-    place="sec 2.5, last sentence",
-    printed="therefore the term <grad_y L, yh> of Santurkar Thm 4.1 vanishes",
-    corrected="what vanishes is <dLhat/dy, yh>; the term of Theorem 4.1 is <dLhat/dz, yh> = dLhat/dgamma, which is "
-    "0 only at a "
-    "stationary gamma",
-    hypotheses="eps = 0; S1 writes grad_y L for the gradient of the network without BN, which it identifies with "
-    "dLhat/dz",
-    cite=(*CITE, "santurkar2018"),
-)
+@theorem("S4-5.4b")
 def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         size = unit.g.norm() * unit.m**0.5
@@ -294,18 +218,7 @@ def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("<dLhat/dy, yh> = 0", gap(v @ unit.yh, 0.0, size * abs(unit.gamma) / unit.s))
 
 
-@theorem(
-    "S4-gauge",
-    place="sec 1.2 and 2.2",
-    printed="gamma and beta are the approximation of standard deviation and mean in a batch",
-    corrected="sigma scales with the weights and mu moves with their bias, while loss, gamma and beta stay: at "
-    "every minimum of the "
-    "BN loss |gamma^2 - sigma^2| can have any value; gamma and beta are those of the fitted output",
-    hypotheses="one unit, least squares, eps = 0, at the minimum over (W, gamma, beta)",
-    cite=CITE,
-    note="Not in the list the ledger started from: the general sentence behind S4-gs, whose observation on "
-    "ResNet-101 is empirical.",
-)
+@theorem("S4-gauge")
 def _gauge(generator: torch.Generator) -> Iterator[Check]:
     for n, B in ((1, 4), (3, 9), (5, 30)):
         X, target = normal(generator, n, B), normal(generator, B)
@@ -385,3 +298,9 @@ _NORMALIZERS: dict[str, Loss] = {
     "CWN": lambda W, X: _convolve(_centred_unit_rows(W), X),
     "WS": lambda W, X: _convolve(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
 }
+
+
+def _relu_net(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    for W in weights[:-1]:
+        x = torch.relu(x @ W.T)
+    return x @ weights[-1].T

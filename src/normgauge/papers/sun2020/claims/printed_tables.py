@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from scipy.special import betaincinv
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, printed
 from normgauge.papers.court.registry import bibliographic
 
-CITE = ("sun2020",)
+IMAGES = 32
+
 
 # BN, BN+WD, GN, GN+WD, LN, LN+WD, WN, WN+WD, as printed; Table 2 has "4327" for the Gaussian noise of GN+WD
 CLEAN = (
@@ -36,18 +38,7 @@ MISPRINTS = {("noise", 1, 3): 0.4327, ("attack gap", 1, 7): 0.4107}
 ROUNDED = 1.1e-4  # four digits, differences of rounded numbers
 
 
-@bibliographic(
-    "S4-tab",
-    place="Tables 1, 2",
-    printed="Acc-Diff rows are clean minus attacked accuracy",
-    corrected="they are, with two entries of Table 2 corrected: GN+WD under Gaussian noise 0.4327 (printed 4327), "
-    "and Acc-Diff2 of WN+WD 0.4107 (printed 0.4077)",
-    quotes=(
-        "Table 2, Gaussian Noise: 0.4596 0.4953 0.4098 4327 0.3983 0.4278 0.3476 0.3874",
-        "Table 2, WN+WD: Clean 0.6072, BIM 0.1965, Acc-Diff2 0.4077",
-    ),
-    cite=CITE,
-)
+@bibliographic("S4-tab")
 def _differences(generator: torch.Generator) -> Iterator[Check]:
     right = 0
     for table in (0, 1):
@@ -60,5 +51,19 @@ def _differences(generator: torch.Generator) -> Iterator[Check]:
                 value = MISPRINTS.get((name, table, column), value)
                 told = MISPRINTS.get((f"{name} gap", table, column), told)
                 yield corrected("the same with two entries corrected", abs(clean - value - told), tolerance=ROUNDED)
+    small = [round(32 * value) for value in (*CLEAN[0], *NOISE[0]) if abs(value - round(32 * value) / 32) < ROUNDED]
+    yield corrected("Table 1: twelve accuracies are multiples of 1/32", broken(len(small) == 12))
+    for row in (CLEAN[0], NOISE[0]):
+        for plain, decayed in zip(row[::2], row[1::2], strict=True):
+            low, high = zip(_exact_interval(round(32 * plain)), _exact_interval(round(32 * decayed)), strict=True)
+            yield corrected("Table 1: intervals with and without decay overlap", broken(max(low) < min(high)))
+    yield fact("Table 1: lower end of the interval of 31 of 32", _exact_interval(31)[0])
     yield conclusion("all but two of 32 entries agree", broken(right >= 30))
     yield fact("entries that agree", right)
+
+
+def _exact_interval(right: int) -> tuple[float, float]:
+    """Return the exact 95 % interval of a share, by Clopper and Pearson, from `right` of 32 images."""
+    low = betaincinv(right, IMAGES - right + 1, 0.025) if right else 0.0
+    high = betaincinv(right + 1, IMAGES - right, 0.975) if right < IMAGES else 1.0
+    return float(low), float(high)

@@ -54,7 +54,7 @@ def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) 
 empirical(
     "S4-E2",
     place="App 5.1, Conclusion",
-    printed="conjecture: performance is maximal when batch size equals the width",
+    printed="conjecture: performance is maximal when batch size equals the width; it should be set close to it",
     study="batch-size-width",
     contrasts=(
         *(

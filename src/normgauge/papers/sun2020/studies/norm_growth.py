@@ -85,7 +85,8 @@ CIFAR = {"model": "vgg8", "data": "cifar10:10000/1000/2000", "batch": 32, "lr": 
 empirical(
     "S4-E1",
     place="Fig 3",
-    printed="ResNet-101: weight norms increase during training with BN, GN, LN, WN and stabilize with WD",
+    printed="ResNet-101: weight norms increase during training with BN, GN, LN, WN; with WD they "
+    "stabilize early or even decrease a little",
     study="norm-growth",
     contrasts=(
         Contrast("norm_growth", {"decayed": False}, least=0.05, at={"norm": EACH}),

@@ -21,19 +21,8 @@ from normgauge.theory.lipschitz_norms import (
     layer_norm_slope,
 )
 
-CITE = ("than2025",)
 
-
-@theorem(
-    "S2-L1",
-    place="Lemma 1",
-    printed="|BN|_Lip = |1/sigma|, the Euclidean norm of the vector of (sigma_k^2 + eps)^(-1/2); population statistics",
-    corrected="|BN|_Lip = max_k (sigma_k^2 + eps)^(-1/2)",
-    hypotheses="fixed statistics, no scale and shift, Euclidean distances as in section 2.2",
-    cite=CITE,
-    note="The Jacobian is diagonal; its spectral norm is the largest entry. The printed number is its Frobenius norm, "
-    "too large by up to sqrt(n); it still is an upper bound.",
-)
+@theorem("S2-L1")
 def _batch_norm(generator: torch.Generator) -> Iterator[Check]:
     for n in (1, 2, 5, 30):
         for eps in (1e-5, 0.5):
@@ -48,13 +37,7 @@ def _batch_norm(generator: torch.Generator) -> Iterator[Check]:
             yield conclusion("smaller for larger variances", excess(wider, truth))
 
 
-@theorem(
-    "S2-L1b",
-    place="sec 3.1, 3.2",
-    printed="with batch statistics the Jacobian of BN couples different examples; that of LN does not",
-    hypotheses="m >= 3, or eps > 0; at m = 2 and eps = 0 the output is +-1 and the Jacobian vanishes altogether",
-    cite=CITE,
-)
+@theorem("S2-L1b")
 def _coupling(generator: torch.Generator) -> Iterator[Check]:
     for m in (2, 3, 16):
         for eps in (0.0, 0.1):
@@ -72,27 +55,14 @@ def _coupling(generator: torch.Generator) -> Iterator[Check]:
             yield printed("LN: entries between examples are 0", gap(couples, 0.0, 1.0))
 
 
-@theorem(
-    "S2-L23",
-    place="Lemma 23",
-    printed="dLN/dx = (s2 + eps)^(-1/2) (I - yy^T/(|y|^2 + n eps)) (I - 11^T/n)",
-    hypotheses="eps > 0; y the centred x",
-    cite=CITE,
-)
+@theorem("S2-L23")
 def _layer_norm_jacobian(generator: torch.Generator) -> Iterator[Check]:
     for x, eps in _inputs(generator):
         J = jacobian(_normalize_layer, x, eps)
         yield printed("against torch's layer", gap(J, layer_norm_jacobian(x, eps), eps**-0.5))
 
 
-@theorem(
-    "S2-L2a",
-    place="Lemma 2 (pointwise)",
-    printed="|dLN/dx| <= (sigma_n^2 + eps)^(-1/2)",
-    corrected="an equality for n >= 3; eps (sigma_n^2 + eps)^(-3/2) for n = 2",
-    hypotheses="eps > 0, no scale and shift",
-    cite=CITE,
-)
+@theorem("S2-L2a")
 def _layer_norm_pointwise(generator: torch.Generator) -> Iterator[Check]:
     for x, eps in _inputs(generator):
         truth = torch.linalg.matrix_norm(jacobian(_normalize_layer, x, eps), 2)
@@ -101,16 +71,7 @@ def _layer_norm_pointwise(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("its value", gap(truth, layer_norm_slope(x, eps), bound))
 
 
-@theorem(
-    "S2-L2b",
-    place="Lemma 2 (global)",
-    printed="sigma = min over x in R^n of sqrt(sigma_n^2 + eps), |LN|_Lip <= 1/sigma",
-    corrected="sigma = sqrt(eps), and |LN|_Lip = 1/sqrt(eps)",
-    hypotheses="eps > 0; the minimum over all of R^n, as printed",
-    cite=CITE,
-    note="True, and empty: the minimum is at constant inputs, so sigma is sqrt(eps) for every n and all data, and the "
-    "bound 316 for eps = 1e-5. That large variances make it small (sec 4.2) does not follow: S2-LNred.",
-)
+@theorem("S2-L2b")
 def _layer_norm_global(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 8):
         eps = 10.0 ** uniform(generator, -6, 0)
@@ -128,16 +89,7 @@ def _layer_norm_global(generator: torch.Generator) -> Iterator[Check]:
             )
 
 
-@theorem(
-    "S2-L3",
-    place="Lemma 3",
-    printed="|GN|_Lip <= sum_k (sigma_k^2 + eps)^(-1/2), sigma_k^2 the smallest variance of group k over R^n",
-    corrected="|dGN/dx| is the largest over the groups, not the sum; over R^n all sigma_k are 0 and |GN|_Lip = "
-    "1/sqrt(eps) against the printed C/sqrt(eps)",
-    hypotheses="eps > 0, groups of at least two",
-    cite=CITE,
-    note="True as a bound, too large by the number of groups. The 'second statement' of its proof is not in the lemma.",
-)
+@theorem("S2-L3")
 def _group_norm(generator: torch.Generator) -> Iterator[Check]:
     for n, count in ((4, 2), (6, 2), (9, 3), (12, 4)):
         eps = 10.0 ** uniform(generator, -4, 0)

@@ -26,7 +26,6 @@ from normgauge.papers.instances.feedforward import (
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.lipschitz_norms import batch_norm_constant, layer_norm_constant
 
-CITE = ("than2025",)
 WIDTHS = ((3, 4), (2, 5, 3), (6, 4, 4, 5))
 CASCADES = ((5, 4, 2, 3), (3, 6, 6, 6), (4, 3, 5, 2, 4))  # input, layer i = 1, the layers above
 ACTIVATIONS: dict[str, Map] = {
@@ -38,13 +37,7 @@ ACTIVATIONS: dict[str, Map] = {
 }
 
 
-@theorem(
-    "S2-L5",
-    place="Lemma 5",
-    printed="|h, x|_Lip <= prod |W_k| for 1-Lipschitz activations",
-    hypotheses="spectral norms; Jacobians at points and finite differences",
-    cite=CITE,
-)
+@theorem("S2-L5")
 def _product(generator: torch.Generator) -> Iterator[Check]:
     for activation in ACTIVATIONS.values():
         for widths in WIDTHS:
@@ -55,14 +48,7 @@ def _product(generator: torch.Generator) -> Iterator[Check]:
             yield printed("differences", excess((net(x + step) - net(x)).norm(), net.weight_product() * step.norm()))
 
 
-@theorem(
-    "S2-T6",
-    place="Theorem 6, Remark 7",
-    printed="for any a_i in [0, s_i] there is a ReLU net with |h, x|_Lip = prod a_k (so Lemma 5 is tight, and "
-    "uncountably many networks have exponentially large or small constants)",
-    hypotheses="W_k = a_k times truncation or padding; positive inputs attain it, Lemma 5 bounds it",
-    cite=CITE,
-)
+@theorem("S2-T6")
 def _attainment(generator: torch.Generator) -> Iterator[Check]:
     for widths in (*WIDTHS, (4, 1, 3), (3, 3, 3, 3, 3, 3, 3)):
         for low, high in ((0.0, 0.0), (0.1, 0.9), (1.0, 9.0)):
@@ -74,17 +60,7 @@ def _attainment(generator: torch.Generator) -> Iterator[Check]:
             yield printed("norms of the weights are a_k", gap(net.weight_product(), prod(sizes)))
 
 
-@theorem(
-    "S2-T9",
-    place="Theorem 9, Corollary 10",
-    printed="|h_no, x|_Lip <= prod |W_k| prod |NO_k|_Lip; BN: prod |1/sigma_k| and sigma^-K, sigma = min_k "
-    "1/|1/sigma_k|",
-    hypotheses="BN with population statistics held fixed; |1/sigma_k| the Euclidean norm, an upper bound of |BN|_Lip "
-    "(S2-L1)",
-    cite=CITE,
-    note="Since sigma_k grows with W_k, |W_k| |1/sigma_k| does not change when W_k is multiplied (fact, eps small): "
-    "large weights make neither the bound large nor the reduction useful.",
-)
+@theorem("S2-T9")
 def _normalized_product(generator: torch.Generator) -> Iterator[Check]:
     for widths in WIDTHS:
         for size in (0.3, 3.0):
@@ -101,16 +77,7 @@ def _normalized_product(generator: torch.Generator) -> Iterator[Check]:
             yield fact("largest prod |W_k| prod |1/sigma_k|", net.weight_product() * prod(norms))
 
 
-@theorem(
-    "S2-C11",
-    place="Corollary 11",
-    printed="LN: |h_no, x|_Lip <= P_w prod 1/sigma_k, sigma_k as defined in Lemma 2",
-    corrected="sigma_k = sqrt(eps): the bound is P_w eps^(-K/2)",
-    hypotheses="eps > 0; sigma_k the minimum over all inputs, as Lemma 2 defines it",
-    cite=CITE,
-    note="True and empty, as S2-L2b: at x = 0 every layer's input is constant. The text around it calls sigma_k "
-    "'input variance' and puts in observed values; read so it is S2-LNred, and false.",
-)
+@theorem("S2-C11")
 def _layer_norm_product(generator: torch.Generator) -> Iterator[Check]:
     for widths in WIDTHS:
         eps = 10.0 ** uniform(generator, -5, 0)
@@ -124,18 +91,7 @@ def _layer_norm_product(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("sigma_k = sqrt(eps)", gap(prod(sigmas), layer_norm_constant(eps) ** -len(sigmas)))
 
 
-@theorem(
-    "S2-LNred",
-    place="sec 4.2, abstract",
-    printed="under large input variances LN reduces the Lipschitz constant by the factor prod 1/sigma_k, "
-    "exponentially in the number of layers (sigma_k observed, as in Fig 2)",
-    corrected="at each point: |dh_no/dx| <= P_w prod 1/sqrt(sigma_k(x)^2 + eps) with the variances at that x; the "
-    "constant over all inputs is not reduced, it grows like eps^(-K/2)",
-    hypotheses="eps = 1e-5, no biases; sigma_k the smallest over a sample with large variances",
-    cite=CITE,
-    note="Not in the list the ledger started from. For BN with fixed statistics the reduction is global (S2-T9). "
-    "Shown: at inputs near 0 the slope is above P_w itself, the bound without normalization.",
-)
+@theorem("S2-LNred")
 def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
     eps = 1e-5
     for widths in ((4, 5, 6), (5, 8, 8, 6)):
@@ -156,18 +112,7 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("at each point", excess(net.input_slope(x), net.weight_product() / here))
 
 
-@theorem(
-    "S2-T12",
-    place="Theorem 12",
-    printed="|h_no, W_i|_Lip <= A_{i-1} |h_no, y_i|_Lip and |h_no, y_i|_Lip <= b_{i+1} prod_{k>=i} |NO_k|_Lip "
-    "(b_{K+1} = 1)",
-    hypotheses="normalizers that are fixed maps: BN with statistics held fixed, LN with its constant 1/sqrt(eps); "
-    "A_{i-1} over the inputs considered; Frobenius norm of the weights",
-    cite=CITE,
-    note="BN's statistics move with the weights, in training and afterwards; then neither constant is that of a fixed "
-    "map, and one sample's output can be steeper in W_i than the bound (fact: its ratio to A/s for one layer). Over "
-    "all of R^n A_{i-1} is infinite, and (6) says nothing, unless the layer below is bounded (LN, sigmoid).",
-)
+@theorem("S2-T12")
 def _weights_and_inputs(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((2, 5, 3), (6, 4, 4, 5)):
         eps = 0.1
@@ -185,19 +130,14 @@ def _weights_and_inputs(generator: torch.Generator) -> Iterator[Check]:
                     to_input = net.total_input_slope(i, net.weights[i - 1] @ h)
                     yield printed("(7)", excess(to_input, above))
                     yield printed("(6)", excess(net.weight_slope(i, h), largest * to_input))
+        far, width = 1e6 * data[:6], widths[1] ** 0.5
+        reach = max(normed.hidden(x, 1).norm() for x in far) / max(normed.hidden(x, 1).norm() for x in data[:6])
+        yield corrected("BN with fixed statistics: A grows without bound", broken(reach > 1e3))
+        yield corrected("LN: A is bounded", excess(max(layered.hidden(x, 1).norm() for x in far), width))
     yield fact("one layer, statistics moving with W: slope over A/s", _moving_statistics(generator))
 
 
-@theorem(
-    "S2-T13a",
-    place="Theorem 13, eq (8)",
-    printed="|h*(x), W_i|_Lip = a_{i+1}..a_K |(h_{i-1}(x))^{(n_{i+1},..,n_K)}|",
-    corrected="|h*(x), W_i|_Lip = a_{i+1}..a_K |h_{i-1}(x)|",
-    hypotheses="the network of the proof: W_k = a_k times truncation or padding for k > i; W_i with active units",
-    cite=CITE,
-    note="What is truncated is y_i = W_i h_{i-1}, not h_{i-1}: every row of W_i that survives sees all of h_{i-1}. "
-    "The size s_{i+1}..s_K remains.",
-)
+@theorem("S2-T13a")
 def _bad_weights(generator: torch.Generator) -> Iterator[Check]:
     for widths in CASCADES:
         net, sizes, h = _bad_network(generator, widths)
@@ -208,13 +148,7 @@ def _bad_weights(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("of size a_{i+1}..a_K at least", excess(prod(sizes) * kept.norm(), truth))
 
 
-@theorem(
-    "S2-T13b",
-    place="Theorem 13, eq (9)",
-    printed="|h*, y_i|_Lip = a_{i+1}..a_K",
-    hypotheses="as S2-T13a",
-    cite=CITE,
-)
+@theorem("S2-T13b")
 def _bad_inputs(generator: torch.Generator) -> Iterator[Check]:
     for widths in CASCADES:
         net, sizes, _ = _bad_network(generator, widths)
@@ -223,16 +157,7 @@ def _bad_inputs(generator: torch.Generator) -> Iterator[Check]:
         yield printed("largest Jacobian", gap(max(map(float, slopes)), prod(sizes)))
 
 
-@theorem(
-    "S2-C14",
-    place="Corollary 14",
-    printed="|f, W_i|_Lip = |h, W_i|_Lip for the l1 loss f = |yhat - h|_1",
-    corrected="|f, W_i|_Lip <= sqrt(n_K) |h, W_i|_Lip; for the network of Theorem 13 it is sqrt(r) a_{i+1}..a_K "
-    "|h_{i-1}(x)|, r = min(n_i, ..., n_K)",
-    hypotheses="l1 norm of the error, l2 distances elsewhere, as the paper has them; labels below the outputs",
-    cite=CITE,
-    note="The l1 norm is sqrt(n)-Lipschitz in the l2 distance; equality needs one output (or one active one).",
-)
+@theorem("S2-C14")
 def _l1_loss(generator: torch.Generator) -> Iterator[Check]:
     for widths in (*CASCADES, (4, 3, 1)):
         net, sizes, h = _bad_network(generator, widths)
@@ -247,14 +172,7 @@ def _l1_loss(generator: torch.Generator) -> Iterator[Check]:
         yield conclusion("of the order of b_{i+1} A_{i-1}", excess(loss, widths[-1] ** 0.5 * prod(sizes) * h.norm()))
 
 
-@theorem(
-    "S2-T15",
-    place="Theorem 15, eq (12)",
-    printed="dL/dW_it = (c a_K..a_{i+1}/m) sum I_it (f.g)'(u) h_{i-1}^T for t <= min(n_{i+1}, .., n_K), 0 otherwise; "
-    "any c > 0",
-    hypotheses="the network of the proof with last layer c (1,..,1); no unit exactly at its kink; t <= n_i",
-    cite=CITE,
-)
+@theorem("S2-T15")
 def _extreme_gradients(generator: torch.Generator) -> Iterator[Check]:
     for widths in CASCADES:
         net, sizes, _ = _bad_network(generator, widths)
@@ -273,19 +191,7 @@ def _extreme_gradients(generator: torch.Generator) -> Iterator[Check]:
         yield printed("against autograd", gap(truth, formula))
 
 
-@theorem(
-    "S2-R16",
-    place="Remarks 16, 17",
-    printed="gradients of size Omega(a_K..a_{i+1}) exist at uncountably many points; the loss of an unnormalized "
-    "network is O(s_K..s_{i+1})-Lipschitz in W_i, by Theorem 15",
-    corrected="such gradients exist (W_i of size 1/(a_K..a_{i+1}) keeps u where the loss is steep); the loss is "
-    "sup|(f.g)'| |W| s_K..s_{i+1} A_{i-1}-Lipschitz, where A_{i-1} <= s_{i-1}..s_1 max|x| and |W| = c sqrt(n_K) is "
-    "free",
-    hypotheses="(f.g)' bounded; spectral norms",
-    cite=CITE,
-    note="Theorem 15 exhibits gradients, it bounds none; the bound is Lemma 5's. Its constant contains the layers "
-    "below and the last layer, which the family leaves unbounded. Where O() is meant to hide both, the sentence holds.",
-)
+@theorem("S2-R16")
 def _orders(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((3, 4, 5, 3), (2, 5, 5, 4)):
         net = random_network(generator, widths)

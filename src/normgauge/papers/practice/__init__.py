@@ -1,0 +1,1 @@
+"""Sentences of today's practice, judged as those of the papers are."""

@@ -1,0 +1,1 @@
+"""What practice says, each sentence with its judge."""
