@@ -30,6 +30,16 @@ class NormgaugeCallback(Callback):  # type: ignore[misc,unused-ignore]
         if self._state is not None:
             self.monitor.load_state_dict(self._state)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Look at the step from outside: it may call parts of the module one by one."""
+        if self.monitor is not None:
+            self.monitor.open_look()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """End the look."""
+        if self.monitor is not None:
+            self.monitor.close_look()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Tell the monitor that a step is over."""
         assert self.monitor is not None  # begun before

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.measure.weights.laws import law_of
+from normgauge.measure.weights.laws import Law, law_of
 
 RADIAL = 2e-3  # |cos| of weight and gradient below which the scale looks free: eps and rounding stay below it
 PROOF = math.log(1e-6)  # of so many small cosines by chance
@@ -31,7 +31,8 @@ class TensorTrack:
         decay: weight decay of its group.
         stuck: share of entries with a gradient that a step left as they were.
         angles: of all looks, for what is usual.
-        first_rate: effective rate at the first look, and its step.
+        first_norm: when watching began.
+        first_rate: the effective rate it would have at that norm, under today's options of the optimizer.
         evidence: log-probability of the cosines seen, by granularity, if nothing were free.
     """
 
@@ -46,7 +47,8 @@ class TensorTrack:
     decay: float = 0.0
     stuck: float = 0.0
     angles: list[float] = field(default_factory=list)
-    first_rate: tuple[int, float] = (0, math.nan)
+    first_norm: float = math.nan
+    first_rate: float = math.nan
     evidence: dict[str, float] = field(default_factory=lambda: {"rows": 0.0, "tensor": 0.0})
 
     @property
@@ -67,7 +69,9 @@ class Blocks:
             for value in group["params"]
             if id(value) in names and value.requires_grad
         ]
-        self.tracks = {name: TensorTrack(name) for name, *_ in self.places}
+        self.tracks = {
+            name: TensorTrack(name, first_norm=float(value.detach().float().norm())) for name, value, *_ in self.places
+        }
         self.every, self._held = every, {}  # type: tuple[int, dict[str, Tensor]]
 
     def before(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -79,14 +83,14 @@ class Blocks:
         }
 
     @torch.no_grad()
-    def after(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the copies, and let them go."""
         held, self._held = self._held, {}
         for name, value, owner, group in self.places:
             if owner is optimizer and name in held and value.grad is not None:
-                self._compare(self.tracks[name], held.pop(name), value, law_of(owner, group), step)
+                self._compare(self.tracks[name], held.pop(name), value, law_of(owner, group))
 
-    def _compare(self, track: TensorTrack, old: Tensor, new: Tensor, law: Any, step: int) -> None:
+    def _compare(self, track: TensorTrack, old: Tensor, new: Tensor, law: Law) -> None:
         slope = new.grad
         assert slope is not None  # asked by the caller
         slope = slope.to_dense() if slope.is_sparse else slope
@@ -122,5 +126,4 @@ class Blocks:
         settled = law.equilibrium(size, square, track.norm)
         track.predicted_norm, track.predicted_angle = settled.norm, settled.angle
         track.effective_rate = law.effective_rate(track.norm)
-        if not math.isfinite(track.first_rate[1]):
-            track.first_rate = (step, track.effective_rate)
+        track.first_rate = law.effective_rate(track.first_norm / math.sqrt(max(track.rows, 1)))

@@ -98,6 +98,7 @@ class Monitor:
         self._sinks, self._pending, self._off = [sink_of(sink) for sink in sinks], [], set()  # type: ignore[var-annotated]
         self._open, self._stepped, self._beaten = ExitStack(), 0, -1
         self._began = False
+        self._looking: tuple[ExitStack, bool] | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -120,12 +121,11 @@ class Monitor:
             self._open.callback(before.remove)
             self._open.callback(after.remove)
         if not self.compiled:
-            inside = ExitStack()
-            entering = self.model.register_forward_pre_hook(lambda *_: self._enter_forward(inside))
-            leaving = self.model.register_forward_hook(lambda *_: inside.close(), always_call=True)
+            entering = self.model.register_forward_pre_hook(lambda *_: self.open_look(inside=True))
+            leaving = self.model.register_forward_hook(lambda *_: self.close_look(inside=True), always_call=True)
             self._open.callback(entering.remove)
             self._open.callback(leaving.remove)
-            self._open.callback(inside.close)
+            self._open.callback(self.close_look)
         return self
 
     def close(self) -> None:
@@ -157,15 +157,26 @@ class Monitor:
     # -- seeing -------------------------------------------------------------------------------------------------
 
     def _after_step(self, optimizer: torch.optim.Optimizer, first: bool) -> None:
-        self._guard("weights", self.blocks.after, optimizer, self.steps)
+        self._guard("weights", self.blocks.after, optimizer)
         self.steps += first
 
-    def _enter_forward(self, inside: ExitStack) -> None:
+    def open_look(self, *, inside: bool = False) -> None:
+        """Look at what runs from here to `close_look`, if a beat is near; calls of the whole model always are.
+
+        For loops that call parts of the model one by one. Compiled models are left alone.
+        """
         wanted = (self.steps + 1) % self.every == 0 or self.seen.first_look is None
-        if wanted and self.model.training and torch.is_grad_enabled() and "signal" not in self._off:
-            self._take_look(Look())
-            assert self.seen.look is not None
-            inside.enter_context(self.seen.look.looking(self.model))
+        if self._looking is None and wanted and not self.compiled and self.model.training and torch.is_grad_enabled():
+            look, stack = Look(), ExitStack()
+            self._looking = (stack, inside)
+            self._guard("signal", lambda: stack.enter_context(look.looking(self.model, inside=inside)))
+            self._take_look(look)
+
+    def close_look(self, *, inside: bool = False) -> None:
+        """End what `open_look` began."""
+        if self._looking is not None and self._looking[1] >= inside:
+            self._looking[0].close()
+            self._looking = None
 
     def _take_look(self, look: Look) -> None:
         self.seen.look = look
@@ -279,6 +290,8 @@ class Monitor:
         look = self.seen.look
         if look is None:
             return
+        if look.fault is not None:
+            raise look.fault
         _note_spread(note, "signal", "variance", {name: value for name, (_, value) in look.inputs.items()})
         dead = {n: float(c.zero_units.float().mean()) for n, c in look.calls.items() if c.zero_units is not None}
         _note_spread(note, "signal", "dead_share", dead)

@@ -19,7 +19,10 @@ EPS = 0.5  # share of eps in what a normalizer divides by
 LOGITS = 50.0  # exp(-50) is no number any more in half precision
 STREAM = 100.0
 GAP = 0.5  # of the outputs' own size
-SPIKE = 8.0  # median absolute deviations, and half the median
+WARM = 50  # updates: a moving average of momentum 0.1 has forgotten 99.5 % of its start
+SPIKE = 8.0  # median absolute deviations above the median, and twice the largest of before
+
+TURNED = 2.0  # times its usual angle: the tensor to name
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,8 @@ class Seen:
 def rate_collapse(seen: Seen) -> Iterator[Sign]:
     """The norm of free weights grows without decay, and the rate of their direction falls."""
     for track in seen.blocks.tracks.values():
-        start, rate = track.first_rate
-        if track.free and not track.decay and track.effective_rate < COLLAPSED * rate:
-            said = f"its effective rate fell from {rate:.3g} (step {start}) to {track.effective_rate:.3g}: its scale "
+        if track.free and not track.decay and track.effective_rate < COLLAPSED * track.first_rate:
+            said = f"its effective rate fell from {track.first_rate:.3g} to {track.effective_rate:.3g}: its scale "
             said += "is free and nothing decays it: this layer will learn ever more slowly. "
             yield Sign("NG42", track.name, said + "Give it weight decay, or train it on a sphere (ng.optim.SphereSGD).")
 
@@ -146,7 +148,8 @@ def unhealthy_signal(seen: Seen) -> Iterator[Sign]:
 def mode_gap(seen: Seen) -> Iterator[Sign]:
     """Outputs in train mode against those in eval mode."""
     gap = seen.latest.get("normgauge/statistics/mode_gap", math.nan)
-    if gap > GAP:
+    warm = min((health.updates for health in seen.health.values()), default=0.0) >= WARM
+    if warm and gap > GAP:
         said = (
             f"outputs with stored statistics are {gap:.2g} of their size away from those with the batch's: evaluation "
         )
@@ -168,16 +171,16 @@ def explain_spike(seen: Seen, every: int) -> Sign | None:
     middle = statistics.median(earlier)
     spread = statistics.median(abs(value - middle) for value in earlier)
     worst, step = max((value, at) for at, value in seen.losses[-every:])
-    if not worst > middle + max(SPIKE * spread, 0.5 * abs(middle)):
+    if not worst > max(middle + SPIKE * spread, 2 * max(earlier)):
         return None
     said = f"the loss rose to {worst:.3g} at step {step} (usually {middle:.3g})"
     usual = {
         track.name: statistics.median(track.angles[:-1]) for track in seen.blocks.tracks.values() if track.angles[1:]
     }
     turned = {name: seen.blocks.tracks[name].angle / angle for name, angle in usual.items() if angle > 0}
-    if not turned:
-        return Sign("spike", "(model)", said + ".")
-    name = max(turned, key=turned.__getitem__)
+    name = max(turned, key=turned.__getitem__, default="")
+    if not name or turned[name] < TURNED:
+        return Sign("spike", "(model)", f"{said}; no tensor turned far more than usual before. Look at the batch.")
     law = "; its scale is free, so the angle is its whole step" if seen.blocks.tracks[name].free else ""
     advice = "Look at the batch, lower the rate or clip."
     return Sign("spike", name, f"{said}; it turned {turned[name]:.2g} times its usual angle{law}. {advice}")

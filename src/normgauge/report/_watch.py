@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from normgauge import charts
 from normgauge.report._markup import Markup, asset, fill_page
 
