@@ -20,11 +20,13 @@ MAY_IMPORT = {
     "network": {"objective"},
     "symmetry": {"charts", "linalg", "network", "objective"},
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
+    "monitor": {"measure", "network", "objective"},
+    "integrations": {"monitor"},
     "surgery": {"charts", "network", "objective"},
     "lab": {"charts", "measure", "nn", "objective"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
-    "cli": {"lab", "nn", "objective", "papers", "report", "symmetry"},
+    "cli": {"lab", "monitor", "nn", "objective", "papers", "report", "symmetry"},
     "testing": {"nn"},
 }
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

@@ -4,6 +4,7 @@ from normgauge import charts as charts
 from normgauge import errors as errors
 from normgauge import lab as lab
 from normgauge import measure as measure
+from normgauge import monitor as monitor
 from normgauge import nn as nn
 from normgauge import optim as optim
 from normgauge import report as report
@@ -39,6 +40,7 @@ from normgauge.measure.signal.covariate_shift import covariate_shift as covariat
 from normgauge.measure.signal.signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure.weights.gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure.weights.weight_dynamics import weight_dynamics as weight_dynamics
+from normgauge.monitor import Monitor as Monitor
 from normgauge.network import Network as Network
 from normgauge.objective import Objective as Objective
 from normgauge.objective import take as take

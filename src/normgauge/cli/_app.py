@@ -21,6 +21,7 @@ from normgauge.cli._merge import merge
 from normgauge.cli._report import report
 from normgauge.cli._reproduce import reproduce
 from normgauge.cli._symmetries import symmetries
+from normgauge.cli._watch import watch
 from normgauge.errors import NormgaugeError
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.command()(symmetries)
 app.command()(claims)
 app.command()(reproduce)
 app.command()(report)
+app.command()(watch)
 
 
 def _show_version(wanted: bool) -> None:

@@ -53,10 +53,13 @@ def first_tensor(tree: Any) -> Tensor | None:
 
 
 @contextmanager
-def watched(model: nn.Module, called: Report, entering: Report | None = None) -> Iterator[None]:
+def watched(
+    model: nn.Module, called: Report, entering: Report | None = None, *, inside: bool = False
+) -> Iterator[None]:
     """Report every call of a submodule to `called`, in order of completion, and to `entering` before it begins.
 
-    Hooks are removed on exit, also after an exception; use it inside an evaluation that leaves no trace.
+    Hooks are removed on exit, also after an exception; use it inside an evaluation that leaves no trace. `inside`
+    leaves the model itself out: hooks cannot come and go while its own call is under way.
     """
     stack: list[bool] = []  # per open call: is it still a leaf?
     handles = []
@@ -75,6 +78,8 @@ def watched(model: nn.Module, called: Report, entering: Report | None = None) ->
         return enter, leave
 
     for name, module in model.named_modules():
+        if inside and module is model:
+            continue
         enter, leave = hooks(name or "(model)")
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave, with_kwargs=True))

@@ -6,5 +6,14 @@ from normgauge.report._page import page_of_store as page_of_store
 from normgauge.report._study import Picture as Picture
 from normgauge.report._study import study_markdown as study_markdown
 from normgauge.report._study import write_study as write_study
+from normgauge.report._watch import watch_page as watch_page
 
-__all__ = ["Picture", "ledger_page", "page", "page_of_store", "study_markdown", "write_study"]
+__all__ = [
+    "Picture",
+    "ledger_page",
+    "page",
+    "page_of_store",
+    "study_markdown",
+    "watch_page",
+    "write_study",
+]

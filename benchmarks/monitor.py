@@ -1,0 +1,95 @@
+"""What `ng.Monitor` costs: training with and without it in alternating blocks, and full histograms beside it.
+
+    python benchmarks/monitor.py [--steps 1000] [--batch 32]
+
+Prints the ratio of total times and writes it to benchmarks/results/monitor.json. Slow beats are included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import normgauge as ng
+from normgauge.lab.models.published import resnet18
+
+
+def make_transformer() -> nn.Module:
+    """Return a small pre-norm encoder with a head over 256 tokens."""
+    layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, norm_first=True, dropout=0.0)
+    return nn.Sequential(
+        nn.Embedding(256, 128), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(128, 256)
+    )
+
+
+def cases(batch: int):
+    """Yield name, model, batch and loss."""
+    source = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, 32, 32, generator=source), torch.randint(10, (batch,), generator=source)
+    tokens = torch.randint(256, (batch // 2, 64), generator=source)
+    yield "ResNet-18", resnet18("batch", (3, 32, 32), 10), images, nn.functional.cross_entropy
+    yield (
+        "transformer 4x128",
+        make_transformer(),
+        (tokens, tokens),
+        lambda o, t: nn.functional.cross_entropy(o.flatten(0, 1), t.flatten()),
+    )
+
+
+def histograms(model):
+    """What watchers of all gradients and weights do at each of their beats."""
+    for value in model.parameters():
+        torch.histc(value.detach().float(), 64)
+        if value.grad is not None:
+            torch.histc(value.grad.float(), 64)
+
+
+def main() -> None:
+    """Run and write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    results = {}
+    for name, model, batch, loss in cases(options.batch):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        monitor = ng.Monitor(model, optimizer, batch=batch[0], every=50)
+
+        def step(after, model=model, optimizer=optimizer, batch=batch, loss=loss):
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            value = loss(model(batch[0]), batch[1])
+            value.backward()
+            optimizer.step()
+            after(value)
+            return time.perf_counter() - begin
+
+        times = {"plain": [], "monitor": [], "histograms every step": []}
+        for block in range(options.steps // 50):
+            monitor.start()
+            times["monitor"].append(sum(step(monitor.step) for _ in range(50)))
+            monitor.close()
+            times["plain"].append(sum(step(lambda value: None) for _ in range(50)))
+            if block % 5 == 0:
+                few = sum(step(lambda value, model=model: histograms(model)) for _ in range(10))
+                times["histograms every step"].append(5 * few)
+        plain = statistics.median(times["plain"])
+        results[name] = {kind: statistics.median(values) / plain for kind, values in times.items()}
+        results[name]["monitor, total"] = sum(times["monitor"]) / sum(times["plain"])
+        print(name, {key: round(value, 3) for key, value in results[name].items()}, flush=True)
+    out = Path(__file__).parent / "results" / "monitor.json"
+    out.write_text(
+        json.dumps(
+            {"steps": options.steps, "batch": options.batch, "torch": torch.__version__, "ratios": results}, indent=1
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Thin adapters to other libraries, imported only when asked for."""
