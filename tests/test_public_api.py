@@ -48,6 +48,7 @@ PUBLIC = {
     "report",
     "reproduce",
     "robustness",
+    "sharpness_track",
     "signal_propagation",
     "spectrum",
     "stability",

@@ -61,6 +61,7 @@ TINY = {
     "trace": lambda: ng.trace(objective(), of="gauss_newton", relative_error=0.3),
     "layer_spectra": lambda: ng.layer_spectra(objective()),
     "stable_rate": lambda: ng.stable_rate(objective("eval"), iterations=4, tol=2.0),
+    "sharpness_track": lambda: ng.sharpness_track(o := objective(), checkpoints={0: o.parameters}),
     "landscape": lambda: ng.landscape(objective(), steps=[0.1, 1.0], random=1),
     "landscape_bands": lambda: ng.landscape_bands(landscapes(objective())),
     "loss_surface": lambda: ng.loss_surface(objective(), points=3),

@@ -16,6 +16,7 @@ from normgauge.lab import Study as Study
 from normgauge.lab.compare import compare as compare
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure.curvature.sharpness_track import sharpness_track as sharpness_track
 from normgauge.measure.curvature.spectrum import quotient_spectrum as quotient_spectrum
 from normgauge.measure.curvature.spectrum import spectrum as spectrum
 from normgauge.measure.curvature.stable_rate import stable_rate as stable_rate
