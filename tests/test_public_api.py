@@ -50,6 +50,8 @@ PUBLIC = {
     "robustness",
     "sharpness_track",
     "signal_propagation",
+    "smoothing",
+    "smoothing_bands",
     "spectrum",
     "stability",
     "stable_rate",

@@ -64,6 +64,8 @@ TINY = {
     "sharpness_track": lambda: ng.sharpness_track(o := objective(), checkpoints={0: o.parameters}),
     "landscape": lambda: ng.landscape(objective(), steps=[0.1, 1.0], random=1),
     "landscape_bands": lambda: ng.landscape_bands(landscapes(objective())),
+    "smoothing": lambda: ng.smoothing(objective()),
+    "smoothing_bands": lambda: ng.smoothing_bands({step: ng.smoothing(objective()) for step in (0, 5)}),
     "loss_surface": lambda: ng.loss_surface(objective(), points=3),
     "flatness": lambda: ng.flatness(objective(), samples=2, sharpness=["adaptive", "spherical"]),
     "activations": lambda: ng.activations(objective()),

@@ -92,7 +92,14 @@ class SharpnessTrack(Result):
                 plain, quotient, _ = largest_eigenvalues(objective, edge, *given)
         why = edge.why or ("" if self._settings["curvature"] else "curvature=False")
         point = SharpnessPoint(
-            step, float(loss), edge.rate, edge.threshold, plain, quotient, critical, why if math.isnan(plain) else ""
+            step=step,
+            loss=float(loss),
+            rate=edge.rate,
+            threshold=edge.threshold,
+            sharpness=plain,
+            quotient=quotient,
+            critical_rate=critical,
+            why=why if math.isnan(plain) else "",
         )
         self.points.append(point)
         object.__setattr__(self, "cost", self.cost + spent())  # a track is one result that grows
@@ -255,9 +262,9 @@ def sharpness_track(
     """Return a track of the sharpness over training, as a ratio to the threshold of the optimizer that trains.
 
     In a loop: make it once, call `track.measure(step)` when a number is wanted, print it at the end; model and
-    optimizer are read as they are then. Afterwards: give `checkpoints`. Each point has lambda_max over the optimizer's threshold
-    (`Edge`: 2 / rate for gradient descent), the same without symmetry directions where they are given, and the rate
-    over the critical rate of the next step.
+    optimizer are read as they are then. Afterwards: give `checkpoints`. Each point has lambda_max over the optimizer's
+    threshold (`Edge`: 2 / rate for gradient descent), the same without symmetry directions where they are given, and
+    the rate over the critical rate of the next step.
 
     Kind: estimate. Cost: nothing to make; per point that of `SharpnessTrack.measure`.
 

@@ -317,7 +317,8 @@ def largest_eigenvalues(
 ) -> tuple[float, float, Tensor]:
     """Return lambda_max of the edge's matrix, the same without symmetry directions, and the first's displacement.
 
-    The second is nan where not asked. Symmetries are divided out of the plain Hessian alone: a preconditioner does not keep their complement.
+    The second is nan where not asked. Symmetries are divided out of the plain Hessian alone: a preconditioner does
+    not keep their complement.
     """
     operator = EdgeOperator(objective, edge)
     try:
