@@ -14,6 +14,7 @@ from normgauge import theory as theory
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
 from normgauge.lab.compare import compare as compare
+from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
 from normgauge.measure.curvature.sharpness_track import sharpness_track as sharpness_track
