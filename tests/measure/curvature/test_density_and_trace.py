@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.linalg import DenseOperator, hutchinson, spectral_nodes
+from normgauge.testing import check_result
 from reference.curvature import dense_hessian, hand_written
 from reference.nets import net
 
@@ -164,3 +166,87 @@ def test_bad_counts_are_said(call):
     model, loss, batches = net("layer norm")
     with pytest.raises(InputError, match="Got"):
         call(ng.Objective(model, loss, batches, mode="train"))
+
+
+# -- whole spectra ------------------------------------------------------------------------------------------------
+
+
+def turned(values, seed=0):
+    """A loss whose Hessian has these eigenvalues in random directions."""
+    matrix = with_spectrum(values, seed)
+    model = nn.Linear(len(values), 1, bias=False).double()
+    step = lambda m, _: m.weight[0] @ matrix @ m.weight[0] / 2  # noqa: E731
+    return ng.Objective.from_step(model, step, torch.ones(1), mode="eval")
+
+
+def spread(count, seed):
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outliers_and_bulk_edges_are_those_of_the_matrix(seed):
+    outside = torch.tensor([12.0, 9.0, 5.0, -4.0], dtype=torch.float64)
+    found = ng.density(turned(torch.cat([spread(150, seed), outside]), seed), iterations=60)
+    assert found.outliers == pytest.approx((12.0, 9.0, 5.0, -4.0), rel=1e-3)
+    low, high = found.bulk
+    assert -0.05 < low < 0.1 and 0.9 < high < 1.05 and "4 eigenvalues stand outside" in found.meaning()
+    even = ng.density(turned(spread(150, seed), seed))
+    assert len(even.outliers) <= 4 and even.bulk[1] - even.bulk[0] > 0.9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_probes_are_drawn_until_the_share_has_the_error_asked_for(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    data = (torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,)))
+    found = ng.density(ng.Objective(model, F.cross_entropy, data, mode="train"), error=0.06, iterations=30, seed=seed)
+    check_result(found)
+    assert found.status == "ok" and found.error <= 0.06 and len(found.nodes) >= 3
+    assert found.cost.products <= 30 * len(found.nodes) and found.cost.gradients == 1
+    dense = torch.linalg.eigvalsh(dense_hessian(hand_written(model), F.cross_entropy, [data], "train"))
+    points = torch.linspace(float(dense[0]), float(dense[-1]), 9, dtype=torch.float64)[1:-1]
+    for point in map(float, points):
+        assert abs(found.share(upper=point) - float((dense <= point).double().mean())) < 4 * 0.06
+    short = ng.density(ng.Objective(model, F.cross_entropy, data, mode="train"), error=1e-6, probes=3, iterations=10)
+    assert short.status == "nonconverged" and "was asked" in short.sentence
+    check_result(short)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_distance_of_two_spectra_holds_the_true_one(seed):
+    one, two = 3 * spread(60, seed), 3 * spread(60, seed) ** 2
+    first, again, second = (
+        ng.density(turned(values, seed + place), probes=8, iterations=60, seed=place)
+        for place, values in enumerate((one, one, two))
+    )
+    true = float((one.sort().values - two.sort().values).abs().mean())
+    found, same_one = first.distance(second), first.distance(again)
+    check_result(found)
+    assert found.low <= found.value <= found.high and abs(found.value - true) < 0.15 * true
+    assert "they differ" in found.meaning() and found.value > found.noise
+    assert same_one.value < 0.5 * found.value and "cannot tell" in same_one.meaning()
+    with pytest.raises(InputError, match="two probes"):
+        first.distance(ng.density(turned(one), probes=1))
+
+
+def test_the_part_of_sharpness_that_is_the_sample():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = (torch.randn(24, 20, dtype=torch.float64), torch.randint(3, (24,)))
+    objective = ng.Objective(model, F.cross_entropy, data, mode="eval")
+    few = ng.sample_sharpness(objective, tol=1e-6)
+    check_result(few)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    halves = [(data[0][rows], data[1][rows]) for rows in (order[:12], order[12:])]
+    one, two = (dense_hessian(model, F.cross_entropy, [half], "eval") for half in halves)
+    values, vectors = torch.linalg.eigh(one)
+    alone = ng.sample_sharpness(objective.replace(data=halves[0]), held_out=halves[1], tol=1e-6)
+    check_result(alone)
+    assert alone.own == pytest.approx(float(values[-1]), rel=1e-5)
+    assert alone.other == pytest.approx(float(vectors[:, -1] @ two @ vectors[:, -1]), rel=1e-4)
+    assert ng.sample_sharpness(objective, splits=1, tol=1e-6).own == pytest.approx(alone.own, rel=1e-6)
+    assert few.share > 0.2 and "measure on more" in few.meaning() and few.share_error > 0
+    many = (data[0].repeat(8, 1), data[1].repeat(8))  # the same samples again and again: halves are alike
+    assert ng.sample_sharpness(objective.replace(data=many)).share < few.share
+    with pytest.raises(InputError, match="four samples"):
+        ng.sample_sharpness(objective.replace(data=(data[0][:3], data[1][:3])))
