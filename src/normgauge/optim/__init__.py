@@ -5,6 +5,7 @@ from normgauge.optim._gdnp import GDNPRun as GDNPRun
 from normgauge.optim._gdnp import gdnp as gdnp
 from normgauge.optim._gdnp_network import GDNPNetworkRun as GDNPNetworkRun
 from normgauge.optim._gdnp_network import gdnp_network as gdnp_network
+from normgauge.optim._gdnp_optimizer import GDNP as GDNP
 from normgauge.optim._gdnp_problems import GaussianHalfspace as GaussianHalfspace
 from normgauge.optim._gdnp_problems import SampleHalfspace as SampleHalfspace
 from normgauge.optim._gdnp_problems import gaussian_halfspace as gaussian_halfspace
@@ -30,6 +31,7 @@ __all__ = [
     "NormalizedSGD",
     "damped_gauss_newton",
     "GaussNewtonStep",
+    "GDNP",
     "gdnp",
     "gdnp_network",
     "least_squares",
