@@ -20,9 +20,11 @@ from normgauge.optim.sphere_adam import GeodesicAdam as GeodesicAdam
 from normgauge.optim.sphere_adam import SphereAdam as SphereAdam
 from normgauge.optim.sphere_sgd import GeodesicSGD as GeodesicSGD
 from normgauge.optim.sphere_sgd import SphereSGD as SphereSGD
+from normgauge.optim.sphere_sgd import unit_sphere_rate as unit_sphere_rate
 
 __all__ = [
     "SphereSGD",
+    "unit_sphere_rate",
     "GeodesicSGD",
     "SphereAdam",
     "GeodesicAdam",
