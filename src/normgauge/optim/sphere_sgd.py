@@ -87,7 +87,8 @@ class SphereSGD(GeometricOptimizer):
         geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
         granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
         radius: of the spheres; 1 is recommended (`unit_sphere_rate` gives the rate): training then does not depend on
-            the scale of the initial weights. `None` keeps the norms the rows have at the first step.
+            the scale of the initial weights, which are put there at once. `None` keeps the norms rows have at the first
+            step.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
