@@ -99,7 +99,7 @@ INSTRUMENTS = {
     "trace": lambda o: ng.trace(o, probes=2),
     "density": lambda o: ng.density(o, iterations=3),
     "flatness": lambda o: ng.flatness(o, samples=2),
-    "signal_propagation": ng.signal_propagation,
+    "signal_propagation": lambda o: ng.signal_propagation(o, theory=True),
     "activations": ng.activations,
     "symmetries": ng.symmetries,
     "weight_dynamics": ng.weight_dynamics,

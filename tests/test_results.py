@@ -74,6 +74,7 @@ TINY = {
     "activation_history": lambda: ng.activation_history({s: ng.activations(objective()) for s in (0, 5)}),
     "covariate_shift": lambda: ng.covariate_shift(objective(), 0.5),
     "signal_propagation": lambda: ng.signal_propagation(objective()),
+    "trainable_depth": lambda: ng.trainable_depth(net(), batch()[0]),
     "drift": lambda: ng.drift(net(), [batch(), batch(8, 60)]),
     "margins": lambda: ng.margins(objective("eval")),
     "robustness": lambda: ng.robustness(net(), batch(), attack="pgd", radius=[0.1, 0.5], iterations=2, restarts=1),

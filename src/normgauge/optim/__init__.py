@@ -5,6 +5,7 @@ from normgauge.optim._gdnp import GDNPRun as GDNPRun
 from normgauge.optim._gdnp import gdnp as gdnp
 from normgauge.optim._gdnp_network import GDNPNetworkRun as GDNPNetworkRun
 from normgauge.optim._gdnp_network import gdnp_network as gdnp_network
+from normgauge.optim._gdnp_optimizer import GDNP as GDNP
 from normgauge.optim._gdnp_problems import GaussianHalfspace as GaussianHalfspace
 from normgauge.optim._gdnp_problems import SampleHalfspace as SampleHalfspace
 from normgauge.optim._gdnp_problems import gaussian_halfspace as gaussian_halfspace
@@ -19,9 +20,11 @@ from normgauge.optim.sphere_adam import GeodesicAdam as GeodesicAdam
 from normgauge.optim.sphere_adam import SphereAdam as SphereAdam
 from normgauge.optim.sphere_sgd import GeodesicSGD as GeodesicSGD
 from normgauge.optim.sphere_sgd import SphereSGD as SphereSGD
+from normgauge.optim.sphere_sgd import unit_sphere_rate as unit_sphere_rate
 
 __all__ = [
     "SphereSGD",
+    "unit_sphere_rate",
     "GeodesicSGD",
     "SphereAdam",
     "GeodesicAdam",
@@ -30,6 +33,7 @@ __all__ = [
     "NormalizedSGD",
     "damped_gauss_newton",
     "GaussNewtonStep",
+    "GDNP",
     "gdnp",
     "gdnp_network",
     "least_squares",

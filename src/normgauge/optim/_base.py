@@ -56,6 +56,12 @@ class GeometricOptimizer(Optimizer):
             self.param_groups.pop()
             raise
         self._warn_about_decay(group)
+        if (
+            "radius" in self.row_numbers and group.get("radius") is not None
+        ):  # so that the first gradient is taken there
+            for param in group["params"]:
+                if self.is_curved(param, group) and not param.is_complex():
+                    self._start(orient(param.detach(), group["granularity"]), group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd as torch_sgd
 
+from normgauge.errors import InputError, explain
 from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
@@ -40,6 +41,34 @@ def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
             state[param]["momentum_buffer"] = buffer
 
 
+def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
+    """Return `lr` times the mean of `1 / |w|^2` over all rows: the rate on unit spheres that turns as far as SGD does.
+
+    A scale-invariant loss has gradients `g / |w|` at norm |w|, g that on the unit sphere, so SGD turns a row by
+    `lr |g| / |w|^2` per step and `SphereSGD(radius=1)` by `lr |g|`. Take the weights SGD's rate was chosen for, as they
+    are at initialization; the result then serves whatever the scale of the weights (torch's default for Linear and
+    convolutions has `|w|^2 = 1/3`, so `3 lr`). The same momentum; no weight decay.
+
+    Raises:
+        InputError: without rows, or for a row of zeros.
+
+    Examples:
+        >>> import torch
+        >>> unit_sphere_rate(0.1, [torch.tensor([[3.0, 4.0], [0.0, 5.0]])])
+        0.004
+
+    References: cho2017, akbar2025
+    """
+    squares = [row.detach().double().flatten(1).square().sum(1) for row in weights]
+    if not squares or not all(bool((part > 0).all()) for part in squares):
+        raise InputError(
+            explain(
+                "unit_sphere_rate", "weights have rows, none of them zero", f"{len(squares)} tensors", "Leave it out"
+            )
+        )
+    return lr * sum(float((1 / part).sum()) for part in squares) / sum(len(part) for part in squares)
+
+
 class SphereSGD(GeometricOptimizer):
     """SGD with momentum on spheres: tangent gradient, step, normalize; momentum projected to the new point.
 
@@ -57,7 +86,9 @@ class SphereSGD(GeometricOptimizer):
         nesterov: look ahead along the momentum.
         geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
         granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
-        radius: of the spheres; `None` keeps the norms the rows have at the first step.
+        radius: of the spheres; 1 is recommended (`unit_sphere_rate` gives the rate): training then does not depend on
+            the scale of the initial weights, which are put there at once. `None` keeps the norms rows have at the first
+            step.
         maximize: go up.
         foreach: `False` handles tensors one by one instead of gathering small ones.
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.

@@ -42,7 +42,8 @@ class Cell:
         slope_upper: slope of the loss in the outputs times a bound of the network's on the ball; 0 where by it the
             loss is cut off all over the ball; inf if unknown.
         term_lower: share times distance_seen times slope_lower, at most share times C.
-        term_upper: share times distance times slope_upper, at most share times C.
+        term_upper: share times the least of distance times slope_upper, C, and what is certified by margin: the most
+            the loss can be anywhere on the ball, less its mean at the samples.
     """
 
     center: int
@@ -91,6 +92,7 @@ class Ingredients:
         largest: C.
         samples: m.
         delta: the probability of failure.
+        tried: partitions the cells were chosen from; the bound on them fails with probability delta / tried each.
         cells: the occupied cells.
         partition_cells: N.
         estimated: whether the cells' extent was estimated.
@@ -109,6 +111,7 @@ class Ingredients:
     largest: float
     samples: int
     delta: float
+    tried: int
     cells: tuple[Cell, ...]
     partition_cells: int
     estimated: bool
@@ -129,7 +132,7 @@ class Ingredients:
 
     def slack(self, samples: float) -> float:
         """Return g(D, delta) as it would be with more samples in the same cells."""
-        return partition_slack(len(self.cells), self.partition_cells, samples, self.delta, self.largest)
+        return partition_slack(len(self.cells), self.partition_cells, samples, self.delta / self.tried, self.largest)
 
 
 def explicit_bound(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
@@ -166,15 +169,19 @@ def inapplicable_bound(name: str, why: str) -> Bound:
 
 
 def cell(
-    piece: tuple[int, int, int, float, float, float], samples: int, lower: float, upper: float, largest: float
+    piece: tuple[int, int, int, float, float, float], samples: int, slopes: tuple[float, float], rise: float
 ) -> Cell:
-    """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen) and its slopes."""
+    """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen), slopes and `rise`.
+
+    `rise` bounds how much the loss can be above its mean at the samples anywhere in the cell, at most C.
+    """
+    lower, upper = slopes
     center, label, count, radius, distance, distance_seen = piece
     share = count / samples
-    low, high = 0.0, share * largest
+    low, high = 0.0, share * rise
     if center >= 0:
-        low = cell_terms([share], [0.0 if math.isnan(distance_seen) else distance_seen], [lower], largest)[0]
-        high = cell_terms([share], [distance], [upper], largest)[0]
+        low = cell_terms([share], [0.0 if math.isnan(distance_seen) else distance_seen], [lower], rise)[0]
+        high = cell_terms([share], [distance], [upper], rise)[0]
     return Cell(
         center=center,
         label=label,

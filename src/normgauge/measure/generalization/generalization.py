@@ -28,13 +28,14 @@ from normgauge.measure.generalization.network_copy import (
     perturb_normalizers,
     rescale_weights,
 )
-from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of
+from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of, sizes_to_try
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.network import copy_model
 from normgauge.objective import Objective, as_written, call_model
 from normgauge.records import Reading, format_table
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng
+from normgauge.theory.partition_bound import partition_slack
 
 if TYPE_CHECKING:
     import altair
@@ -236,10 +237,10 @@ def generalization(
         loss_bound: C.
         loss_slope: Lipschitz constant of `loss` in the outputs (and in real targets).
         margin: of the ramp loss; to be chosen before the data are seen.
-        partition: number of centres (by default one per 100 samples and class), found by k-means on `holdout` of the
-            data, which the bound then leaves out: a partition must be fixed before the samples it is used with. Or
-            centres `[k, ...]`, with `radius`. Or one cell number per sample, for which the cells' extent can only be
-            estimated.
+        partition: number of centres, found by k-means on `holdout` of the data, which the bound then leaves out: a
+            partition must be fixed before the samples it is used with. By default up to four numbers are tried, from
+            one centre to one per 100 samples and class, and delta is divided among them. Or centres `[k, ...]`, with
+            `radius`. Or one cell number per sample, for which the cells' extent can only be estimated.
         radius: of the balls; by default each reaches the farthest sample k-means gave it.
         holdout: share of the data for k-means.
         delta: the probability of failure of each bound.
@@ -348,14 +349,13 @@ def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Ge
     with torch.no_grad():
         first = settings.forward(twin, inputs[:2])
     loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
-    partition, rows, assignment = partition_of(
-        points_of(inputs, targets),
-        max(loss.classes, 1),
-        settings.partition,
-        radius=settings.radius,
-        holdout=settings.holdout,
-        seed=settings.seed,
+    points, classes = points_of(inputs, targets), max(loss.classes, 1)
+    choices: Sequence[int | Tensor | Sequence[int]] = (
+        sizes_to_try(len(points), classes, settings.holdout) if settings.partition is None else [settings.partition]
     )
+    options = {"radius": settings.radius, "holdout": settings.holdout, "seed": settings.seed}
+    partitions = [partition_of(points, classes, choice, **options) for choice in choices]  # type: ignore[arg-type]
+    rows = partitions[0][1]  # the same split for all
     used, wanted = inputs[rows], targets[rows]
     values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
     calls = look(twin, settings.forward, inputs[:2])
@@ -367,20 +367,29 @@ def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Ge
     error = _change(twin, other, inputs[:_COMPARED], settings)
     chain = _chain(plain, settings, inputs[:2])
     stored_chain = _chain(twin, settings, inputs[:2])
-    pieces = list(
-        partition.pieces(points_of(used, wanted), None if not loss.classes else wanted.long().cpu(), assignment)
-    )
-    on_balls, top = _slopes_on_balls(pieces, partition, plain, chain, used, settings)
+    labels = wanted.long().cpu() if loss.classes else None
+    least, chosen = math.inf, None
+    for candidate, _, assignment in partitions:
+        parts = list(candidate.pieces(points_of(used, wanted), labels, assignment))
+        on_balls, top = _slopes_on_balls(parts, candidate, plain, chain, used, settings)
+        losses = (_losses_at_centers(parts, candidate, plain, loss, (used, wanted), settings), values)
+        rises = sum(item.term_upper for item in _cells(parts, on_balls, loss, slopes, losses))
+        share = settings.delta / len(partitions)
+        added = rises + partition_slack(len(parts), candidate.cells, len(rows), share, loss.largest)
+        if chosen is None or added < least:
+            least, chosen = added, (candidate, parts, on_balls, losses, top)
+    assert chosen is not None
+    partition, pieces, on_balls, losses, top = chosen
     if not partition.by_user:
         slopes = _climb_in_cells(pieces, partition, twin, loss, (used, wanted), settings)
-    middle_losses = _losses_at_centers(pieces, partition, plain, loss, (used, wanted), settings)
-    cells = tuple(_cells(pieces, on_balls, loss, slopes, middle_losses))
+    cells = tuple(_cells(pieces, on_balls, loss, slopes, losses))
     test_bound, test_loss = _test_bound(twin, test, loss, settings)
     of = Ingredients(
         empirical=float(values.mean()),
         largest=loss.largest,
         samples=len(rows),
         delta=settings.delta,
+        tried=len(partitions),
         cells=cells,
         partition_cells=partition.cells,
         estimated=partition.by_user,
@@ -504,22 +513,24 @@ def _cells(
     on_balls: dict[int, float],
     loss: BoundedLoss,
     slopes: Tensor,
-    middle_losses: Sequence[float],
+    losses: tuple[Sequence[float], Tensor],
 ) -> list[Cell]:
-    """Return the cells with bracketed slopes of the loss.
+    """Return the cells with bracketed slopes, from losses at centres before they are cut and at all samples.
 
     Where the loss before it is cut cannot come back from beyond 0 or C within the ball, it is constant there: slope 0.
     """
     cells, samples = [], sum(len(piece.members) for piece in pieces)
-    for piece, middle in zip(pieces, middle_losses, strict=True):
+    for piece, middle in zip(pieces, losses[0], strict=True):
         slope = on_balls.get(piece.center, math.inf)
         upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
         upper = math.inf if math.isnan(upper) else upper
         change = upper * piece.radius * (1 + _ROUNDING) + _ROUNDING * abs(middle)
         if middle + change <= 0 or middle - change >= loss.largest:
             upper = 0.0
+        most = loss.largest if math.isnan(middle + change) else min(max(middle + change, 0.0), loss.largest)
+        rise = max(most - float(losses[1][piece.members].mean()), 0.0)
         numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
-        cells.append(cell(numbers, samples, float(slopes[piece.members].max()), upper, loss.largest))
+        cells.append(cell(numbers, samples, (float(slopes[piece.members].max()), upper), rise))
     return cells
 
 

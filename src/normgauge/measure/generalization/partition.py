@@ -130,10 +130,23 @@ def points_of(inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([flat, targets.detach().double().reshape(len(targets), -1).cpu()], dim=1)
 
 
+def sizes_to_try(samples: int, classes: int, holdout: float) -> tuple[int, ...]:
+    """Return the numbers of centres to try: from one, over one per class, to one per 100 samples and class.
+
+    They depend on counts alone, so that a union bound over them holds whatever the samples are.
+
+    Examples:
+        >>> sizes_to_try(20000, 2, 0.2), sizes_to_try(300, 10, 0.2)
+        ((1, 2, 13, 80), (1,))
+    """
+    most = max(1, (samples - max(1, round(holdout * samples))) // (100 * classes))
+    return tuple(sorted({1, min(classes, most), round(math.sqrt(min(classes, most) * most)), most}))
+
+
 def partition_of(
     points: Tensor,
     classes: int,
-    choice: int | Tensor | Sequence[int] | None,
+    choice: int | Tensor | Sequence[int],
     *,
     radius: float | None,
     holdout: float,
@@ -144,7 +157,7 @@ def partition_of(
     Args:
         points: `[m, d]`, see `points_of`.
         classes: into how many a ball is split.
-        choice: number of centres, centres, a cell number per sample, or `None`; see `ng.generalization`.
+        choice: number of centres, centres or a cell number per sample; see `ng.generalization`.
         radius: of the balls.
         holdout: share of the points for k-means.
         seed: of split and k-means.
@@ -153,12 +166,11 @@ def partition_of(
         InputError: for a partition that does not fit the points.
     """
     every = torch.arange(len(points))
-    if choice is None or isinstance(choice, int):
+    if isinstance(choice, int):
         source = generator(seed)
         order = torch.randperm(len(points), generator=source)
         held = max(1, round(holdout * len(points)))
-        count = max(1, (len(points) - held) // (100 * classes)) if choice is None else choice
-        part = fit_partition(points[order[:held]], count, classes, radius, source)
+        part = fit_partition(points[order[:held]], choice, classes, radius, source)
         return part, order[held:].sort().values, None
     table = torch.as_tensor(choice)
     if table.is_floating_point():

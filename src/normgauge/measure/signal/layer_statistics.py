@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from normgauge.linalg.norms import norm
 from normgauge.network import ModuleCall, activation_name, convolves, role_of
+from normgauge.stats import CONFIDENCE, student_quantile
 
 Bounds = tuple[float, float]
 
@@ -172,3 +173,26 @@ def _mean_variance(value: Tensor, axes: tuple[int, ...]) -> float:
     if not value.numel():
         return math.nan
     return norm(value - value.mean(dim=axes, keepdim=True)) ** 2 / value.numel()
+
+
+def fit_growth(squares: Sequence[float]) -> tuple[float, float, float]:
+    """Return exp(-slope) of the line through log(squares) over 0, 1, 2, ..., and its 95 % interval.
+
+    The interval is Student's for independent residuals; with two points the fit is exact and has none (nan).
+
+    Examples:
+        >>> [round(value, 6) for value in fit_growth([8.0, 4.0, 2.0])]
+        [2.0, 2.0, 2.0]
+    """
+    n = len(squares)
+    if n < 2:
+        return math.nan, math.nan, math.nan
+    y = torch.tensor(squares, dtype=torch.float64).log()
+    x = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
+    spread = float(x.square().sum())
+    slope = float((x * y).sum()) / spread
+    if n == 2:
+        return math.exp(-slope), math.nan, math.nan
+    residual = float((y - y.mean() - slope * x).square().sum())
+    half = student_quantile(CONFIDENCE, n - 1) * math.sqrt(residual / (n - 2) / spread)
+    return math.exp(-slope), math.exp(-slope - half), math.exp(-slope + half)

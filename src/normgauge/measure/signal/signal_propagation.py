@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.signal.layer_statistics import Call, Recorder
-from normgauge.measure.signal.theory_coverage import COVERED, why_not_covered
+from normgauge.measure.signal.layer_statistics import Call, Recorder, fit_growth
+from normgauge.measure.signal.mean_field_network import COVERED, NotCovered, Prediction, predict
 from normgauge.network import owner_of, role_of, watched
 from normgauge.objective import Objective
 from normgauge.records import Reading, Status
 from normgauge.results import Result, instrument
-from normgauge.stats import CONFIDENCE, student_quantile
-from normgauge.theory import mean_field
 
 if TYPE_CHECKING:
     import altair
@@ -78,7 +76,7 @@ class SignalPropagation(Result):
     growth_low: float
     growth_high: float
     fitted: tuple[str, ...]
-    theory: mean_field.MeanField | None = None
+    theory: Prediction | None = None
     withheld: str = ""
 
     @property
@@ -130,7 +128,7 @@ class SignalPropagation(Result):
         t = self.theory
         said = f"no prediction: {self.withheld}; {COVERED}; " if self.withheld else ""
         if t is not None:
-            said = f"{t.square_growth:.4g} predicted at infinite width for {t.activation}, batch {t.batch:g}; "
+            said = f"{t.square_growth:.4g} predicted at infinite width; "
         return (
             f"{said}growth by least squares on {len(self.fitted)} layers, 95 % interval "
             f"[{self.growth_low:.4g}, {self.growth_high:.4g}] (of the norm: {self.norm_growth:.4g})"
@@ -146,16 +144,13 @@ class SignalPropagation(Result):
             for i, entry in enumerate(points)
         ]
         if self.theory is not None and rows:
-            middle = sum(math.log(entry.gradient) for entry in points) / len(points)
-            slope = math.log(self.theory.square_growth)
+            predicted = dict(zip(self.theory.layers, self.theory.gradients, strict=True))
+            logs = [math.log(entry.gradient / predicted[entry.layer]) for entry in points if entry.layer in predicted]
+            level = math.exp(sum(logs) / len(logs))
             rows += [
-                {
-                    "depth": i,
-                    "value": math.exp(middle + slope * ((len(points) - 1) / 2 - i)),
-                    "series": "infinite width",
-                    "layer": entry.layer,
-                }
+                {"depth": i, "value": level * predicted[entry.layer], "series": "infinite width", "layer": entry.layer}
                 for i, entry in enumerate(points)
+                if entry.layer in predicted
             ]
         return curves(
             rows,
@@ -168,9 +163,7 @@ class SignalPropagation(Result):
 
 
 @instrument
-def signal_propagation(
-    objective: Objective, *, theory: str | None = None, batch_size: float | None = None
-) -> SignalPropagation:
+def signal_propagation(objective: Objective, *, theory: bool = False) -> SignalPropagation:
     """Measure activation moments, dead and saturated shares and squared gradients at every layer.
 
     For each affine layer (a module with a weight of two or more axes) with output h: `gradient` = |dL / dh|^2. The
@@ -182,10 +175,9 @@ def signal_propagation(
 
     Args:
         objective: model, loss, data, mode; over several batches, moments are pooled and gradients are of the mean.
-        theory: an activation of `theory.mean_field`, to put the prediction for batch-normalized networks beside. It is
-            withheld, with the reason, from networks the theory does not cover: skips, convolutions, other
-            activations, gains other than 1.
-        batch_size: for the prediction; the size of the first batch when left out.
+        theory: put the prediction of `theory.mean_field` for wide networks at initialization beside: linear maps and
+            convolutions, batch, layer, group and RMS norms with their gains and shifts, activations by entry, residual
+            sums. It is withheld, with the reason, where the theory does not speak of the network.
 
     Returns:
         One entry per call of a layer. Layers that are never called, whose output gets no gradient or is not finite
@@ -214,17 +206,18 @@ def signal_propagation(
     growth, low, high = fit_growth([entry.gradient for entry in fitted])
     diverged = [entry.layer for entry in entries if entry.status == "diverged"]
     prediction, withheld = None, ""
-    if theory is not None:
-        size = batch_size if batch_size is not None else objective.weight(next(iter(objective.batches()))[1])
-        prediction = mean_field.batchnorm_layer(theory, size)
-        withheld = why_not_covered(objective, theory)
+    if theory:
+        try:
+            prediction = predict(objective)
+        except NotCovered as reason:
+            withheld = str(reason)
     return SignalPropagation(
         layers=tuple(entries),
         growth=growth,
         growth_low=low,
         growth_high=high,
         fitted=tuple(entry.layer for entry in fitted),
-        theory=None if withheld else prediction,
+        theory=prediction,
         withheld=withheld,
         status="diverged" if diverged else "ok",
         sentence=f"{len(diverged)} of {len(entries)} layers are not finite, first {diverged[0]!r}" if diverged else "",
@@ -292,26 +285,3 @@ def _never_called(model: nn.Module, recorder: Recorder) -> list[LayerSignal]:
         for name, module in model.named_modules()
         if name and name not in recorder.called_names and role_of(module) in ("affine", "normalizer", "recurrent")
     ]
-
-
-def fit_growth(squares: Sequence[float]) -> tuple[float, float, float]:
-    """Return exp(-slope) of the line through log(squares) over 0, 1, 2, ..., and its 95 % interval.
-
-    The interval is Student's for independent residuals; with two points the fit is exact and has none (nan).
-
-    Examples:
-        >>> [round(value, 6) for value in fit_growth([8.0, 4.0, 2.0])]
-        [2.0, 2.0, 2.0]
-    """
-    n = len(squares)
-    if n < 2:
-        return math.nan, math.nan, math.nan
-    y = torch.tensor(squares, dtype=torch.float64).log()
-    x = torch.arange(n, dtype=torch.float64) - (n - 1) / 2
-    spread = float(x.square().sum())
-    slope = float((x * y).sum()) / spread
-    if n == 2:
-        return math.exp(-slope), math.nan, math.nan
-    residual = float((y - y.mean() - slope * x).square().sum())
-    half = student_quantile(CONFIDENCE, n - 1) * math.sqrt(residual / (n - 2) / spread)
-    return math.exp(-slope), math.exp(-slope - half), math.exp(-slope + half)
