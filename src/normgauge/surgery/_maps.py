@@ -85,6 +85,8 @@ class Norm:
         centred: whether n takes the mean away.
         equivariant: whether n(Qx) = Q n(x) for rotations Q.
         eps: added to the mean square.
+        width: of the vectors.
+        device: on which it computes.
     """
 
     module: nn.Module
@@ -94,6 +96,8 @@ class Norm:
     centred: bool
     equivariant: bool
     eps: float
+    width: int
+    device: torch.device
 
     def scale(self) -> Tensor | None:
         """Return what n(x) is multiplied by; `None` for ones."""
@@ -150,7 +154,7 @@ def read_map(module: nn.Module | None, width: int) -> LinearMap | None:
     own = dict(module.named_parameters(recurse=False))
     weights = [name for name, value in own.items() if value.ndim == 2 and width in value.shape]
     vectors = [name for name, value in own.items() if value.ndim == 1]
-    if len(weights) != 1 or len(vectors) > 1 or len(own) > 2 or any(module.children()) or list(module.buffers()):
+    if len(weights) != 1 or len(vectors) > 1 or len(own) > 2 or any(module.children()):
         return None
     weight = own[weights[0]].detach()
     inputs = _vectors(width, weight)
@@ -227,7 +231,17 @@ def read_norm(module: nn.Module | None, width: int) -> Norm | None:
     )
     small = 1e-3 * inputs
     equivariant = _close(n(small @ rotation), n(small) @ rotation)
-    return Norm(module, gain, shift, offset, centred=centred, equivariant=equivariant, eps=_eps(n, inputs))
+    return Norm(
+        module=module,
+        gain=gain,
+        shift=shift,
+        offset=offset,
+        centred=centred,
+        equivariant=equivariant,
+        eps=_eps(n, inputs),
+        width=width,
+        device=inputs.device,
+    )
 
 
 def _eps(n: Any, inputs: Tensor) -> float:

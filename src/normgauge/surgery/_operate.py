@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, ModelError, explain
-from normgauge.network import Graph, KeepDouble, Network, copy_model, replaced, without_eps
+from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, is_leaf, replaced, without_eps
 from normgauge.objective import Mode, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
 from normgauge.rng import generator
@@ -23,8 +24,20 @@ Forward = Callable[[nn.Module, Any], Any]
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 
 
-class UnreadableError(ModelError):
-    """One pass through the model says nothing of other inputs: nothing can be promised, so nothing is done."""
+class RefusedError(ModelError):
+    """Nothing can be promised of the whole, so nothing is done; the names and reasons are its arguments."""
+
+
+class _OuterRecorder(Recorder):
+    """Records who asks for values between the steps only."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; forget that it asked for values inside of a step."""
+        asked = len(self.steered)
+        result = super().__torch_function__(func, types, args, kwargs)
+        if any(leaf for leaf, _ in self._open):
+            del self.steered[asked:]
+        return result
 
 
 class Patient:
@@ -65,8 +78,25 @@ class Patient:
         with torch.no_grad():
             graph = self.network.graph
         if graph.steered:
-            raise UnreadableError(f"a trace of one input must hold for all: {graph.why}")
+            graph = self._outer_steps()
+        if graph.steered:
+            raise RefusedError(("(model)", f"a trace of one input must hold for all: {graph.why}"))
         return graph
+
+    def _outer_steps(self) -> Graph:
+        """Return the steps with mixtures of experts as one each: what asks for values inside steers no other step."""
+
+        def is_step(module: nn.Module) -> bool:
+            return is_leaf(module) or any(value.ndim > 2 for value in module.parameters(recurse=False))
+
+        def body(model: nn.Module) -> Graph:
+            recorder = _OuterRecorder(model, self.inputs, is_step)
+            with recorder.recording(), KeepDouble():
+                return recorder.graph(self.forward(model, self.inputs))
+
+        spend("forwards")
+        with torch.no_grad(), untouched(self.model, self.network.mode, 0) as aliases:
+            return replace(call_purely(self.model, {}, body, aliases=aliases), why=self.network.graph.why)
 
     def refuse(self, name: str, reason: str) -> None:
         """Note a layer that is left alone."""
@@ -110,9 +140,10 @@ def operate(
     with torch.no_grad():
         try:
             note = edit(patient) or ""
-        except UnreadableError as error:
-            note = ""
-            patient.refuse("(model)", str(error))
+        except RefusedError as error:
+            note, patient.rows, patient.refused = "", [], []
+            for name, reason in error.args:
+                patient.refuse(name, reason)
     if not any("left alone" not in row["what"] for row in patient.rows):
         return _finish(operation, model, original, patient, (), note, inplace=inplace, exact=exact)
     proofs: list[dict[str, Any]] = []

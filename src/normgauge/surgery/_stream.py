@@ -6,7 +6,7 @@ values to each other pass a change of basis of that axis on; linear maps and emb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,19 @@ def moves_only(step: Step) -> bool:
         return False
     if step.module is not None:
         return True
+    several = len(set(_made(step.args, step.kwargs))) > 1
+    return all(_hands_on(step, other) for other in ((0, 1) if several else (0,)))
+
+
+def _hands_on(step: Step, other: int) -> bool:
+    """Tell whether each last axis comes out as it went in, whatever else (zeros, or ones) the function reads."""
     shapes = list(step.inputs)
-    codes = torch.arange(width, dtype=torch.float64) + 1.5
+    codes = torch.arange(width_of(step), dtype=torch.float64) + 1.5
 
     def stand_in(_: Made) -> Tensor:
         shape = shapes.pop(0) if shapes else (1,)
         first = len(shapes) == len(step.inputs) - 1
-        return codes.expand(shape).clone() if first else torch.zeros(shape, dtype=torch.long)
+        return codes.expand(shape).clone() if first else torch.full(shape, other)
 
     try:
         args, kwargs = replaced((step.args, dict(step.kwargs)), Made, stand_in)
@@ -122,6 +128,18 @@ class Anatomy:
         """Return the steps that read one value."""
         return [step for step in self.graph.steps if value in set(_made(step.args, step.kwargs))]
 
+    def origin(self, step: Step) -> Norm | None:
+        """Return the normalizer whose output a step reads, through steps that only move it."""
+        while True:
+            sources = list(_made(step.args, step.kwargs))
+            if len(set(sources)) != 1 or sources[0].step < 0:
+                return None
+            step = self.graph.steps[sources[0].step]
+            if step.number in self.norms:
+                return self.norms[step.number]
+            if step.number not in self._moving:
+                return None
+
     def streams(self, *, through_norms: bool) -> list[Stream]:
         """Return the joined values that a normalizer reads, the one with most of them first."""
         parent: dict[Made, Made] = {}
@@ -196,12 +214,11 @@ def _made(*trees: Any) -> Iterator[Made]:
             yield from _made(*tree)
 
 
-def fold_gains(patient: Patient, *, untie: bool) -> Anatomy:
-    """Put gains and shifts of normalizers over the last axis into the maps that read them; refuse, or do nothing."""
-    anatomy = Anatomy(patient.model, patient.graph)
+def fold_gains(patient: Patient, anatomy: Anatomy, *, untie: bool, only: Collection[str] | None = None) -> None:
+    """Put gains and shifts of normalizers over the last axis into the maps that read them, or refuse."""
     for number, norm in anatomy.norms.items():
         step = anatomy.graph.steps[number]
-        if norm.is_plain():
+        if norm.is_plain() or (only is not None and step.name not in only):
             continue
         readers = _reading_maps(anatomy, step)
         if isinstance(readers, str):
@@ -223,7 +240,6 @@ def fold_gains(patient: Patient, *, untie: bool) -> Anatomy:
         norm.reset()
         patient.did(step.name, f"gain and shift folded into {', '.join(readers)}" if shift is not None
                     else f"gain folded into {', '.join(readers)}")  # fmt: skip
-    return anatomy
 
 
 def _absorb(site: Site, scale: Tensor | None, shift: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from normgauge.network import Graph, Step, exchange, fold_channels
 from normgauge.results import instrument
 from normgauge.surgery._batch_norms import affine_of, layer_problem, response_to_constant, set_parameter
 from normgauge.surgery._operate import Forward, Patient, operate
-from normgauge.surgery._stream import fold_gains
+from normgauge.surgery._stream import Anatomy, fold_gains
 from normgauge.surgery._surgery import Surgery
 
 
@@ -52,7 +52,7 @@ def fold_norms(
         for step in graph.steps:
             if isinstance(step.module, _BatchNorm):
                 _fold_batch(patient, graph, step)
-        fold_gains(patient, untie=untie)
+        fold_gains(patient, Anatomy(patient.model, graph), untie=untie)
         return "exact in eval mode"
 
     return operate("fold_norms", model, example, edit, forward=forward, inplace=inplace)
