@@ -22,11 +22,11 @@ MAY_IMPORT = {
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
     "monitor": {"measure", "network", "objective"},
     "integrations": {"monitor"},
-    "surgery": {"charts", "network", "objective"},
+    "surgery": {"charts", "network", "nn", "objective", "symmetry"},
     "lab": {"charts", "measure", "nn", "objective"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
-    "cli": {"lab", "monitor", "nn", "objective", "papers", "report", "symmetry"},
+    "cli": {"lab", "monitor", "nn", "objective", "papers", "report", "surgery", "symmetry"},
     "testing": {"nn"},
 }
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
