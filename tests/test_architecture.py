@@ -21,10 +21,11 @@ MAY_IMPORT = {
     "symmetry": {"charts", "linalg", "network", "objective"},
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
     "surgery": {"charts", "network", "objective"},
+    "doctor": {"charts", "network", "objective", "surgery"},
     "lab": {"charts", "measure", "nn", "objective"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
-    "cli": {"lab", "nn", "objective", "papers", "report", "symmetry"},
+    "cli": {"doctor", "lab", "nn", "objective", "papers", "report", "symmetry"},
     "testing": {"nn"},
 }
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
