@@ -46,7 +46,9 @@ def test_nothing_is_left_on_the_model():
     before, flags = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     state = torch.get_rng_state()
     ng.checkup(model, pair, optimizer=optimizer)
-    assert all(torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), model.state_dict().values()))
+    assert all(
+        torch.equal(a, b) or a.isnan().any() for a, b in zip(before.values(), model.state_dict().values(), strict=True)
+    )
     assert flags == [m.training for m in model.modules()] and torch.equal(state, torch.get_rng_state())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert all(p.grad is None for p in model.parameters())

@@ -292,6 +292,19 @@ class Exam:
         return {names[id(p)]: group for group in groups for p in group["params"] if id(p) in names}
 
     @cached_property
+    def invariant(self) -> list[str]:
+        """Weights whose length does not matter: a norm over samples reads what they make, and <w, gradient> is 0."""
+        if self.train is None:
+            return []
+        names, values = [], {n: p.detach() for n, p in self.model.named_parameters()}
+        for maker in dict.fromkeys(c.producer for c in self.train.norms if c.kind in ("batch", "instance") and c.own):
+            weight, slope = values.get(f"{maker}.weight"), self.train.gradients.get(f"{maker}.weight")
+            if maker and weight is not None and slope is not None and isinstance(self.modules[maker], Affine):
+                along = float((weight * slope).sum().abs() / (weight.norm() * slope.norm()).clamp_min(1e-30))
+                names += [f"{maker}.weight"] if along < 1e-2 else []
+        return names
+
+    @cached_property
     def trained(self) -> bool:
         """Whether something shows that the model was trained: gains that differ, or counted batches."""
         parameters = dict(self.model.named_parameters())
