@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,8 @@ from normgauge.doctor.probes.exam import Patient, unwrap
 from normgauge.doctor.probes.identity import identify_call
 from normgauge.doctor.probes.passes import is_normalizer
 from normgauge.errors import ModelError, explain
-from normgauge.network import KeepDouble, ModuleCall, copy_model, first_tensor, replaced, role_of, watched
-from normgauge.objective import tensors, untouched
-from normgauge.results import spend
+from normgauge.network import KeepDouble, ModuleCall, first_tensor, replaced, role_of, watched
+from normgauge.objective import call_purely, tensors, untouched
 
 ROUNDING = 1e-9  # relative, of float64 through a network; other formulas are far above
 COARSE = 200.0  # times the precision of the type: what another order of operations gives stays below
@@ -53,11 +53,8 @@ def first_divergence(patient: Patient, other: nn.Module) -> Divergence | None:
     try:
         a, b = (_trace(model, patient, double=True) for model in (one, two))
         apart = _compare(a, b, ROUNDING)
-    except (RuntimeError, TypeError, ValueError) as error:
-        if patient is not None and isinstance(error, ModelError):
-            raise
-        a = b = []
-        apart = None
+    except (RuntimeError, TypeError, ValueError, IndexError):  # it cannot run in float64
+        a, b, apart = [], [], None
     if apart is not None:
         return _explained(a, b, apart, patient, two)
     a, b = (_trace(model, patient, double=False) for model in (one, two))
@@ -73,33 +70,28 @@ def first_divergence(patient: Patient, other: nn.Module) -> Divergence | None:
 
 def _trace(model: nn.Module, patient: Patient, *, double: bool) -> list[Call]:
     """Return all calls of submodules in the order they end, inputs cloned before anything overwrites them."""
-    twin = copy_model(model)
-    twin = twin.double() if double else twin
     batch = replaced(patient.batch, Tensor, lambda t: t.double() if double and t.is_floating_point() else t)
     calls: list[Call] = []
     given: list[Any] = []
-
-    def enter(call: Call) -> None:
-        given.append(_cloned((call.args, call.kwargs)))
 
     def leave(call: Call) -> None:
         args, kwargs = given.pop()
         calls.append(ModuleCall(call.name, call.module, args, kwargs, _cloned(call.output), call.leaf))
 
-    with torch.no_grad(), untouched(twin, "eval", 0), watched(twin, leave, enter):
-        try:
-            if double:
-                with KeepDouble():
-                    out = patient.outputs_and_loss(twin, batch)[0]
-            else:
-                out = patient.outputs_and_loss(twin, batch)[0]
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if double:
-                raise
-            step = "Give both the inputs they share"
-            raise ModelError(explain("checkup against", "both models take the batch", str(error), step)) from error
-    calls.append(ModuleCall("(output)", twin, (), {}, _cloned(out)))
-    return calls
+    def body(twin: nn.Module) -> Any:
+        enter = lambda call: given.append(_cloned((call.args, call.kwargs)))  # noqa: E731
+        with watched(twin, leave, enter), KeepDouble() if double else nullcontext():
+            return patient.outputs_and_loss(twin, batch)[0]
+
+    try:
+        with torch.no_grad(), untouched(model, "eval", 0) as aliases:
+            out = call_purely(model, {}, body, torch.float64 if double else None, aliases=aliases)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if double:
+            raise
+        step = "Give both the inputs they share"
+        raise ModelError(explain("checkup against", "both models take the batch", str(error), step)) from error
+    return [*calls, ModuleCall("(output)", model, (), {}, _cloned(out))]
 
 
 def _cloned(tree: Any) -> Any:
@@ -115,7 +107,7 @@ def _gap(a: Tensor | None, b: Tensor | None) -> float:
     """Return the largest difference relative to the size; infinite where shapes or kinds differ."""
     if a is None or b is None or a.numel() != b.numel():
         return 0.0 if a is None and b is None else float("inf")
-    a, b = a.double().flatten(), b.double().flatten()
+    a, b = a.detach().double().flatten(), b.detach().double().flatten()
     if not a.numel() or torch.equal(a, b):
         return 0.0
     gap = float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()))
@@ -127,7 +119,7 @@ Apart = tuple[Call, Call | None, float, int]
 
 def _compare(a: Sequence[Call], b: Sequence[Call], tol: float) -> Apart | None:
     """Return the first call of `a` whose output differs from its partner's, the partner, the gap and its number."""
-    if _gap(a[-1].made, b[-1].made) <= tol and not _hidden(a, b, tol):
+    if _gap(a[-1].made, b[-1].made) <= tol:
         return None
     by_name: dict[str, list[Call]] = defaultdict(list)
     for call in b:
@@ -151,17 +143,14 @@ def _compare(a: Sequence[Call], b: Sequence[Call], tol: float) -> Apart | None:
     return unpaired
 
 
-def _hidden(a: Sequence[Call], b: Sequence[Call], tol: float) -> bool:
-    return False
-
-
 def _normalizes(call: Call) -> bool:
     given, made = call.given, call.made
     if role_of(call.module) == "normalizer":
         return True
     if not call.leaf or given is None or made is None or given.shape != made.shape or given.ndim < 2:
         return False
-    return bool(given.is_floating_point()) and is_normalizer(call.module, given.shape, given.dtype)
+    dtype = next((p.dtype for p in call.module.parameters()), given.dtype)
+    return bool(given.is_floating_point()) and is_normalizer(call.module, given.shape, dtype)
 
 
 def _explained(a: Sequence[Call], b: Sequence[Call], apart: Apart, patient: Patient, other: nn.Module) -> Divergence:
@@ -175,7 +164,7 @@ def _explained(a: Sequence[Call], b: Sequence[Call], apart: Apart, patient: Pati
             cause, why, where = "skipped norm", "only one of the two calls it", extra.name
         elif _depends_on_rows(patient, other) and not _depends_on_rows(patient, patient.model):
             cause, why = "row dependence", "a row's output changes with the rest of the batch in the second model only"
-    if cause in ("skipped norm",) and partner is None:
+    if cause == "skipped norm" and partner is None:
         size = _gap(call.given, call.made)
         size = size if size != float("inf") else 1.0
     return Divergence(where, cause, size, f"{where}: outputs differ by {size:.2g} of their size: {cause} ({why}).")
@@ -249,7 +238,7 @@ def _norm_cause(call: Call, partner: Call) -> tuple[str, str]:
     pairs = zip(call.module.parameters(), partner.module.parameters(), strict=False)
     for p, q in pairs:
         if p.shape == q.shape and _gap(p, q) > ROUNDING:
-            if float((p - q).abs().sub(1).abs().max()) < 1e-6:
+            if float((p - q).detach().abs().sub(1).abs().max()) < 1e-6:
                 return "1+w", "the gains differ by exactly one"
             return "gain or bias", f"its parameters differ by {_gap(p, q):.2g}"
     return "other", f"{one.kind} and {two.kind}"
@@ -268,8 +257,7 @@ def _depends_on_rows(patient: Patient, model: nn.Module) -> bool:
     half = replaced(patient.batch, Tensor, lambda t: t[: len(first) // 2] if t.ndim and len(t) == len(first) else t)
     outs = []
     for batch in (patient.batch, half):
-        twin = copy_model(model)
-        spend("forwards", 0.0)
-        with torch.no_grad(), untouched(twin, "eval", 0):
-            outs.append(first_tensor(patient.outputs_and_loss(twin, batch)[0]))
+        with torch.no_grad(), untouched(model, "eval", 0) as aliases:
+            call = lambda m, b=batch: patient.outputs_and_loss(m, b)[0]  # noqa: E731
+            outs.append(first_tensor(call_purely(model, {}, call, aliases=aliases)))
     return _gap(outs[0][0], outs[1][0]) > 1e-3  # type: ignore[index]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from normgauge.network import ModuleCall, role_of, watched
+from normgauge.network import ModuleCall, is_leaf, role_of, watched
 
 _KINDS = {
     F.batch_norm: "batch",
@@ -149,9 +149,11 @@ class Watcher(TorchFunctionMode):
     def _leave(self, call: ModuleCall) -> None:
         self._open.pop()
         made = call.made
+        if "parametrizations." in call.name:
+            return
         if made is not None:
             self.found.blocks[call.name] = made
-        if not call.leaf:
+        if not call.leaf and not is_leaf(call.module):
             return
         given = call.given
         producer = "" if given is None else self._makers.get(id(given), "")
