@@ -23,10 +23,11 @@ MAY_IMPORT = {
     "monitor": {"measure", "network", "objective"},
     "integrations": {"monitor"},
     "surgery": {"charts", "network", "nn", "objective", "symmetry"},
+    "doctor": {"charts", "network", "objective", "surgery"},
     "lab": {"charts", "measure", "nn", "objective"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
-    "cli": {"lab", "monitor", "nn", "objective", "papers", "report", "surgery", "symmetry"},
+    "cli": {"doctor", "lab", "monitor", "nn", "objective", "papers", "report", "surgery", "symmetry"},
     "testing": {"nn"},
 }
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

@@ -76,6 +76,9 @@ PUBLIC = {
     "testing",
     "theory",
     "trace",
+    "checkup",
+    "identify",
+    "doctor",
     "weight_dynamics",
     "weight_lipschitz",
 }
@@ -134,7 +137,7 @@ def test_examples_are_named_as_the_documentation_reads_them():
 
 # What an argument is called, whatever instrument takes it; `steps` are multiples of the gradient and nothing else.
 GLOSSARY = {"rtol": "tol", "eps_rel": "tol", "products": "max_products", "max_evaluations": "max_gradients"}
-OBJECTIVE_FIRST = {"objective", "model", "layer", "train", "landscapes", "history", "weight", "problem", "x"}
+OBJECTIVE_FIRST = {"objective", "model", "layer", "train", "landscapes", "history", "weight", "problem", "x", "norm"}
 
 
 def test_arguments_have_one_name_for_one_thing():

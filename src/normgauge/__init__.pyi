@@ -1,6 +1,7 @@
 """The public names, and where each is written: the one list there is; `__init__.py` loads them when first used."""
 
 from normgauge import charts as charts
+from normgauge import doctor as doctor
 from normgauge import errors as errors
 from normgauge import lab as lab
 from normgauge import measure as measure
@@ -12,6 +13,8 @@ from normgauge import surgery as surgery
 from normgauge import symmetry as symmetry
 from normgauge import testing as testing
 from normgauge import theory as theory
+from normgauge.doctor import checkup as checkup
+from normgauge.doctor import identify as identify
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
 from normgauge.lab.compare import compare as compare

@@ -17,6 +17,7 @@ from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
 from normgauge.cli._console import FullSentences, console
 from normgauge.cli._data import data
+from normgauge.cli._doctor import doctor
 from normgauge.cli._merge import merge
 from normgauge.cli._report import report
 from normgauge.cli._reproduce import reproduce
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(doctor)
 app.command()(compare)
 app.command()(data)
 app.command()(merge)

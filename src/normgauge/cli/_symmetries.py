@@ -59,7 +59,7 @@ def load_objective(
 
     from normgauge.objective import Objective
 
-    product = _call_factory(target, norm)
+    product = call_factory(target, norm)
     if isinstance(product, Objective):
         return product.replace(mode=mode)  # type: ignore[arg-type]
     if not isinstance(product, nn.Module):
@@ -70,7 +70,7 @@ def load_objective(
         raise InputError(
             f"symmetries {target}", "--of loss needs to know the loss", "a module", "Return an Objective instead"
         )
-    inputs = _inputs(shape, tokens, batch, seed)
+    inputs = random_inputs(shape, tokens, batch, seed)
     zeros = torch.zeros(batch)
     return Objective(product, lambda out, _: _first_tensor(out).square().mean(), (inputs, zeros), mode=mode)  # type: ignore[arg-type]
 
@@ -82,7 +82,7 @@ def _first_tensor(output: Any) -> torch.Tensor:
     return _first_tensor(next(iter(output.values() if hasattr(output, "values") else output)))
 
 
-def _call_factory(target: str, norm: str) -> Any:
+def call_factory(target: str, norm: str) -> Any:
     """Call the factory without arguments, or with the name of a normalizer where it asks for one or one is given."""
     from normgauge.lab.imports import call_function, import_function
 
@@ -105,7 +105,7 @@ def _call_factory(target: str, norm: str) -> Any:
     return call_function("model", target, "a factory", *([norm] if norm else []))
 
 
-def _inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:
+def random_inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tensor:
     import torch
 
     from normgauge.rng import generator
