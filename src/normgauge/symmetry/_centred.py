@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 
 from torch import Tensor
 
 from normgauge.network import owner_of
 from normgauge.symmetry._axes import Slot, element_slot
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._terms import Centred, Offset, Scale, Term, Unread
+from normgauge.symmetry._terms import Centred, Offset, Scale, Shift, Term, Undone, Unread
 from normgauge.symmetry._trace import Hints
 
 WIDEST = 4096  # of a reader whose kernel is written out
@@ -25,6 +26,7 @@ def centred_candidates(families: Sequence[Family], point: Mapping[str, Tensor]) 
     for family in families:
         scales = [term for term in family.terms if isinstance(term, Scale) and term.slot.narrow is None]
         vectors = [term for term in scales if _is_vector(point, term)]
+        yield from _undone_terms(family, vectors, point)
         for gamma in vectors:
             size = point[gamma.parameter].numel()
             for term in scales:
@@ -33,6 +35,19 @@ def centred_candidates(families: Sequence[Family], point: Mapping[str, Tensor]) 
                     if (gamma.parameter, term.parameter, axis) not in triples:
                         triples.add((gamma.parameter, term.parameter, axis))
                         yield from _centred_terms(term.parameter, axis, gamma, vectors, point)
+
+
+def _undone_terms(
+    family: Family, vectors: Sequence[Term], point: Mapping[str, Tensor]
+) -> Iterator[tuple[Term, ...]]:
+    """Yield a shift beside a gain, undone by all who read it, where they have no biases for that."""
+    readers = [term for term in family.terms if term.coefficient < 0 and term not in vectors]
+    plain = all(t.slot.narrow is None and t.slot.view == tuple(point[t.parameter].shape) for t in readers)
+    plain &= not any(_biases(t.parameter, point) for t in readers)
+    if family.kind == "rescale" and family.size > 1 and readers and plain and len(vectors) + len(readers) == len(family.terms):
+        for gamma, beta in permutations([t for t in vectors if t.coefficient > 0], 2):
+            names = gamma.parameter, beta.parameter
+            yield (Shift(beta.slot), *(Undone(t.slot, -1.0, *names) for t in readers))
 
 
 def unread_candidates(point: Mapping[str, Tensor], hints: Hints) -> Iterator[tuple[Term, ...]]:
@@ -62,14 +77,14 @@ def _centred_terms(
     rest = tuple(a for a in range(len(shape)) if a != axis)
     centred = Centred(Slot(name, shape, rest), 1.0, gamma.parameter)
     yield (centred,)
-    biases = [
-        other
-        for other, value in point.items()
-        if owner_of(other) == owner_of(name) and value.ndim == 1 and value.numel() == centred.size
-    ]
-    for bias in biases:
+    for bias in [other for other in _biases(name, point) if point[other].numel() == centred.size]:
         for beta in vectors:
             same = point[beta.parameter].numel() == point[gamma.parameter].numel()
             if same and beta.parameter not in (gamma.parameter, name):
                 offset = Offset(element_slot(bias, tuple(point[bias].shape)), -1.0, gamma.parameter, beta.parameter)
                 yield (centred, offset)
+
+
+def _biases(name: str, point: Mapping[str, Tensor]) -> list[str]:
+    """Return the vectors of a tensor's module."""
+    return [other for other, value in point.items() if owner_of(other) == owner_of(name) and value.ndim == 1]

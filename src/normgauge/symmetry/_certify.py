@@ -161,8 +161,8 @@ class Certifier:
         failing = [*suspects, *(f for group in _by_kind(rest) for f in self._failing(group, far))]
         # what the redrawn points allow must hold at the user's values too, with eps where it does there, else without
         strict = [f for f in rest if not _among(f, failing)]
-        here = [f for group in _by_kind(strict) for f in self._failing(group, [(-1, 1.0, setting)])]
-        here += [f for group in _by_kind(failing) for f in self._failing(group, [(-1, 1.0, BARE)])]
+        failing += [f for group in _by_kind(strict) for f in self._failing(group, [(-1, 1.0, setting)])]
+        here = [f for group in _by_kind(failing) for f in self._failing(group, [(-1, 1.0, BARE)])]
         doubtful = [] if not self._quiet_here() else here
         result = []
         for family in families:

@@ -109,6 +109,7 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordin
             continue
         slots = list(dict.fromkeys(parameter_slots(name, shape, hints)))
         columns.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
+        columns.shifts.append(Shift(whole_slot(name, shape)))
         if sum(s > 1 for s in shape) <= 1:
             columns.shifts.extend(Shift(slot) for slot in slots)
         else:
@@ -116,8 +117,7 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordin
             columns.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
             columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
         if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
-            columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
-            columns.averages.append(Shift(whole_slot(name, shape)))
+            columns.averages.extend(Shift(slot) for slot in [*shift_slots(name, shape, hints), whole_slot(name, shape)])
     columns.shifts.extend(pulls(point, hints))
     for frame in coordinates.frames:
         if isinstance(frame, StoredAffine):
