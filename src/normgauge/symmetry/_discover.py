@@ -206,7 +206,7 @@ def _candidates(
         accept(coupled_families(signatures, [term for term in waiting if term.size > 1], precision))
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
         accept(coupled_families(signatures, whole, precision))
-    accept(_hidden_shifts(centred_candidates(list(accepted), point), point, gradients, precision))
+    accept(_hidden_shifts(centred_candidates(list(accepted), point, gradients[0]), point, gradients, precision))
     accept(_hidden_shifts(unread_candidates(point, hints), point, gradients, precision))
     return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
 
