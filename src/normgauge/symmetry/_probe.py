@@ -208,6 +208,11 @@ class Signatures:
             magnitude[slope != 0] = magnitude[slope != 0].clamp_min(1e-37)
             self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
 
+    def admit(self, alive: Mapping[str, Tensor]) -> None:
+        """Count as observed what has a gradient at the user's values, though none at the redrawn points."""
+        for name, largest in self.largest.items():
+            largest[alive[name] & (largest == 0)] = float(largest.max()) or 1.0
+
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
     ) -> None:
