@@ -150,7 +150,7 @@ class Transformer(nn.Module):
     def __init__(self, draw):
         super().__init__()
         heads = draw.choice([1, 2, 2])
-        width = heads * draw.choice([2, 3, 4])
+        width = heads * draw.choice([2, 3, 4] if heads > 1 else [4, 6])  # three layer-normalized numbers have one angle
         groups = 1 if heads == 2 and draw.random() < 0.3 else heads
         self.tokens = 11 if draw.random() < 0.5 else 0
         self.into = nn.Embedding(self.tokens, width) if self.tokens else nn.Linear(5, width)
@@ -192,10 +192,10 @@ class Residual(nn.Module):
 
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid, nn.Softplus, nn.Identity, nn.SiLU, nn.LeakyReLU)
-# Their output draws random numbers or counts a part of itself as constant, so that it is no function to differentiate.
-UNFIT = {n for n in registry.names() if registry.get(n).noise or registry.get(n).detached} | {"stat", "spectral"}
-LAYERS = tuple(n for n in registry.names() if registry.get(n).placement != "weights" and n not in UNFIT)
-WEIGHTS = tuple(n for n in registry.names() if registry.get(n).placement == "weights" and n not in UNFIT)
+# In training their output draws random numbers or counts a part of itself as constant: no function to differentiate.
+EVALUATED = {n for n in registry.names() if registry.get(n).noise or registry.get(n).detached}
+LAYERS = tuple(n for n in registry.names() if registry.get(n).placement != "weights")
+WEIGHTS = tuple(n for n in registry.names() if registry.get(n).placement == "weights")
 
 
 def norm_layer(name, width, spatial):
@@ -207,10 +207,9 @@ def mlp(draw):
     layers, norms = [nn.Linear(first, width, bias=draw.random() < 0.7)], []
     for _ in range(draw.randint(1, 3)):
         norms.append(draw.choice(LAYERS))
-        inner = nn.Sequential(
-            norm_layer(norms[-1], width, 0), draw.choice(ACTIVATIONS)(), nn.Linear(width, width, draw.random() < 0.7)
-        )
-        layers.append(Residual(inner) if draw.random() < 0.3 else inner)
+        act, dense = draw.choice(ACTIVATIONS), nn.Linear(width, width, draw.random() < 0.7)
+        inner = nn.Sequential(norm_layer(norms[-1], width, 0), act(), dense)
+        layers.append(Residual(inner) if draw.random() < 0.3 and act is not nn.Identity else inner)
     layers.append(nn.Linear(width, draw.randint(2, 4)))
     return nn.Sequential(*layers), torch.randn(64, first), f"mlp {norms}"
 
@@ -220,13 +219,13 @@ def conv(draw):
     layers = [nn.Conv2d(2, width, 3, padding=1, bias=draw.random() < 0.6)]
     for _ in range(draw.randint(1, 2)):
         norms.append(draw.choice(LAYERS))
-        groups = draw.choice([1, 1, 2, width])
+        groups, act = draw.choice([1, 1, 2, width]), draw.choice(ACTIVATIONS)
         inner = nn.Sequential(
             norm_layer(norms[-1], width, 2),
-            draw.choice(ACTIVATIONS)(),
+            act(),
             nn.Conv2d(width, width, draw.choice([1, 3]), padding="same", groups=groups, bias=draw.random() < 0.6),
         )
-        layers.append(Residual(inner) if draw.random() < 0.3 else inner)
+        layers.append(Residual(inner) if draw.random() < 0.3 and act is not nn.Identity else inner)
     end = [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if draw.random() < 0.6 else [nn.AvgPool2d(2), nn.Flatten()]
     layers += [*end, nn.Linear(width * (1 if isinstance(end[0], nn.AdaptiveAvgPool2d) else 4), 3)]
     return nn.Sequential(*layers), torch.randn(24, 2, 4, 4), f"conv {norms}"
@@ -288,18 +287,18 @@ def subject(seed: int) -> Subject:
         for name, value in model.named_parameters():
             if value.ndim > 1 and "parametrizations" not in name:
                 value.copy_(spread * torch.randn_like(value))
-    mode = "train" if draw.random() < 0.6 else "eval"
+    mode = "train" if draw.random() < 0.6 and not any(repr(name) in what for name in EVALUATED) else "eval"
     return Subject(kind, model, inputs, mode, f"{what}, spread {spread}, {mode}")
 
 
-def generic_point(model, seed):
-    """Parameters of order one (by fan-in): a symmetry of the architecture holds there as everywhere."""
+def generic_point(model, seed, spread=1.0):
+    """Parameters of order one (by fan-in) or another size: a symmetry of the architecture holds there as everywhere."""
     source = torch.Generator().manual_seed(seed)
     point = {}
     for name, value in model.named_parameters():
         noise = torch.randn(value.shape, generator=source, dtype=value.dtype)
         if sum(s > 1 for s in value.shape) > 1:
-            point[name] = noise / math.sqrt(value[0].numel())
+            point[name] = spread * noise / math.sqrt(value[0].numel())
         else:
             point[name] = value.detach() + 0.5 * noise
         if "original0" in name:  # the gain of weight normalization

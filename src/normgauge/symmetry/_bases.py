@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from normgauge.network import owner_of
 from normgauge.rng import generator
 from normgauge.symmetry._axes import Slot, refinements
 from normgauge.symmetry._family import Family
@@ -18,7 +17,7 @@ from normgauge.symmetry._terms import Scale, Term
 from normgauge.symmetry._trace import Hints
 
 Gradients = Sequence[Mapping[str, Tensor]]
-Unit = tuple[MatrixTerm, ...]  # a reader, and its bias where that follows
+Unit = tuple[MatrixTerm, ...]  # what reads a stream behind one gain, and the shift beside that gain
 EQUATIONS_PER_READER = 20
 
 
@@ -31,6 +30,7 @@ def change_of_basis(
         if family.kind == "rescale" and family.size > 1 and all(isinstance(t, Scale) for t in family.terms):
             matrix_families.extend(_linear_blocks(family, point, gradients, hints, precision))
             matrix_families.extend(_planes(family, point, gradients, precision))
+    matrix_families.extend(_between_gains(families, point, gradients, precision))
     for family in families:
         if family.size == 1 and family.scaling and all(term.slot.whole for term in family.terms):
             matrix_families.extend(_streams(family, families, point, gradients, precision))
@@ -43,7 +43,7 @@ def _linear_blocks(
     """Try GL on the largest blocks of a rescaling's index: linear neighbours, attention heads."""
     if any(abs(term.coefficient) != 1 for term in family.terms):
         return
-    sizes = {family.size}
+    sizes = {family.size, *(family.size // g for shape, g in hints.convolutions.items() if shape[0] == family.size)}
     for factors in refinements(family.size, hints):
         sizes.update(math.prod(factors[k:]) for k in range(1, len(factors)))
     for term in family.terms:
@@ -58,6 +58,39 @@ def _linear_blocks(
         if residual < 10 * precision:
             yield matrix_family("GL", chosen, family.size // block, block, residual)
             return
+
+
+def _between_gains(
+    families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, precision: float
+) -> Iterator[MatrixFamily]:
+    """Try GL where a constant gain stands between linear neighbours: normalizers with stored statistics."""
+    units = {unit[0].by: unit for family in _rescalings(families) for unit in _units([family], point, family.size)}
+    for family in _rescalings(families):
+        gains = [t.parameter for t in family.terms if t.coefficient < 0]
+        writers = [MatrixTerm(t.slot, 1.0, (), t.slot.keep) for t in family.terms if t.coefficient > 0]
+        plain = all(len(t.slot.keep) == 1 and not t.slot.narrow for t in family.terms)
+        unit = units.pop(gains[0], None) if plain and len(gains) == 1 and writers else None
+        if unit is not None:
+            residual = residual_of((*writers, *unit), "GL", point, gradients)
+            if residual < 10 * precision:
+                yield matrix_family("GL", (*writers, *unit), 1, family.size, residual)
+
+
+def _rescalings(families: Sequence[Family]) -> Iterator[Family]:
+    """Yield rescalings of several indices, their inverses, and the products of two that share a vector."""
+    plain = [f for f in families if f.kind == "rescale" and f.size > 1 and f.indices is None]
+    inverses = [replace(f, terms=tuple(t.with_coefficient(-t.coefficient) for t in f.terms)) for f in plain]
+    yield from (*plain, *inverses)
+    for k, first in enumerate(plain):
+        for second in (*plain[:k], *inverses[:k]):
+            if first.size == second.size and {t.slot for t in first.terms} & {t.slot for t in second.terms}:
+                sums: dict[Slot, float] = {}
+                for term in (*first.terms, *second.terms):
+                    sums[term.slot] = sums.get(term.slot, 0.0) + term.coefficient
+                terms = tuple(Scale(slot, value) for slot, value in sums.items() if value)
+                if all(abs(term.coefficient) == 1 for term in terms):
+                    yield replace(first, terms=terms)
+                    yield replace(first, terms=tuple(t.with_coefficient(-t.coefficient) for t in terms))
 
 
 def _view_as_blocks(term: Term, blocks: int, block: int) -> MatrixTerm | None:
@@ -100,16 +133,18 @@ def _streams(
     family: Family, families: Sequence[Family], point: Mapping[str, Tensor], gradients: Gradients, precision: float
 ) -> Iterator[MatrixFamily]:
     """Try rotations of a residual stream: all its writers against those of its readers that turn with them."""
-    writers = [term.parameter for term in family.terms]
+    writers = [term.parameter for term in family.terms if term.coefficient > 0]
     sizes = set.intersection(*({s for s in point[name].shape if s > 1} for name in writers))
     for size in sorted(sizes, reverse=True):
         readers = _readers(families, point, size, set(writers))
-        for transposed in (False, True):  # square writers: rows first, as in nn.Linear
-            terms = tuple(_writer(name, point, size, transposed) for name in writers)
+        options = [_along(name, point, size, 1.0) for name in writers]
+        for first in (0, -1):  # square writers turn along one of their axes: rows if all are, as in nn.Linear
+            terms = tuple(o[0] for o in options if len(o) == 1) or (options[0][first],)
+            others = [*readers, *((term,) for o in options for term in o if o[0] not in terms and o[-1] not in terms)]
             for group in ("O", "O1"):
                 if size <= (1 if group == "O" else 2):
                     continue
-                turning = _turning_readers(terms, readers, group, point, gradients)
+                turning = _turning_readers(terms, others, group, point, gradients)
                 chosen = (*terms, *(term for unit in turning for term in unit))
                 residual = residual_of(chosen, group, point, gradients)
                 if turning and residual < 10 * precision:
@@ -151,39 +186,31 @@ def _turning_moment(
     return torch.cat(parts)
 
 
-def _writer(name: str, point: Mapping[str, Tensor], size: int, transposed: bool) -> MatrixTerm:
+def _along(name: str, point: Mapping[str, Tensor], size: int, sign: float) -> list[MatrixTerm]:
+    """Return the ways a tensor can turn: along each of its axes of this size."""
     shape = tuple(point[name].shape)
-    axes = [axis for axis, s in enumerate(shape) if s == size]
-    axis = axes[-1] if transposed else axes[0]
-    return MatrixTerm(Slot(name, shape, (axis,)), 1.0, (), (axis,))
+    return [MatrixTerm(Slot(name, shape, (a,)), sign, (), (a,)) for a, s in enumerate(shape) if s == size]
 
 
 def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int, writers: set[str]) -> list[Unit]:
-    """Return what may read a stream of this size: behind a gain, with the bias that follows, or plainly."""
-    units: list[Unit] = []
+    """Return what may read a stream of this size, behind a gain or plainly."""
+    units = list(_units(families, point, size))
+    behind = {term.slot.name for unit in units for term in unit}
+    for name, value in point.items():
+        if name not in writers and name not in behind and value.ndim > 1:
+            units.extend((term,) for term in _along(name, point, size, -1.0)[-1:])
+    return units
+
+
+def _units(families: Sequence[Family], point: Mapping[str, Tensor], size: int) -> Iterator[Unit]:
+    """Yield what reads a normalizer's output gain * z + shift: z -> A z is undone behind the gain, the shift follows."""
     for family in families:
         vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
         wide = [t for t in family.terms if t.coefficient < 0 and point[t.parameter].ndim > 1]
         whole = family.kind == "rescale" and family.size == size and len(vectors) + len(wide) == len(family.terms)
-        if not whole or not vectors or any(t.slot.narrow is not None or len(t.slot.keep) != 1 for t in wide):
-            continue
-        for term in wide:
-            reader = MatrixTerm(term.slot, -1.0, (), term.slot.keep, by=vectors[0].parameter)
-            bias = _bias(term, point, size) if len(vectors) > 1 else ""
-            follow = (replace(reader, bias=bias, beta=vectors[1].parameter),) if bias else ()
-            units.append((reader, *follow))
-    behind = {term.slot.name for unit in units for term in unit}
-    for name, value in point.items():
-        axes = [axis for axis, s in enumerate(value.shape) if s == size]
-        if name not in writers and name not in behind and value.ndim > 1 and axes:
-            units.append((MatrixTerm(Slot(name, tuple(value.shape), (axes[-1],)), -1.0, (), (axes[-1],)),))
-    return units
+        if whole and vectors and wide and all(t.slot.narrow is None and len(t.slot.keep) == 1 for t in wide):
+            for gain in vectors:
+                parts = (*wide, *(t for t in vectors if t is not gain))
+                yield tuple(MatrixTerm(t.slot, t.coefficient, (), t.slot.keep, by=gain.parameter) for t in parts)
 
 
-def _bias(term: Term, point: Mapping[str, Tensor], size: int) -> str:
-    count = point[term.parameter].numel() // size
-    module = owner_of(term.parameter)
-    for name, value in point.items():
-        if owner_of(name) == module and value.ndim == 1 and value.numel() == count and name != term.parameter:
-            return name
-    return ""

@@ -38,24 +38,33 @@ class Certifier:
         self.unit = 2.0**-51 if double else 2.0**-23
         self.part = function.part(max(8, -(-function.samples[0] // 4)), generator(seed + 3))
         self._reference: dict[tuple[int, Setting], Tensor] = {}
+        self._held: tuple[int, Point] = (-2, {})
         quiet = [self._quietest(seed + 100 * number, spread) for number, spread in enumerate(SPREADS)]
-        self.points = [point for point, _ in quiet]
+        self._seeds = [chosen for chosen, _ in quiet]
         self.noise = max(noise for _, noise in quiet)
         least, most = (1e-10, LARGEST_TOLERANCE) if double else (1e-5, 1e-3)
         self.tolerance = min(max(300 * self.noise, least), most)
         self.precision = min(max(100 * self.noise, 10 * least), 10 * most)
 
-    def _quietest(self, seed: int, spread: float) -> tuple[Point, float]:
-        """Return the redrawn point at which rounding moves the outputs least, and how far that is."""
-        best: tuple[Point, float] = ({}, float("inf"))
+    def _quietest(self, seed: int, spread: float) -> tuple[int, float]:
+        """Return the seed of the redrawn point at which rounding moves the outputs least, and how far that is."""
+        best = (seed, float("inf"))
         for number in range(REDRAWS):
-            point = generic_point(self.function, seed + number, spread)
-            noise = self._measure_noise(point)
-            if noise < best[1] or not best[0]:
-                best = (point, noise)
+            noise = self._measure_noise(generic_point(self.function, seed + number, spread))
+            best = min(best, (seed + number, noise), key=lambda pair: pair[1])
             if best[1] < 1e3 * self.unit:
                 break
         return best
+
+    def point(self, number: int) -> Point:
+        """Return a redrawn point, or the user's for -1; one is held at a time, the others are drawn again."""
+        if self._held[0] != number:
+            self._held = (-2, {})
+            drawn = number >= 0
+            self._held = number, (
+                generic_point(self.function, self._seeds[number], SPREADS[number]) if drawn else self.function.user
+            )
+        return self._held[1]
 
     def _measure_noise(self, point: Point) -> float:
         """Return how far the outputs move when every parameter moves by a few units in its last place."""
@@ -72,16 +81,13 @@ class Certifier:
     def reference(self, number: int, setting: Setting) -> Tensor:
         """Return the outputs at a point (the user's is number -1), computed once."""
         if (number, setting) not in self._reference:
-            self._reference[number, setting] = self.function.outputs(self._point(number), setting, self.part)
+            self._reference[number, setting] = self.function.outputs(self.point(number), setting, self.part)
         return self._reference[number, setting]
-
-    def _point(self, number: int) -> Point:
-        return self.function.user if number < 0 else self.points[number]
 
     def movement(self, families: Sequence[Family], number: int, sign: float, setting: Setting) -> float:
         """Return how far the outputs move, relative to their largest entry; infinite if they stop being finite."""
         try:
-            after = self.function.outputs(self._change(families, sign, self._point(number)), setting, self.part)
+            after = self.function.outputs(self._change(families, sign, self.point(number)), setting, self.part)
             return _distance(after, self.reference(number, setting))
         except NonFiniteError:
             return float("inf")
@@ -161,8 +167,8 @@ class Certifier:
         failing = [*suspects, *(f for group in _by_kind(rest) for f in self._failing(group, far))]
         # what the redrawn points allow must hold at the user's values too, with eps where it does there, else without
         strict = [f for f in rest if not _among(f, failing)]
-        here = [f for group in _by_kind(strict) for f in self._failing(group, [(-1, 1.0, setting)])]
-        here += [f for group in _by_kind(failing) for f in self._failing(group, [(-1, 1.0, BARE)])]
+        failing += [f for group in _by_kind(strict) for f in self._failing(group, [(-1, 1.0, setting)])]
+        here = [f for group in _by_kind(failing) for f in self._failing(group, [(-1, 1.0, BARE)])]
         doubtful = [] if not self._quiet_here() else here
         result = []
         for family in families:
@@ -178,7 +184,7 @@ class Certifier:
 
     def _quiet_here(self) -> bool:
         """Tell whether rounding leaves the user's outputs alone without eps: constant channels would be noise."""
-        return self._measure_noise(self.function.user) < self.tolerance / 10
+        return self._measure_noise(self.point(-1)) < self.tolerance / 10
 
     def _eps_effect(self) -> float:
         """Return how far eps moves the outputs at the user's point, or at the first redrawn one."""
@@ -210,8 +216,8 @@ class Certifier:
         """Tell whether a family's generators are no symmetries to first order, by a gradient at the first point."""
         if isinstance(family, MatrixFamily) or family.kind == "dead":
             return False
-        size = family.magnitude(self.points[0], gradient)
-        ratio = family.gather(self.points[0], gradient).abs() / size.clamp_min(1e-300)
+        size = family.magnitude(self.point(0), gradient)
+        ratio = family.gather(self.point(0), gradient).abs() / size.clamp_min(1e-300)
         loud = size > 1e-3 * size.max()
         return float(size.max()) > 0 and float(ratio[loud].max()) > limit
 

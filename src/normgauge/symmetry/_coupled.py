@@ -20,6 +20,7 @@ EQUATIONS = 1.3  # rows per column before a null space is believed
 SPARE = 6  # and rows beyond
 LARGEST_NULL = 1e-3  # relative singular value; an eps that could not be removed gives less
 GAP = 30.0
+DENOMINATORS = (1, 2, 3, 4, 6)  # of coefficients
 MOST_COLUMNS = 40  # of a window; more needs more probes than it finds
 
 
@@ -139,9 +140,9 @@ def null_vectors(signatures: Signatures, bundles: list[Bundle], precision: float
     rows = sparsify(row_reduce(basis))
     result = []
     for row in rows:
-        rounded = (2 * row).round() / 2
-        if float((row - rounded).abs().max()) < 0.05 and int((rounded != 0).sum()) > 1:
-            result.append({chosen[k]: float(c) for k, c in enumerate(rounded.tolist()) if c})
+        parts = next((n for n in DENOMINATORS if float((n * row - (n * row).round()).abs().max()) < 0.05), 0)
+        if parts and int((row.abs() > 0.02).sum()) > 1:
+            result.append({chosen[k]: c / parts for k, c in enumerate((parts * row).round().tolist()) if c})
     return result
 
 
@@ -207,7 +208,8 @@ def _family(signatures: Signatures, bundles: list[Bundle], coefficients: dict[in
     terms = merge_parts([term.with_coefficient(sign * term.coefficient) for term in terms])
     total = sum(c * signatures.values_of(t) for k, c in coefficients.items() for t in bundles[k])
     scale = sum((c * signatures.sizes_of(t)).square() for k, c in coefficients.items() for t in bundles[k])
-    ratio = (total.abs() / scale.sqrt().clamp_min(1e-300)).amax(dim=1)  # type: ignore[union-attr]
+    loud = scale > 1e-20 * scale.max()  # type: ignore[union-attr]
+    ratio = torch.where(loud, total.abs() / scale.sqrt().clamp_min(1e-300), 0.0).amax(dim=1)  # type: ignore[union-attr]
     kind = "rescale" if all(term.finite_scale for term in terms) else "shift"
     if kind == "rescale" and all(term.coefficient > 0 for term in terms):
         kind = "scale"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from normgauge.errors import OutOfMemoryError, explain
 from normgauge.linalg import machine_memory
@@ -35,7 +34,7 @@ from normgauge.symmetry._trace import Hints, check_enough_samples, trace
 from normgauge.symmetry._values import Function, Of, Point, Setting
 
 PROBES = 4
-BYTES = 200  # per parameter: about 25 vectors in float64, three redrawn points among them
+BYTES = 48  # per parameter: up to five vectors in float64 at a time, and the largest gradients
 MOST_PARTIAL = 48  # probes on a part of the batch
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix")
 
@@ -58,7 +57,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     Kind: exact up to rounding for what is certified; a symmetry outside the families searched is missed, never
         invented. One batch is probed (the first four if there are several).
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
-        about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. Memory: about 200
+        about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. Memory: about 48
         bytes per parameter (everything is in float64), and the graph of a forward.
 
     Args:
@@ -101,26 +100,31 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     hints: Hints = function.run(lambda model, batch: trace(lambda: objective.outputs_of(model, batch)))
     check_enough_samples(hints, objective.mode)
     certifier = Certifier(function, seed)
-    point = certifier.points[0]
-    columns = list_columns(point, hints, function.coordinates)
-    signatures, gradients = _probe(function, columns, certifier.points, seed)
-    at_user = function.probe(function.user, 0, generator(seed + 40), setting=Setting(eps=True))
-    signatures.observe({name: slope * (signatures.largest[name] == 0) for name, slope in at_user.items()})
-    families = _candidates(
-        function, signatures, columns, gradients, hints=hints, precision=certifier.precision, seed=seed
-    )
-    del gradients  # as large as the parameters; what follows needs room for graphs
+    signatures = Signatures({})
+    for number in (1, 2):  # a unit may be silent at one point
+        signatures.observe(function.probe(certifier.point(number), 0, generator(seed + 12 + number), certifier.part))
+    at_user = function.probe(certifier.point(-1), 0, generator(seed + 40), setting=Setting(eps=True))
+    alive = {name: slope != 0 for name, slope in at_user.items()}
+    del at_user
+    signatures.point = certifier.point(0)
+    columns = list_columns(signatures.point, hints, function.coordinates)
+    gradient = _probe(function, columns, signatures, seed)
+    signatures.admit(alive)
+    families = _candidates(function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed)
+    del gradient  # as large as the parameters, and so is a point; what follows needs room for graphs
+    signatures.point = {}
     certified = certifier.certify(families)
     certified = certifier.tell_eps(
-        certified, function.probe(point, 0, generator(seed + 30), certifier.part, Setting(eps=True))
+        certified, function.probe(certifier.point(0), 0, generator(seed + 30), certifier.part, Setting(eps=True))
     )
     if objective.mode == "train" and _depends_on_mode(certifier):
-        slope = function.probe(point, 0, generator(seed + 30), certifier.part, Setting(mode="eval"))
+        slope = function.probe(certifier.point(0), 0, generator(seed + 30), certifier.part, Setting(mode="eval"))
         certified = certifier.tell_batch_statistics(certified, slope)
-    units = dead_units(certified, signatures, at_user)
+    units = dead_units(certified, alive)
     certified += certifier.holding_here(units) + certifier.holding_here(
-        dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, at_user)
+        dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, alive)
     )
+    signatures.point = certifier.point(0)
     return _result(function, certified, signatures)
 
 
@@ -144,21 +148,18 @@ def _depends_on_mode(certifier: Certifier) -> bool:
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
-def _probe(function: Function, columns: Columns, points: Sequence[Point], seed: int) -> tuple[Signatures, list[Point]]:
-    """Collect the signatures of a few gradients that see all data, and two gradients for what comes later.
+def _probe(function: Function, columns: Columns, signatures: Signatures, seed: int) -> Point:
+    """Add the signatures of a few gradients that see all data, and return one more for what comes later.
 
     Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
     """
     coupling = {*columns.scales, *columns.shifts}
-    averages = frozenset(term for term in columns.averages if term not in coupling)
-    point = points[0]
-    signatures, source, terms = Signatures(point, averages), generator(seed + 10), columns.all_terms()
+    signatures.averages = frozenset(term for term in columns.averages if term not in coupling)
+    source, terms = generator(seed + 10), columns.all_terms()
     parts = function.parts(source)
     for number in range(PROBES):
-        signatures.add(terms, function.probe(point, number, source, parts[number % len(parts)]))
-    for other in points[1:]:  # a unit may be silent at one point
-        signatures.observe(function.probe(other, 0, source, parts[0]))
-    return signatures, [function.probe(point, 0, source, parts[k % len(parts)]) for k in range(2)]
+        signatures.add(terms, function.probe(signatures.point, number, source, parts[number % len(parts)]))
+    return function.probe(signatures.point, 0, source, parts[0])
 
 
 def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> None:
@@ -174,7 +175,7 @@ def _candidates(
     function: Function,
     signatures: Signatures,
     columns: Columns,
-    gradients: Sequence[Mapping[str, Tensor]],
+    gradient: Point,
     *,
     hints: Hints,
     precision: float,
@@ -206,21 +207,18 @@ def _candidates(
         accept(coupled_families(signatures, [term for term in waiting if term.size > 1], precision))
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
         accept(coupled_families(signatures, whole, precision))
-    accept(_hidden_shifts(centred_candidates(list(accepted), point), point, gradients, precision))
-    accept(_hidden_shifts(unread_candidates(point, hints), point, gradients, precision))
-    return [*accepted, *change_of_basis(accepted, point, gradients, hints, precision)]
+    accept(_hidden_shifts(centred_candidates(list(accepted), point, gradient), point, gradient, precision))
+    accept(_hidden_shifts(unread_candidates(point, hints), point, gradient, precision))
+    return [*accepted, *change_of_basis(accepted, point, [gradient], hints, precision)]
 
 
-def _hidden_shifts(
-    candidates: Iterable[tuple[Term, ...]], point: Point, gradients: Sequence[Mapping[str, Tensor]], limit: float
-) -> list[Family]:
+def _hidden_shifts(candidates: Iterable[tuple[Term, ...]], point: Point, gradient: Point, limit: float) -> list[Family]:
     result = []
     for terms in candidates:
         family = Family("shift", terms, terms[0].size)
-        ratios = [family.gather(point, g).abs() / family.magnitude(point, g).clamp_min(1e-300) for g in gradients]
-        worst = torch.stack(ratios).amax(dim=0)
-        if float(worst.max()) < 10 * limit:
-            result.append(replace(family, residuals=tuple(float(r) for r in worst)))
+        ratio = family.gather(point, gradient).abs() / family.magnitude(point, gradient).clamp_min(1e-300)
+        if float(ratio.max()) < 10 * limit:
+            result.append(replace(family, residuals=tuple(float(r) for r in ratio)))
     return result
 
 
@@ -234,6 +232,6 @@ def _result(function: Function, families: list[Family], signatures: Signatures) 
         matrix_dimension=matrix_dimension,
         unobserved={name: int(mask.sum()) for name, mask in unused_entries(signatures).items()},
         of=function.of,
-        shapes={name: tuple(value.shape) for name, value in function.user.items()},
-        parameters={name: value.double() for name, value in function.coordinates.stored(function.user).items()},
+        shapes={name: tuple(value.shape) for name, value in function.objective.parameters.items()},
+        parameters={name: value.double() for name, value in function.objective.parameters.items()},
     )

@@ -150,7 +150,7 @@ class Family:
                 result[term.parameter] = term.act(result, wide)
         for term in self.terms:
             if not term.finite_scale:  # shifts read weights, which a family of shifts does not change
-                result[term.parameter] = result[term.parameter] + term.field(start, wide)
+                result[term.parameter] = result[term.parameter] + (term.act(start, wide) - start[term.parameter])
         return self.coordinates.stored(result)
 
     def subset(self, chosen: Sequence[int]) -> Family:

@@ -21,23 +21,14 @@ class MatrixTerm(Term):
     Args of the dataclass beyond `Term`:
         outer: axes of the view that number the blocks.
         inner: axes of the view that form the block's index.
-        by: a gain between writer and reader: readers get p diag(g) A^-1 diag(1/g).
-        bias: the reader's bias, which follows if `beta` is given.
-        beta: the shift beside the gain.
+        by: a gain g that stands before this tensor: A becomes diag(g) A diag(1/g).
     """
 
     outer: tuple[int, ...] = ()
     inner: tuple[int, ...] = ()
     by: str = ""
-    bias: str = ""
-    beta: str = ""
 
     role = "matrix"
-
-    @property
-    def parameter(self) -> str:
-        """The tensor that changes: the bias for a bias term, else the slot's."""
-        return self.bias or self.slot.name
 
     def blocks(self, values: Tensor) -> Tensor:
         """Return a tensor as [blocks, block index, rest]."""
@@ -60,36 +51,27 @@ class MatrixTerm(Term):
         part.copy_(back.reshape(part.shape))
         return wide.reshape(values.shape)
 
+    def _gain(self, point: Values) -> Tensor | float:
+        """Return what the slope is multiplied and the value divided by: the gain before a writer, its inverse else."""
+        if not self.by:
+            return 1.0
+        gain = point[self.by].reshape(1, -1, 1)
+        return gain if self.coefficient > 0 else 1 / gain
+
     def moment(self, point: Values, gradient: Values) -> tuple[Tensor, Tensor]:
         """Return [blocks, m, m] of derivatives along the entries of A at A = 1, and their magnitude."""
-        value, slope = self.blocks(point[self.slot.name]), self.blocks(gradient[self.slot.name])
-        if self.by:
-            gain = point[self.by].reshape(1, -1, 1)
-            value, slope = value * gain, slope / gain
-        if self.bias:  # the bias follows W (1 - A^-1) beta: derivative + W diag(g) S diag(1/g) beta
-            pulled = (value * gradient[self.bias].reshape(1, 1, -1)).sum(2, keepdim=True)
-            target = (point[self.beta] / point[self.by]).reshape(1, 1, -1)
-            return pulled * target, (pulled * target).square()
+        gain = self._gain(point)
+        value, slope = self.blocks(point[self.slot.name]) / gain, self.blocks(gradient[self.slot.name]) * gain
         if self.coefficient > 0:
             return slope @ value.mT, slope.square() @ value.square().mT
         return -(value @ slope.mT), value.square() @ slope.square().mT
 
     def transform(self, point: Values, matrices: Tensor) -> Tensor:
         """Return the tensor after the change of basis [blocks, m, m]."""
-        value = point[self.slot.name]
-        blocks = self.blocks(value)
-        matrices = matrices.to(value)
-        if self.bias:
-            gain = point[self.by].reshape(1, -1, 1)
-            after = (torch.linalg.solve(matrices.mT, blocks * gain)) / gain
-            change = ((blocks - after) * point[self.beta].reshape(1, -1, 1)).sum((0, 1))
-            return point[self.bias] + change.reshape(point[self.bias].shape)
-        if self.coefficient > 0:
-            return self._unblock(matrices @ blocks, value)
-        if self.by:
-            gain = point[self.by].reshape(1, -1, 1)
-            return self._unblock(torch.linalg.solve(matrices.mT, blocks * gain) / gain, value)
-        return self._unblock(torch.linalg.solve(matrices.mT, blocks), value)
+        value, gain = point[self.slot.name], self._gain(point)
+        blocks, matrices = self.blocks(value) / gain, matrices.to(value)
+        after = matrices @ blocks if self.coefficient > 0 else torch.linalg.solve(matrices.mT, blocks)
+        return self._unblock(after * gain, value)
 
 
 ROLES["matrix"] = MatrixTerm
@@ -107,17 +89,15 @@ class MatrixFamily(Family):
 
     def act(self, point: dict[str, Tensor], matrices: Tensor) -> dict[str, Tensor]:
         """Return the parameters after the changes of basis [blocks, m, m]."""
-        start = self.coordinates.effective(point)
-        result = dict(start)
-        for term in sorted(self.terms, key=lambda t: not getattr(t, "bias", "")):  # biases read weights as they were
+        result = self.coordinates.effective(point)
+        for term in self.terms:
             assert isinstance(term, MatrixTerm)
-            before = {**result, term.slot.name: start[term.slot.name]} if term.bias else result
-            result[term.parameter] = term.transform(before, matrices)
+            result[term.parameter] = term.transform(result, matrices)
         return self.coordinates.stored(result)
 
     def tangents(self, point: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """Yield the tangent vectors of every block, one per direction of the group beyond the diagonal ones."""
-        names = {n for t in self.terms for n in (t.slot.name, t.by, t.beta) if n}  # type: ignore[attr-defined]
+        names = {name for term in self.terms for name in term.reads}
         start = {name: point[name].double() for name in self.coordinates.closure([*self.parameters, *names])}
         eye = torch.eye(self.block, dtype=torch.float64).expand(len(self), -1, -1).contiguous()
         for number in range(len(self)):

@@ -109,6 +109,7 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordin
             continue
         slots = list(dict.fromkeys(parameter_slots(name, shape, hints)))
         columns.scales.extend(Scale(slot) for slot in [*slots, whole_slot(name, shape)])
+        columns.shifts.append(Shift(whole_slot(name, shape)))
         if sum(s > 1 for s in shape) <= 1:
             columns.shifts.extend(Shift(slot) for slot in slots)
         else:
@@ -116,8 +117,7 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordin
             columns.shifts.extend(Shift(slot) for slot in _rows_of_pieces(name, shape, hints))
             columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
         if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
-            columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
-            columns.averages.append(Shift(whole_slot(name, shape)))
+            columns.averages.extend(Shift(slot) for slot in [*shift_slots(name, shape, hints), whole_slot(name, shape)])
     columns.shifts.extend(pulls(point, hints))
     for frame in coordinates.frames:
         if isinstance(frame, StoredAffine):
@@ -207,6 +207,11 @@ class Signatures:
             # what float64 still sees must not become zero
             magnitude[slope != 0] = magnitude[slope != 0].clamp_min(1e-37)
             self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
+
+    def admit(self, alive: Mapping[str, Tensor]) -> None:
+        """Count as observed what has a gradient at the user's values, though none at the redrawn points."""
+        for name, largest in self.largest.items():
+            largest[alive[name] & (largest == 0)] = float(largest.max()) or 1.0
 
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]

@@ -123,7 +123,7 @@ def _dead_tensor(signatures: Signatures, name: str) -> bool:
     return not bool(signatures.largest[name].any()) and _layer_peak(signatures, name) > 0
 
 
-def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
+def dead_units(families: list[Family], alive: dict[str, Tensor]) -> list[Family]:
     """Return units that nothing passes at the user's values: writers and readers of a rescaling without gradient."""
     units = []
     for family in families:
@@ -132,26 +132,26 @@ def dead_units(families: list[Family], signatures: Signatures, at_user: dict[str
         silent = torch.ones(family.size, dtype=torch.bool)
         for term in family.terms:
             if term.slot.name == term.parameter:
-                silent &= term.slot.gather(at_user[term.parameter].abs()) == 0
+                silent &= term.slot.gather(alive[term.parameter].double()) == 0
         if bool(silent.any()) and not bool(silent.all()):
             chosen = tuple(int(i) for i in silent.nonzero().flatten())
             units.append(_only_here(family.terms, family.size, chosen, "never active on this data"))
     return units
 
 
-def dead_here(units: Sequence[Family], signatures: Signatures, at_user: dict[str, Tensor]) -> list[Family]:
+def dead_here(units: Sequence[Family], signatures: Signatures, alive: dict[str, Tensor]) -> list[Family]:
     """Return entries without gradient at the user's values though they have one elsewhere: behind a gain of zero.
 
     Entries of units that are reported already are left out.
     """
     told = {name for family in units for name in family.parameters}
     families = []
-    for name, slope in at_user.items():
-        silent = ((slope == 0) & (signatures.largest[name] > 0)).reshape(-1)
+    for name, active in alive.items():
+        silent = (~active & (signatures.largest[name] > 0)).reshape(-1)
         count = int(silent.sum())
         if name in told or not count or (count < silent.numel() and count > MOST_LISTED):
             continue
-        slot = element_slot(name, tuple(slope.shape))
+        slot = element_slot(name, tuple(active.shape))
         chosen = None if count == silent.numel() else tuple(int(i) for i in silent.nonzero().flatten())
         families.append(_only_here((Shift(slot),), slot.size, chosen, "without effect at these values"))
     return families

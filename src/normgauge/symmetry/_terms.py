@@ -230,6 +230,47 @@ class Offset(Term):
 
 
 @dataclass(frozen=True)
+class Undone(Centred):
+    """W -> W - W t (1/gamma)^T / <beta + t, 1/gamma>: what undoes beta -> beta + t where W's layer has no bias.
+
+    It reads gamma * z + beta with sum(z) = 0 (LayerNorm). `slot` keeps the axis along which gamma and beta lie.
+    """
+
+    beta: str = ""
+
+    role = "undone"
+
+    def _weights(self, point: Values) -> Tensor:
+        wide = [-1 if a in self.slot.keep else 1 for a in range(len(self.slot.view))]
+        return (self.coefficient / point[self.by] / (point[self.beta] / point[self.by]).sum()).reshape(wide)
+
+    def gather(self, point: Values, gradient: Values) -> Tensor:
+        """Return c <W[:, i] (1/gamma)^T, g> / <beta, 1/gamma>."""
+        along = (gradient[self.slot.name] * self._weights(point)).sum(self.slot.keep, keepdim=True)
+        return self.slot.gather(point[self.slot.name] * along)
+
+    def magnitude(self, point: Values, gradient: Values) -> Tensor:
+        """Return the root of the sum of squares of the summands."""
+        along = (gradient[self.slot.name] * self._weights(point)).square().sum(self.slot.keep, keepdim=True)
+        return self.slot.gather(point[self.slot.name].square() * along).sqrt()
+
+    def field(self, point: Values, amounts: Tensor) -> Tensor:
+        """Return c W t (1/gamma)^T / <beta, 1/gamma>."""
+        value = point[self.slot.name]
+        moved = (value * self.slot.spread(amounts.to(value), self.slot.view)).sum(self.slot.keep, keepdim=True)
+        return moved * self._weights(point)
+
+    def act(self, point: Values, amounts: Tensor) -> Tensor:
+        """Return W after the finite change of beta by t."""
+        beta = point[self.beta] + amounts.to(point[self.beta]).reshape(point[self.beta].shape)
+        return point[self.slot.name] + self.field({**point, self.beta: beta}, amounts)
+
+    def describe(self) -> str:
+        """Name the tensor and what it undoes."""
+        return f"{self.slot.name} by {self.beta} / {self.by}"
+
+
+@dataclass(frozen=True)
 class Through(Term):
     """bias -> bias + c t_i gain_i: what a shift before an elementwise gain does behind it. `slot` is the gain's."""
 
@@ -308,7 +349,7 @@ class Unread(Term):
         return f"{self.slot.name}{self.slot.describe()} in the kernel of {self.reader}"
 
 
-ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Offset, Through, Unread)}
+ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Undone, Offset, Through, Unread)}
 
 
 def term_from_json(data: Mapping[str, Any]) -> Term:

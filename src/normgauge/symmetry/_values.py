@@ -53,7 +53,6 @@ class Function:
     Points are in effective coordinates.
 
     Attributes:
-        user: the user's point.
         coordinates: effective coordinates of the parameters.
         dtype: the type of the arithmetic: float64 where the model allows it.
         double: whether nothing is rounded to a narrower type on the way.
@@ -70,14 +69,18 @@ class Function:
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
         self.dtype, self.double = torch.float64, True
-        self.user = {name: value.to(torch.float64).clone() for name, value in objective.parameters.items()}
         self.coordinates = Coordinates()
         self._choose_dtype()
         self._fresh = self._draw_inputs(generator(seed + 20))
         self.coordinates = self.run(
             lambda model, batch: find_coordinates(model, lambda: objective.outputs_of(model, batch), self.names)
         )
-        self.user = self.coordinates.effective(self.user)
+
+    @property
+    def user(self) -> Point:
+        """The user's point, made when asked for: a large model is held once less."""
+        values = self.objective.parameters.items()
+        return self.coordinates.effective({name: value.detach().to(self.dtype) for name, value in values})
 
     def _choose_dtype(self) -> None:
         """Compute in float64 all the way, in float64 where the model narrows, or in the model's own type."""
@@ -95,7 +98,6 @@ class Function:
                 ):
                     raise
                 self.dtype = self.objective.dtype
-                self.user = {name: value.clone() for name, value in self.objective.parameters.items()}
                 first = self.outputs(self.user, Setting(eps=True))
         again = self.outputs(self.user, Setting(eps=True))
         scale = float(first.abs().max()) + 1e-300
