@@ -79,6 +79,8 @@ def _check_words(result: Result, ledger: Ledger) -> None:
     first = result.status == "ok" or meaning.lower().startswith(result.status)
     ledger.require("meaning() says a status that is not ok first", first, meaning)
     ledger.require("print shows the meaning", meaning in text, text[-500:])
+    hole = re.search(r"\bnan\b", f"{text.splitlines()[0]} {meaning} {footer}")
+    ledger.require("a hole is a dash in title, meaning and footer", hole is None, text[-500:])
     for word in (f"kind {result.readings()[0].kind}", "mode ", "seed", "cost ", f"status {result.status}"):
         ledger.require(f"the last line printed says {word!r}", word in footer, footer)
     ledger.require(
