@@ -205,15 +205,6 @@ def judge(
 
     Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
     not finish is no measurement.
-
-    Args:
-        runs: with norm, lr and seed in their spec.
-        tuning_seeds: rates are chosen on seeds below this one, so that later seeds cannot change the choice.
-        exam: what the test split can show; without it nobody asks whether accuracies are above chance.
-        rates: the grid that was planned; rates of runs beyond it are said to be an extension.
-
-    Returns:
-        The arms, best first, the sentence, and whether the data can tell the best arm from all others.
     """
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
     primary = ACCURACY if accuracy else LOSS

@@ -29,11 +29,7 @@ class Ledger:
         self.largest: dict[str, float] = {}
 
     def require_same(self, check: str, result: Tensor, wanted: Tensor, tolerance: float) -> None:
-        """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values.
-
-        Raises:
-            NonconformingError: if they do not.
-        """
+        """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values."""
         if result.shape != wanted.shape:
             self.fail(check, f"shape {tuple(result.shape)} where {tuple(wanted.shape)} was expected")
         size = wanted.detach().double().abs().max().clamp_min(1.0) if wanted.numel() else torch.ones(())
@@ -48,21 +44,13 @@ class Ledger:
         self.largest[check] = max(self.largest.get(check, 0.0), deviation)
 
     def require(self, check: str, holds: bool, otherwise: str) -> None:
-        """Record a condition.
-
-        Raises:
-            NonconformingError: if it does not hold.
-        """
+        """Record a condition."""
         if not holds:
             self.fail(check, otherwise)
         self.record_pass(check)
 
     def fail(self, check: str, problem: str) -> None:
-        """Stop with the broken rule.
-
-        Raises:
-            NonconformingError: always.
-        """
+        """Stop with the broken rule."""
         raise NonconformingError(
             f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration"
         )
