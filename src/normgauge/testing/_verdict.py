@@ -19,12 +19,13 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 class Ledger:
     """The checks made on one subject, with the number of cases and the largest deviation of each.
 
-    Args:
-        name: of the subject, as the messages call it.
+    `kind`, `name` and `remedy` are how its messages call the subject, and what they advise.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, kind: str = "normalizer", remedy: str = "Correct the normalizer, or its declaration"
+    ) -> None:
+        self.name, self.kind, self.remedy = name, kind, remedy
         self.cases: dict[str, int] = {}
         self.largest: dict[str, float] = {}
 
@@ -51,6 +52,4 @@ class Ledger:
 
     def fail(self, check: str, problem: str) -> None:
         """Stop with the broken rule."""
-        raise NonconformingError(
-            f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration"
-        )
+        raise NonconformingError(f"{self.kind} {self.name!r}", check, problem, self.remedy)

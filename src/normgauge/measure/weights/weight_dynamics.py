@@ -101,12 +101,8 @@ class WeightDynamics(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return norm, angle of the next step and equilibrium of every block, the scale-invariant ones first."""
         why = "no optimizer was given, or no law is known"
-        kinds: dict[str, Kind] = {
-            "norm": "exact",
-            "angle": "exact",
-            "equilibrium_norm": "estimate",
-            "steps": "estimate",
-        }
+        kinds: dict[str, Kind] = {"norm": "exact", "angle": "exact"}
+        kinds |= {"equilibrium_norm": "estimate", "steps": "estimate"}
         return tuple(
             Reading.measured(
                 name.replace("_", " "), getattr(block, name), kind, layer=", ".join(block.parameters), why=why
