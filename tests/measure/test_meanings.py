@@ -284,3 +284,14 @@ def test_nan_is_refused_in_one_place(call, argument):
     """`results.instrument` looks for nan; ranges are the instrument's own."""
     with pytest.raises(InputError, match=f"{argument} must be a number. Got nan"):
         call()
+
+
+def test_a_network_at_chance_is_not_called_robust():
+    inputs, labels = batch(12)
+    said = ng.robustness(plain(), (inputs, labels), attack="fgsm", radius=1e-6).meaning()
+    assert "robust" not in said and "train first" in said
+
+
+def test_a_mapping_of_inputs_is_not_taken_for_tokens():
+    with pytest.raises(InputError, match="takes one tensor"):
+        ng.lipschitz(plain().eval(), {"pixel_values": batch()[0]})

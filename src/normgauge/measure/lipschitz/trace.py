@@ -282,13 +282,14 @@ def check_inputs(inputs: Any) -> Tensor:
     """Return the inputs as they are, if they are one batch of real, finite numbers."""
     good = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim >= 2 and inputs.numel() > 0
     if not good or not bool(torch.isfinite(inputs).all()):
-        description = (
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        )
+        description, step = type(inputs).__name__, "Wrap the model in a module that takes one tensor"
+        if isinstance(inputs, Tensor):
+            description = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+            step = "Distances between token ids mean nothing: measure from the embeddings on"
         raise DataError(
             "lipschitz",
             "inputs are one batch [samples, ...] of finite real numbers",
             description,
-            "Distances between token ids mean nothing: measure from the embeddings on",
+            step,
         )
     return inputs.detach().cpu()
