@@ -1,5 +1,6 @@
 """Shared climate of the tests: float64 by default, `tests/` importable, heavy tests only when asked."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-os.environ.pop("COLUMNS", None)  # tables are as wide as they are
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 (it tells every child process the width of a terminal)
+os.environ["COLUMNS"] = ""
+del os.environ["COLUMNS"]  # tables are as wide as they are
 
 
 @pytest.fixture(autouse=True)

@@ -36,15 +36,7 @@ class Document:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any], origin: str) -> Self:
-        """Return the document that was written as JSON.
-
-        Args:
-            data: what JSON gave, with its `version`.
-            origin: where it lay, for messages.
-
-        Raises:
-            StoreError: for another version, or fields that are missing.
-        """
+        """Return the document that was written as JSON."""
         try:
             if data["version"] == cls.VERSION:
                 return from_plain(cls, data)
@@ -269,11 +261,7 @@ class StudyDocument(Document):
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is there as a whole or as it was before; its folder is made.
-
-    Raises:
-        StoreError: when it cannot be written.
-    """
+    """Write a text file so that it is there as a whole or as it was before; its folder is made."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

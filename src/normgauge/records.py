@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -210,6 +211,16 @@ def format_number(value: Any, digits: int = 4) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return str(value)
+
+
+def dash_holes(text: str) -> str:
+    """Return text with a dash wherever a number that is none was written into it.
+
+    Examples:
+        >>> dash_holes("observed nan, bracket [0.1, nan]; a banana")
+        'observed -, bracket [0.1, -]; a banana'
+    """
+    return re.sub(r"\bnan\b", "-", text)
 
 
 def is_hole(value: Any) -> bool:

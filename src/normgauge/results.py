@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from normgauge.charts import inline_svg
 from normgauge.errors import InputError, MissingExtraError, offer_partial, require
-from normgauge.records import Reading, Status, format_number, format_table, is_numeric, without_empty_columns
+from normgauge.records import (
+    Reading,
+    Status,
+    dash_holes,
+    format_number,
+    format_table,
+    is_numeric,
+    without_empty_columns,
+)
 
 if TYPE_CHECKING:
     import altair
@@ -72,13 +80,7 @@ def _one() -> float:
 
 
 def spend(calls: str, amount: float = 1.0, whole: Callable[[], float] = _one) -> None:
-    """Add calls ("forwards", "gradients" or "products") to every cost that is being counted.
-
-    Args:
-        calls: a field of `Cost`.
-        amount: how many, or how much of the data.
-        whole: returns the size of the data `amount` is a part of; asked when the count is over.
-    """
+    """Add calls ("forwards", "gradients" or "products") to every cost that is being counted."""
     for tally in _OPEN.get():
         tally[calls, whole] += amount
 
@@ -220,10 +222,11 @@ class Result:
 
     def meaning(self) -> str:
         """Return one or two sentences: what the numbers say of this network, by which threshold, and what to do."""
+        said = dash_holes(self._meaning())
         if self.status == "ok":
-            return self._meaning()
+            return said
         why = f": {self.sentence.rstrip('.')}" if self.sentence else ""
-        return f"{self.status.capitalize()}{why}. {self._meaning()}".strip()
+        return f"{self.status.capitalize()}{why}. {said}".strip()
 
     def frame(self) -> pandas.DataFrame:
         """Return the rows as a pandas DataFrame (needs the `lab` extra)."""
@@ -263,14 +266,14 @@ class Result:
             "no seed" if self.seed is None else f"seed {self.seed}",
             str(self.cost),
             f"status {self.status}" + (f" ({self.sentence})" if self.sentence and self.status == "ok" else ""),
-            self._notes(),
+            dash_holes(self._notes()),
         ]
         return "; ".join(part for part in parts if part)
 
     def __str__(self) -> str:
         """Return the table, what it means, and the line a person needs before publishing the numbers."""
         return format_table(
-            self._printed_rows(), title=self._title(), footer=f"{self.meaning()}\n{self._footer()}".strip()
+            self._printed_rows(), title=dash_holes(self._title()), footer=f"{self.meaning()}\n{self._footer()}".strip()
         )
 
     def __repr__(self) -> str:
@@ -280,7 +283,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the result for a notebook: self-contained, in the colours of the page around it."""
-        title, *rest = self._title().splitlines()
+        title, *rest = dash_holes(self._title()).splitlines()
         paragraphs = "".join(f"<p>{escape(text)}</p>" for text in (*rest, self.meaning()) if text)
         table, picture, footer = _html_table(self._printed_rows()), self._picture(), escape(self._footer())
         return (

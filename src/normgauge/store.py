@@ -152,9 +152,6 @@ class Store:
         """Become the one writer of the file until it is closed; the first `put` does it too. Readers are not kept out.
 
         The claim is a lock on `<file>.lock` that the system releases when the process ends, however it ends.
-
-        Raises:
-            StoreError: when another process, or another `Store` of this one, writes to the file.
         """
         if self._claim is not None:
             return
@@ -177,11 +174,7 @@ class Store:
         self._claim = file
 
     def put(self, run: Run) -> None:
-        """Write one run and its readings in one transaction; a run that was done is kept, one that failed replaced.
-
-        Raises:
-            StoreError: when the disk is full or the file is locked; what was stored before stays.
-        """
+        """Write one run and its readings in one transaction; a run that was done is kept, one that failed replaced."""
         identity = spec_id(run.spec)
         origin = json.dumps(plain(run.provenance), sort_keys=True)
         sentence = run.sentence.encode(errors="replace").decode()  # what a user's code raises may be no text
@@ -206,11 +199,7 @@ class Store:
             cursor.execute("INSERT OR REPLACE INTO documents VALUES (?,?)", (type(document).__name__, body))
 
     def document(self, kind: type[D]) -> D | None:
-        """Return the document of a kind, `None` where there is none.
-
-        Raises:
-            StoreError: when another version of normgauge wrote it in a form this one does not read, or it is damaged.
-        """
+        """Return the document of a kind, `None` where there is none."""
         query = "SELECT body FROM documents WHERE name = ?"
         with self._explain_errors(f"its {kind.__name__} is JSON in an undamaged file"):
             row = self._connection.execute(query, (kind.__name__,)).fetchone()
@@ -236,11 +225,7 @@ class Store:
             return [json.loads(spec) for (spec,) in rows]
 
     def runs(self, ids: Iterable[str] | None = None) -> list[Run]:
-        """Return the stored runs with their readings, all or those with the given ids, in the order they finished.
-
-        Raises:
-            StoreError: when the file is damaged, or a run was changed by other means than this class.
-        """
+        """Return the stored runs with their readings, all or those with the given ids, in the order they finished."""
         ids = None if ids is None else sorted(set(ids))  # asked for twice below
         table, digest = ("runs LEFT JOIN digests ON digests.run = id", "digest") if self._digested else ("runs", "NULL")
         columns = f"runs.rowid, {digest}, id, spec, status, sentence, seconds, provenance"

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge.errors import InputError
+from normgauge.results import INSTRUMENTS
 
 
 def plain(scale=1.0, depth=8, norm=False, width=8):
@@ -27,8 +29,8 @@ def batch(samples=60):
     return torch.randn(samples, 8, generator=source), torch.randint(3, (samples,), generator=source)
 
 
-def objective(model, mode="eval", loss=F.cross_entropy):
-    return ng.Objective(model, loss, batch(), mode=mode)
+def objective(model, mode="eval", loss=F.cross_entropy, data=None):
+    return ng.Objective(model, loss, data or batch(), mode=mode)
 
 
 def quadratic(*curvatures):
@@ -55,6 +57,69 @@ def identity_times(factor):
     layer = nn.Linear(4, 4, bias=False)
     layer.weight.data = factor * torch.eye(4)
     return layer
+
+
+def landscapes(*curvatures):
+    return {k: ng.landscape(quadratic(value, value), steps=[0.1, 1.0]) for k, value in enumerate(curvatures)}
+
+
+def minimum():
+    """A quadratic at its minimum."""
+    return quadratic(1.0, 2.0, 3.0).at(torch.zeros(3, dtype=torch.float64))
+
+
+def smooth():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 3))
+
+
+def teacher():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 3))
+
+
+def taught(samples=60):
+    """Inputs the teacher classifies without a doubt."""
+    inputs = batch(10 * samples)[0]
+    logits = teacher()(inputs).detach()
+    top = logits.topk(2).values
+    sure = (top[:, 0] - top[:, 1]).argsort(descending=True)[:samples]
+    return inputs[sure], logits.argmax(1)[sure]
+
+
+def settled(shift):
+    """A network whose stored statistics are those of these inputs, or of inputs so far away."""
+    torch.manual_seed(0)
+    first, second = (nn.BatchNorm1d(8, momentum=None) for _ in range(2))
+    model = nn.Sequential(first, nn.Linear(8, 8), second, nn.ReLU(), nn.Linear(8, 3))
+    model.train()
+    with torch.no_grad():
+        model(batch(400)[0] + shift)
+    return model.eval()
+
+
+def each_loss(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def memorizer(data, seed):
+    model = plain(1.0, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(60):
+        optimizer.zero_grad()
+        F.cross_entropy(model(data[0]), data[1]).backward()
+        optimizer.step()
+    return model
+
+
+def half_plane():
+    source = torch.Generator().manual_seed(3)
+    points = torch.randn(40, 3, generator=source)
+    return points - points.mean(0), torch.where(points[:, 0] > 0, 1.0, -1.0)
+
+
+def halfspace():
+    return ng.optim.halfspace(*half_plane())
 
 
 # instrument -> healthy, sick, a threshold or limit both sentences rest on, what only the sick one says
@@ -97,6 +162,52 @@ CASES = {
         lambda: ng.layer_spectra(objective(plain(1.0, 2))), lambda: ng.layer_spectra(objective(plain(5.0, 4))), "", ""),
     "trace": (
         lambda: ng.trace(quadratic(1.0, 2.0)), lambda: ng.trace(quadratic(1.0, -3.0)), "", ""),
+    "quotient_spectrum": (
+        lambda: ng.quotient_spectrum(objective(plain(1.0, 1, norm=True), "train"), top=1),
+        lambda: ng.quotient_spectrum(objective(plain(6.0, 2, norm=True), "train"), top=1), "", ""),
+    "landscape": (
+        lambda: ng.landscape(quadratic(1.0, 2.0), steps=[0.1]), lambda: ng.landscape(quadratic(1.0, 2.0), steps=[50.0]),
+        "", "has risen"),
+    "landscape_bands": (
+        lambda: ng.landscape_bands(landscapes(1.0, 1.0)),
+        lambda: ng.landscape_bands(landscapes(1.0, 90.0)), "", ""),
+    "loss_surface": (
+        lambda: ng.loss_surface(minimum(), points=5), lambda: ng.loss_surface(objective(plain(1.0, 2)), points=5),
+        "", ""),
+    "flatness": (
+        lambda: ng.flatness(objective(plain(1.0, 1)), samples=3),
+        lambda: ng.flatness(objective(plain(40.0, 6)), sigmas=[3.0], samples=3), "10%", ""),
+    "activation_history": (
+        lambda: ng.activation_history({k: ng.activations(objective(plain(1.0, 2))) for k in (0, 1)}),
+        lambda: ng.activation_history({k: ng.activations(objective(plain(1.0 + 40 * k, 2))) for k in (0, 1)}), "", ""),
+    "margins": (
+        lambda: ng.margins(objective(teacher(), data=taught())), lambda: ng.margins(objective(plain())),
+        "5%", "train on"),
+    "robustness": (
+        lambda: ng.robustness(teacher(), taught(), attack="fgsm", radius=1e-4),
+        lambda: ng.robustness(teacher(), taught(), attack="fgsm", radius=5.0), "", ""),
+    "drift": (
+        lambda: ng.drift(settled(0.0), [batch(400)]), lambda: ng.drift(settled(9.0), [batch(400)]), "limit", "shifted"),
+    "stability": (
+        lambda: ng.stability(lambda data, seed: plain(1.0, 1), batch(12), batch(8), loss=each_loss, pairs=2, seeds=1),
+        lambda: ng.stability(memorizer, batch(12), batch(8), loss=each_loss, pairs=2, seeds=1), "", ""),
+    "symmetries": (
+        lambda: ng.symmetries(objective(smooth())), lambda: ng.symmetries(objective(plain(1.0, 1, norm=True), "train")),
+        "", "Scales are free"),
+    "param_groups": (
+        lambda: ng.param_groups(objective(smooth()), {"weight_decay": 0.1}),
+        lambda: ng.param_groups(objective(plain(1.0, 1, norm=True), "train"), {"weight_decay": 0.1}), "", ""),
+    "prune_norms": (
+        lambda: ng.prune_norms(settled(0.0), "gamma", 0.0, batch()[0]),
+        lambda: ng.prune_norms(settled(0.0), "gamma", 0.9, batch()[0]), "", ""),
+    "layer_geometry": (
+        lambda: ng.nn.layer_geometry(torch.eye(4), torch.randn(40, 4)),
+        lambda: ng.nn.layer_geometry(torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e-4])), torch.randn(40, 4)), "", ""),
+    "gdnp": (
+        lambda: ng.optim.gdnp(halfspace(), iterations=40), lambda: ng.optim.gdnp(halfspace(), iterations=1), "", ""),
+    "gdnp_network": (
+        lambda: ng.optim.gdnp_network(*half_plane(), output=torch.ones(2), sweeps=6),
+        lambda: ng.optim.gdnp_network(*half_plane(), output=torch.ones(2), sweeps=1), "", ""),
     "gradient_flow": (
         lambda: ng.gradient_flow(objective(plain(1.0, 1)), 0.1, iterations=10, rates=[0.01]),
         lambda: ng.gradient_flow(objective(plain(5.0, 3)), 2.0, iterations=10, rates=[2.0]), "", ""),
@@ -113,6 +224,14 @@ def test_a_sick_network_is_told_from_a_healthy_one(name):
         assert re.search(threshold, sentence)
     assert sentences[0] != sentences[1]
     assert only_sick in sentences[1] and (not only_sick or only_sick not in sentences[0])
+
+
+def test_every_instrument_is_tried_on_a_healthy_and_a_sick_network():
+    """By a line in CASES, or in a test file of its own that looks at two meanings."""
+    ours = {name for name, function in INSTRUMENTS.items() if function.__module__.startswith("normgauge.")}
+    tests = {path.stem.removeprefix("test_"): path for path in Path(__file__).parents[1].rglob("test_*.py")}
+    elsewhere = {name for name in ours if name in tests and tests[name].read_text().count("meaning()") > 1}
+    assert ours - elsewhere <= set(CASES)
 
 
 def test_the_usable_rate_comes_first():
@@ -165,3 +284,14 @@ def test_nan_is_refused_in_one_place(call, argument):
     """`results.instrument` looks for nan; ranges are the instrument's own."""
     with pytest.raises(InputError, match=f"{argument} must be a number. Got nan"):
         call()
+
+
+def test_a_network_at_chance_is_not_called_robust():
+    inputs, labels = batch(12)
+    said = ng.robustness(plain(), (inputs, labels), attack="fgsm", radius=1e-6).meaning()
+    assert "robust" not in said and "train first" in said
+
+
+def test_a_mapping_of_inputs_is_not_taken_for_tokens():
+    with pytest.raises(InputError, match="takes one tensor"):
+        ng.lipschitz(plain().eval(), {"pixel_values": batch()[0]})

@@ -49,11 +49,7 @@ def symmetries(
 def load_objective(
     target: str, shape: str, *, tokens: int, batch: int, mode: str, of: str, seed: int, norm: str = ""
 ) -> Objective:
-    """Import a factory and make the objective the table is about.
-
-    Raises:
-        InputError: when the target, its return value or the shape cannot be used.
-    """
+    """Import a factory and make the objective the table is about."""
     import torch
     from torch import nn
 

@@ -24,78 +24,25 @@ ACCURACY = Metric(
     "test_accuracy", "test accuracy", "Share of test samples classified right.", "%", "higher", bounds=SHARE
 )
 LOSS = Metric("test_loss", "test loss", "Loss on the test split, stored statistics.", better="lower", bounds=SIZE)
+LOW: dict[str, Any] = {"better": "lower", "bounds": SIZE}
+SIDE: dict[str, Any] = {"unit": "%", "better": "higher", "brief": False, "bounds": SHARE}
 METRICS = (
     ACCURACY,
     LOSS,
-    Metric(
-        "train_loss",
-        "training loss",
-        "Loss of the measuring batch at the end, batch statistics.",
-        better="lower",
-        bounds=SIZE,
-    ),
-    Metric(
-        "steps_to_target",
-        "steps to target",
-        "Steps until the training loss fell below the target.",
-        better="lower",
-        bounds=SIZE,
-    ),
-    Metric(
-        "effective_beta",
-        "effective beta",
-        "Largest |change of gradient| / |step|, mean.",
-        better="lower",
-        when="mean",
-        bounds=SIZE,
-    ),
-    Metric(
-        "gradient_distance",
-        "gradient change",
-        "Change of the gradient along itself, mean.",
-        better="lower",
-        when="mean",
-        bounds=SIZE,
-    ),
+    Metric("train_loss", "training loss", "Loss of the measuring batch at the end, batch statistics.", **LOW),
+    Metric("steps_to_target", "steps to target", "Steps until the training loss fell below the target.", **LOW),
+    Metric("effective_beta", "effective beta", "Largest |change of gradient| / |step|, mean.", when="mean", **LOW),
+    Metric("gradient_distance", "gradient change", "Change of the gradient along itself, mean.", when="mean", **LOW),
     Metric("top_eigenvalue", "top eigenvalue", "Largest Hessian eigenvalue, mean over training.", when="mean"),
-    Metric(
-        "shift_cosine",
-        "shift cosine",
-        "Cosine of gradients before and after lower layers move.",
-        better="higher",
-        brief=False,
-        when="mean",
-        bounds=(-1.0, 1.0),
-    ),
-    Metric(
-        "gradient_growth",
-        "gradient growth",
-        "Factor per layer of the squared gradient at the start.",
-        brief=False,
-        when="first",
-        bounds=SIZE,
-    ),
+    Metric("shift_cosine", "shift cosine", "Cosine of gradients before and after lower layers move.", better="higher",
+           brief=False, when="mean", bounds=(-1.0, 1.0)),
+    Metric("gradient_growth", "gradient growth", "Factor per layer of the squared gradient at the start.", brief=False,
+           when="first", bounds=SIZE),
     Metric("margin", "margin", "Median test margin over the norm of the last layer.", better="higher", brief=False),
-    Metric(
-        "fgsm_accuracy",
-        "accuracy under FGSM",
-        "Test accuracy under FGSM of radius 0.2.",
-        "%",
-        "higher",
-        brief=False,
-        bounds=SHARE,
-    ),
-    Metric(
-        "noise_accuracy",
-        "under weight noise",
-        "Test accuracy with 20 % noise on filters.",
-        "%",
-        "higher",
-        brief=False,
-        bounds=SHARE,
-    ),
+    Metric("fgsm_accuracy", "accuracy under FGSM", "Test accuracy under FGSM of radius 0.2.", **SIDE),
+    Metric("noise_accuracy", "under weight noise", "Test accuracy with 20 % noise on filters.", **SIDE),
     Metric("weight_norm", "weight norm", "Norm of all weight tensors at the end.", bounds=SIZE),
-)
+)  # fmt: skip
 _NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
@@ -205,15 +152,6 @@ def judge(
 
     Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
     not finish is no measurement.
-
-    Args:
-        runs: with norm, lr and seed in their spec.
-        tuning_seeds: rates are chosen on seeds below this one, so that later seeds cannot change the choice.
-        exam: what the test split can show; without it nobody asks whether accuracies are above chance.
-        rates: the grid that was planned; rates of runs beyond it are said to be an extension.
-
-    Returns:
-        The arms, best first, the sentence, and whether the data can tell the best arm from all others.
     """
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
     primary = ACCURACY if accuracy else LOSS

@@ -26,15 +26,6 @@ def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
     """Import `package.module:function`, also from the folder the command is run in.
 
     The folder is searched last, so that no file in it can stand in for a library that others import.
-
-    Args:
-        kind: what the name stands for in messages: "model" or "data".
-        path: the name.
-        what: what the function is, for messages.
-
-    Raises:
-        InputError: when there is no such module or function, the module cannot be imported, or a library has the name
-            of the user's file.
     """
     module_name, _, name = path.partition(":")
     here = Path.cwd()
@@ -70,11 +61,7 @@ def _refuse_namesake(kind: str, path: str, here: Path, module: ModuleType) -> No
 
 
 def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:
-    """Import a user's function and call it; see `import_function`.
-
-    Raises:
-        InputError: when it cannot be imported, or raises: with the line of the user's own file.
-    """
+    """Import a user's function and call it; see `import_function`."""
     function = import_function(kind, path, what)
     try:
         return function(*arguments)
@@ -93,9 +80,6 @@ def name_of(function: Callable[..., Any]) -> str:
     Examples:
         >>> name_of(name_of)
         'normgauge.lab.imports:name_of'
-
-    Raises:
-        InputError: for a function that no other process can import.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<unnamed>")
     if module in (None, "__main__") or "<" in name:
@@ -137,12 +121,6 @@ def code_digests(path: str) -> dict[str, str]:
     Imports are read from the sources, those inside of functions too, and followed through the user's own modules;
     Python's, installed packages and normgauge do not count. Files that code reads, and modules whose names it computes,
     are not seen.
-
-    Args:
-        path: `package.module:function`.
-
-    Raises:
-        InputError: when a module changed after this process imported it: it would run the old one.
     """
     import_function("model", path, "a function")
     digests: dict[str, str] = {}

@@ -58,12 +58,6 @@ def write_answer(
     They do not where the best arm is not above chance (binomial test against the most frequent label) or lost runs, and
     where its lead over another arm rests on fewer than three seeds, is less than one test sample, has an interval
     without width, or an interval that contains 0. Arms whose readings are equal on every seed are one network.
-
-    Args:
-        arms: best first.
-        runs: all of them.
-        metric: what arms are compared by.
-        exam: the test split, where it is known.
     """
     spec = runs[0].spec if runs else {}
     where = f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"

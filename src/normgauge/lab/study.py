@@ -92,11 +92,7 @@ class Study:
         ]
 
     def confirmation(self, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the specs of the second round: each chosen arm and setting for the seeds not tried yet.
-
-        Args:
-            chosen: one mapping per arm with a value for every scientific and nuisance knob.
-        """
+        """Return the specs of the second round: each chosen arm and setting for the seeds not tried yet."""
         return [
             {**dict(self.fixed), **arm, "seed": seed} for seed in self.judged if seed >= self.tried for arm in chosen
         ]

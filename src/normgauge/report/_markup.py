@@ -9,7 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup as Markup
 
 from normgauge import charts
 from normgauge.records import format_number

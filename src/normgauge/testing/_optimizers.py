@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 from normgauge.results import Result
 from normgauge.rng import generator
 from normgauge.testing import _optimizer_rules as rules
-from normgauge.testing._verdict import Ledger, NonconformingError
+from normgauge.testing._verdict import Ledger
 
 
 class Twin(Protocol):
@@ -27,14 +27,6 @@ class Twin(Protocol):
 
 
 Make = Callable[..., Optimizer]
-
-
-class OptimizerLedger(Ledger):
-    """The checks made on one optimizer."""
-
-    def fail(self, check: str, problem: str) -> None:
-        """Stop with the broken rule."""
-        raise NonconformingError(f"optimizer {self.name!r}", check, problem, "Correct the optimizer")
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,7 @@ def check_optimizer(
         normgauge.testing._verdict.NonconformingError: optimizer 'SGD': norms stay...
     """
     probe = make([nn.Parameter(torch.ones(2, 2))])
-    ledger = OptimizerLedger(type(probe).__name__)
+    ledger = Ledger(type(probe).__name__, "optimizer", "Correct the optimizer")
     if spherical:
         _norms(make, ledger, steps)
         _nan_rows(make, ledger)

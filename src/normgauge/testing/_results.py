@@ -8,20 +8,12 @@ import re
 
 from normgauge.records import KINDS, STATUSES
 from normgauge.results import Cost, Result
-from normgauge.testing._verdict import Ledger, NonconformingError
+from normgauge.testing._verdict import Ledger
 
 LONGEST_REPR = 200
 SHORTEST_MEANING, LONGEST_MEANING = 20, 400
 # Nothing may be fetched or run when a page shows a result: the names of XML namespaces are not fetched.
 _FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=[\"']?(?!#|data:)", re.IGNORECASE)
-
-
-class ResultLedger(Ledger):
-    """The checks made on one result."""
-
-    def fail(self, check: str, problem: str) -> None:
-        """Stop with the broken rule."""
-        raise NonconformingError(f"result {self.name!r}", check, problem, "See normgauge.results.Result")
 
 
 def check_result(result: Result) -> None:
@@ -38,7 +30,7 @@ def check_result(result: Result) -> None:
         >>> from normgauge.nn import layer_geometry
         >>> check_result(layer_geometry(torch.eye(2), torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 1.0]])))
     """
-    ledger = ResultLedger(type(result).__name__)
+    ledger = Ledger(type(result).__name__, "result", "See normgauge.results.Result")
     _check_readings(result, ledger)
     _check_words(result, ledger)
     page = result._repr_html_()
@@ -79,6 +71,8 @@ def _check_words(result: Result, ledger: Ledger) -> None:
     first = result.status == "ok" or meaning.lower().startswith(result.status)
     ledger.require("meaning() says a status that is not ok first", first, meaning)
     ledger.require("print shows the meaning", meaning in text, text[-500:])
+    hole = re.search(r"\bnan\b", f"{text.splitlines()[0]} {meaning} {footer}")
+    ledger.require("a hole is a dash in title, meaning and footer", hole is None, text[-500:])
     for word in (f"kind {result.readings()[0].kind}", "mode ", "seed", "cost ", f"status {result.status}"):
         ledger.require(f"the last line printed says {word!r}", word in footer, footer)
     ledger.require(

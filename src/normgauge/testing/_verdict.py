@@ -19,21 +19,18 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 class Ledger:
     """The checks made on one subject, with the number of cases and the largest deviation of each.
 
-    Args:
-        name: of the subject, as the messages call it.
+    `kind`, `name` and `remedy` are how its messages call the subject, and what they advise.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, kind: str = "normalizer", remedy: str = "Correct the normalizer, or its declaration"
+    ) -> None:
+        self.name, self.kind, self.remedy = name, kind, remedy
         self.cases: dict[str, int] = {}
         self.largest: dict[str, float] = {}
 
     def require_same(self, check: str, result: Tensor, wanted: Tensor, tolerance: float) -> None:
-        """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values.
-
-        Raises:
-            NonconformingError: if they do not.
-        """
+        """Record that two tensors agree to a tolerance relative to the larger of 1 and the wanted values."""
         if result.shape != wanted.shape:
             self.fail(check, f"shape {tuple(result.shape)} where {tuple(wanted.shape)} was expected")
         size = wanted.detach().double().abs().max().clamp_min(1.0) if wanted.numel() else torch.ones(())
@@ -48,21 +45,11 @@ class Ledger:
         self.largest[check] = max(self.largest.get(check, 0.0), deviation)
 
     def require(self, check: str, holds: bool, otherwise: str) -> None:
-        """Record a condition.
-
-        Raises:
-            NonconformingError: if it does not hold.
-        """
+        """Record a condition."""
         if not holds:
             self.fail(check, otherwise)
         self.record_pass(check)
 
     def fail(self, check: str, problem: str) -> None:
-        """Stop with the broken rule.
-
-        Raises:
-            NonconformingError: always.
-        """
-        raise NonconformingError(
-            f"normalizer {self.name!r}", check, problem, "Correct the normalizer, or its declaration"
-        )
+        """Stop with the broken rule."""
+        raise NonconformingError(f"{self.kind} {self.name!r}", check, problem, self.remedy)

@@ -125,11 +125,7 @@ def fetch(name: str, folder: str | Path | None = None, *, say: Callable[[str], N
 
 
 def open_known(name: str) -> Prepared:
-    """Return a dataset that is on this machine; never downloads.
-
-    Raises:
-        MissingDataError: when it is not here, with the command that brings it.
-    """
+    """Return a dataset that is on this machine; never downloads."""
     _look_up(name)
     present = prepared.read(data_folder(), name)
     if present is None:
@@ -144,9 +140,6 @@ def open_folder(path: Path) -> Prepared:
 
     The name of the kept file is a hash of the path and of the files' names, sizes and times: a folder that changed is
     read again.
-
-    Raises:
-        DataError: when nothing is there, or no usual layout.
     """
     place = path.expanduser().resolve()
     name = "folder-" + fingerprint(place)

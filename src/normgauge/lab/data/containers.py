@@ -121,11 +121,7 @@ class Zip:
 
 
 def containers(path: Path) -> Iterator[Container]:
-    """Yield what a path may hold data in: itself, and if it is a folder the archives that lie in it.
-
-    Raises:
-        DataError: when nothing is there.
-    """
+    """Yield what a path may hold data in: itself, and if it is a folder the archives that lie in it."""
     if not path.exists():
         raise DataError(f"data in {path}", "the folder or archive must exist", "nothing", "Check the path")
     if path.is_file():

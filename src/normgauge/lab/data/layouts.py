@@ -42,11 +42,7 @@ class Images:
 
     @classmethod
     def join(cls, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
-        """Put the training and the test part behind each other.
-
-        Raises:
-            ValueError: where images and labels differ in number, or a label is none of training.
-        """
+        """Put the training and the test part behind each other."""
         for pixels, labels in (train, test):
             if len(pixels) != len(labels):
                 raise ValueError(f"{len(labels)} labels for {len(pixels)} images")
@@ -81,11 +77,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> Images | None:
-    """Return the images in a folder or archive in any of the usual layouts, or None when there are none.
-
-    Raises:
-        DataError: when the path does not exist, or files are there but broken.
-    """
+    """Return the images in a folder or archive in any of the usual layouts, or None when there are none."""
     for container in containers(path):
         names = container.names()
         for layout in (_cifar10_batches, _cifar100_batches, _png_strips, _idx, _class_folders):

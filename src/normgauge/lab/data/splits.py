@@ -210,11 +210,7 @@ def _load_from_function(path: str) -> Dataset:
 
 
 def _check_splits(data: Dataset) -> Dataset:
-    """Return a user's dataset with labels as torch wants them; what no training could use is named before one starts.
-
-    Raises:
-        DataError: for numbers that are not finite, counts that differ, labels out of range, targets of the wrong shape.
-    """
+    """Return a user's dataset with labels as torch wants them; what no training could use is refused by name."""
     for split in ("train", "validation", "test"):
         inputs, targets = getattr(data, split)
         problem = _problem(data, inputs, targets)

@@ -19,12 +19,7 @@ CODE, DATA = "code", "data_digest"
 
 
 def own_digests(model: str, dataset: datasets.Dataset) -> dict[str, Any]:
-    """Return what belongs to the identity of runs on a user's own code or data; nothing for what ships or is published.
-
-    Args:
-        model: a name, or `package.module:factory`.
-        dataset: as it was loaded.
-    """
+    """Return what belongs to the identity of runs on a user's own code or data; nothing for what is published."""
     code = {CODE: code_digests(model)} if ":" in model else {}
     return code | ({DATA: data_digest(dataset)} if datasets.is_own(dataset.name) else {})
 
@@ -46,12 +41,7 @@ def data_digest(dataset: datasets.Dataset) -> str:
 
 
 def check_digests(spec: Spec, dataset: datasets.Dataset) -> None:
-    """Refuse to run a spec on other code or data than it names, as a worker on another machine may have.
-
-    Raises:
-        InputError: for other code.
-        DataError: for other data.
-    """
+    """Refuse to run a spec on other code or data than it names, as a worker on another machine may have."""
     if spec.get(CODE, {}) != (code_digests(spec["model"]) if CODE in spec else {}):
         rule, problem = "its source must be the one the comparison was started with", "another one"
         step = "Do not edit it while runs go on, and give every machine the same; then run the same command again"

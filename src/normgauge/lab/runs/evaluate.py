@@ -94,10 +94,6 @@ def recalibrated_copy(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module
 
     The moving average that training keeps lags behind the weights, and the lag multiplies over depth. Only layers that
     store statistics are in training mode meanwhile: dropout and noise are off.
-
-    Args:
-        network: it is left as it was.
-        inputs: batches, weighted equally.
     """
     twin = copy.deepcopy(network).eval()
     layers = [part for part in twin.modules() if _COUNT in dict(part.named_buffers(recurse=False))]

@@ -35,9 +35,6 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execut
     """Run specs on any `concurrent.futures.Executor`, yielding them as they finish.
 
     A run whose worker cannot finish it has status "error".
-
-    Raises:
-        ExecutorError: when the executor itself is gone; what it finished before has been yielded.
     """
     futures = {executor.submit(_run_alone, task, spec): spec for spec in specs}
     try:
@@ -66,10 +63,6 @@ def cluster_executor(address: str) -> Iterator[Executor]:
 
     Workers need normgauge, the data, and a user's own package installed. Give each worker one thread
     (`dask worker ADDRESS --nthreads 1`): runs share torch's random state, so one process runs one at a time.
-
-    Raises:
-        MissingExtraError: without the extra `cluster`.
-        ExecutorError: when no scheduler answers.
     """
     executor = connect(address)
     try:

@@ -35,15 +35,7 @@ EVALUATED = 1000
 
 
 def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: Spec, step: int) -> None:
-    """Record every quantity at one step of training; a quantity that cannot be had becomes a hole with a status.
-
-    Args:
-        record: `record(step, name, value, kind=, status=)`.
-        network: the network in training; it is left as it was.
-        dataset: its data.
-        spec: the run's spec, for the learning rate and the size of the measuring batch.
-        step: the number of steps taken.
-    """
+    """Record every quantity at one step of training; a quantity that cannot be had becomes a hole with a status."""
     for split in ("validation", "test"):
         measured = evaluate(network, dataset, split, batch=EVALUATED)
         record(step, f"{split}_loss", measured.loss)

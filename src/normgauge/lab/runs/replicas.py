@@ -35,14 +35,6 @@ def launch(run: Run, statement: str) -> None:
     Rank r takes rows r, r + n, ... of each batch, gradients are averaged; the run equals the one of a single process
     up to float error, except for batch statistics: "replica" takes them over each replica's share (stored ones are
     rank 0's), "synced" over the whole batch, as a single process does.
-
-    Args:
-        run: its spec has `ddp` >= 2 and `statistics` "replica" or "synced"; see `normgauge.lab.runs.run.execute`.
-        statement: the Python statement each process executes; it enters a `Replica`.
-
-    Raises:
-        InputError: for other statistics, or a batch that cannot be shared evenly.
-        ModelError: when a process does not live until the end.
     """
     spec, world = run.spec, int(run.spec["ddp"])
     if spec.get("statistics", "replica") not in STATISTICS or int(spec["batch"]) % world or int(spec["batch"]) < world:
@@ -159,11 +151,7 @@ def shared_copy(network: nn.Module) -> nn.Module:
 
 
 def sync_batch_norms(network: nn.Module, group: Any = None) -> nn.Module:
-    """Replace batch normalization by one over all processes, in place, with the same parameters and statistics.
-
-    Raises:
-        ModelError: when the network has no batch normalization, so that there would be nothing to sync.
-    """
+    """Replace batch normalization by one over all processes, in place, with the same parameters and statistics."""
     layers = [
         (part, name, child)
         for part in network.modules()

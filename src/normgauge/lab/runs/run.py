@@ -28,16 +28,7 @@ MakeStep: TypeAlias = Callable[[nn.Module, datasets.Dataset, torch.optim.Optimiz
 
 
 def execute(spec: Spec) -> Run:
-    """Run one spec and never raise: what goes wrong becomes the run's status and sentence.
-
-    Args:
-        spec: model, norm, data, lr, seed, steps, batch, measure_at (steps), measure_batch, target_loss; and for a run
-            split over processes ddp (how many) and statistics ("replica" or "synced"): see `replicas.launch`.
-
-    Returns:
-        The run, with a status of ok, diverged (the loss left every reasonable range), skipped (its data are not on
-        this machine) or error.
-    """
+    """Run one spec and never raise: what goes wrong becomes the run's status and sentence."""
     run = Run(dict(spec))
     if int(spec.get("ddp", 1)) > 1:
         return guard_run(run, lambda: launch(run, f"from {__name__} import be_replica; be_replica()"))
@@ -81,13 +72,7 @@ def one_thread() -> Iterator[None]:
 
 
 def carry_out(run: Run, make_step: MakeStep | None = None, *, measured: bool = True) -> None:
-    """Train by SGD as the run's spec says, writing readings and status into it.
-
-    Args:
-        run: its spec is read.
-        make_step: makes a step of one's own; the usual one if left out.
-        measured: whether this process measures.
-    """
+    """Train by SGD as the run's spec says, writing readings and status into it."""
     spec = run.spec
     dataset = datasets.load(spec["data"])
     check_digests(spec, dataset)

@@ -99,9 +99,6 @@ def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dic
         [0, 1, 2, 3, 4, 5, 6, 7, 8]
         >>> part_of(specs, (3, 3)) == parts[0]
         True
-
-    Raises:
-        InputError: for a number outside of 0 to n.
     """
     index, count = shard
     if count < 1 or not 0 <= index <= count:
@@ -117,9 +114,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     Examples:
         >>> parse_shard("2/8")
         (2, 8)
-
-    Raises:
-        InputError: for other text.
     """
     index, _, count = text.partition("/")
     if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", text):

@@ -44,11 +44,7 @@ class Training:
             self.diverged_at = len(self.losses)
 
     def whole(self) -> Training:
-        """Return this where training went to its end; a network that broke on the way is no measurement.
-
-        Raises:
-            NonFiniteError: where it diverged.
-        """
+        """Return this where training went to its end; a network that broke on the way is no measurement."""
         if self.diverged:
             raise NonFiniteError(f"training diverged at step {self.diverged_at}: its loss was {self.losses[-1]:.3g}")
         return self

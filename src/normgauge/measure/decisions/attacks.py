@@ -45,12 +45,7 @@ ATTACKS = {
 
 
 def attack_named(name: str, steps: int | None, restarts: int | None, step: float | None) -> Attack:
-    """Return an attack by name with some of its settings replaced.
-
-    Raises:
-        UnknownNameError: for another name.
-        InputError: for settings that make no attack.
-    """
+    """Return an attack by name with some of its settings replaced."""
     if name not in ATTACKS:
         raise unknown_name("attack", name, ATTACKS)
     base = ATTACKS[name]

@@ -22,11 +22,7 @@ class NotClasses(DataError):
 
 
 def targets_of(batch: Any) -> Any:
-    """Return the targets of `(inputs, targets)`, or the labels a mapping carries.
-
-    Raises:
-        NotClasses: where the batch does not say what its targets are.
-    """
+    """Return the targets of `(inputs, targets)`, or the labels a mapping carries."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[1]
     if isinstance(batch, Mapping):
@@ -43,9 +39,6 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
 
     Understood: logits `[n, classes, ...]` with labels `[n, ...]` (torch), `[n, ..., classes]` with labels `[n, ...]`
     (Hugging Face), one logit per decision with labels 0 and 1. Labels of -100 do not count.
-
-    Raises:
-        NotClasses: for anything else.
     """
     logits = _logits(output)
     label = target if isinstance(target, Tensor) else first_tensor(target)
@@ -85,11 +78,7 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
 
 
 def batch_decisions(objective: Objective, model: nn.Module, number: int, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return the decisions of one batch, labels where the objective's loss puts them; for use inside `evaluate`.
-
-    Raises:
-        NotClasses: see `decisions` and `aligned_decisions`.
-    """
+    """Return the decisions of one batch, labels where the objective's loss puts them; for use inside `evaluate`."""
     target = targets_of(batch)
     loss = None
     if objective.loss_function is None and _is_sequence(target):

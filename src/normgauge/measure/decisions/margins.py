@@ -89,9 +89,11 @@ class Margins(Result):
         if not count:
             return f"There are {count} decisions, so that nothing has a margin."
         by = "input_gradient" if self.values["input_gradient"].numel() else "raw"
-        unit = "from the boundary, to first order" if by == "input_gradient" else "of logits, which scaling changes"
-        said = f"Half of the {count} samples lie at least {self.quantile(0.5, by):.3g} {unit}"
-        low, wrong = self.quantile(LOW, by), 1 - self.accuracy
+        middle, low, wrong = self.quantile(0.5, by), self.quantile(LOW, by), 1 - self.accuracy
+        said = f"The median of {count} margins is {middle:.3g} in logits, a unit that scaling changes"
+        if by == "input_gradient":
+            side = "on the right side" if middle > 0 else "on the wrong side"
+            said = f"The median of {count} samples lies {abs(middle):.3g} from the boundary, to first order, {side}"
         if low > 0:
             return (
                 f"{said}, and all but {LOW:.0%} at least {low:.3g}: inputs may move by less than that without an error."

@@ -21,6 +21,7 @@ from normgauge.rng import generator
 if TYPE_CHECKING:
     import altair
 
+FEW = 10  # right decisions: with fewer each is over 10 % of what an attack could take
 KEPT = 0.5  # share of the right decisions that must survive: below, the attack wins more often than not
 Statistics = Literal["stored", "batch", "noisy"]
 STATISTICS = ("stored", "batch", "noisy")
@@ -90,6 +91,10 @@ class Robustness(Result):
         if not self.clean:
             return f"None of the {self.samples} samples is right without an attack: nothing is left to attack."
         last = max(self.entries, key=lambda entry: entry.radius)
+        if (right := round(self.clean * self.samples)) < FEW:
+            return (
+                f"Only {right} of {self.samples} samples are right without an attack ({FEW} would tell): train first."
+            )
         kept = last.accuracy / self.clean
         said = f"Within {last.radius:g} {self.attack.name} leaves {last.accuracy:.1%} right of {self.clean:.1%}"
         if kept >= KEPT:

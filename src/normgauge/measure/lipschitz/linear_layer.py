@@ -39,12 +39,7 @@ class LinearMap:
 
 
 def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap:
-    """Return the linear map of a layer on inputs of a shape, without a trace on the layer.
-
-    Raises:
-        ModelError: when the layer is not one linear map.
-        InputError: when the shape does not fit.
-    """
+    """Return the linear map of a layer on inputs of a shape, without a trace on the layer."""
     parts = [part for part in _parts(layer) if not isinstance(part, nn.Identity)]
     linear = [part for part in parts if isinstance(part, _LINEAR)]
     norms = [part for part in parts if isinstance(part, _BatchNorm)]
@@ -118,11 +113,7 @@ def _check_weight(weight: Tensor, name: str) -> Tensor:
 
 
 def spatial_size(layer: nn.Module, input_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the spatial part of an input shape given with or without channels and batch.
-
-    Raises:
-        InputError: when the shape does not belong to the layer.
-    """
+    """Return the spatial part of an input shape given with or without channels and batch."""
     if isinstance(layer, nn.Linear):
         if input_shape is not None and (not len(input_shape) or input_shape[-1] != layer.in_features):
             raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,19 +126,9 @@ class LipschitzBracket(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         total = sum(abs(layer.log10) for layer in self.layers)
-        return [
-            {
-                "layer": layer.name,
-                "kind": layer.kind,
-                "normalizer": layer.normalizer,
-                "log10": layer.log10,
-                "log10_at_data": layer.log10_at_data,
-                "log10_global": layer.log10_global,
-                "total": layer.total,
-                "share": abs(layer.log10) / total if 0 < total < math.inf else math.nan,
-            }
-            for layer in self.layers
-        ]
+        shares = [abs(layer.log10) / total if 0 < total < math.inf else math.nan for layer in self.layers]
+        rows = [asdict(layer) for layer in self.layers]
+        return [{"layer": row.pop("name"), **row, "share": share} for row, share in zip(rows, shares, strict=True)]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return log10 of the upper and the lower bound, of the bounds in other senses, and of each layer's factor."""

@@ -42,9 +42,6 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
 
     Exact up to `FEW_OUTPUTS` outputs (one backward pass per output over the whole batch, then a small Gram matrix
     per input), else a lower bound by power iterations that reuse one graph.
-
-    Raises:
-        NotDifferentiableError: when the output does not depend differentiably on the input.
     """
     x = inputs.detach().clone().requires_grad_()
     with torch.enable_grad(), twice_differentiable():

@@ -82,16 +82,7 @@ class Bracket(Result):
         return f"operator norm of {self.layer} on {self.input_shape}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "layer": self.layer,
-                "lower": self.lower,
-                "upper": self.upper,
-                "gap": self.gap,
-                "reshaped": self.reshaped,
-                "kind": self.kind,
-            }
-        ]
+        return [{name: getattr(self, name) for name in ("layer", "lower", "upper", "gap", "reshaped", "kind")}]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the upper and the lower bound, and the norm of the reshaped weight."""

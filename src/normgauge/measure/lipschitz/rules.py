@@ -53,11 +53,7 @@ class Call:
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
     def check_space(self) -> int:
-        """Return the number of axes of space that torch's class or function names, as in MaxPool2d.
-
-        Raises:
-            ModelError: when the input is not `[batch, channels]` and these axes: torch would take samples for channels.
-        """
+        """Return the number of axes of space that torch's class or function names, as in MaxPool2d."""
         names = [self.kind] if self.module is None else [base.__name__ for base in type(self.module).__mro__]
         axes = next(int(name[-2]) for name in names if name[-2:] in ("1d", "2d", "3d"))
         if self.input.value.ndim != axes + 2:

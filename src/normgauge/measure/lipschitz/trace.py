@@ -51,11 +51,7 @@ class Step:
 
 
 def private_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that can be run without a trace on the original, its parameters frozen.
-
-    Raises:
-        ModelError: when the model cannot be copied, or carries hooks, which may change what its layers compute.
-    """
+    """Return a copy of a model that can be run without a trace on the original, its parameters frozen."""
     for name, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         foreign = [
@@ -101,11 +97,7 @@ def _wrap_functions(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 
 def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
-    """Return the steps of one forward pass, which must be the same whatever the values of the inputs are.
-
-    Raises:
-        ModelError: when they depend on values, or the model does not return one tensor.
-    """
+    """Return the steps of one forward pass, which must be the same whatever the values of the inputs are."""
     tracked = inputs.detach().clone().requires_grad_().clone()  # with a history, so that nothing depends on it unseen
     recorder = Recorder(model, tracked, _is_one_step)
     with torch.enable_grad(), preserved_rng(), _wrap_functions(model, recorder), recorder.recording():
@@ -148,15 +140,7 @@ class Walk:
 
     @torch.no_grad()
     def run(self, radius: float = 0.0, source: int = -1) -> Reach:
-        """Return what is known of the output.
-
-        Args:
-            radius: of the ball around each datum.
-            source: start at the output of this step in place of the input; everything before it is a constant.
-
-        Raises:
-            ModelError: naming the first step without a rule.
-        """
+        """Return what is known of the output."""
         values: dict[int, Any] = {-1: [self.inputs]}
         reaches: dict[int, Any] = {}
         places: dict[int, tuple[int, ...]] = {source: (-1,)}
@@ -247,11 +231,7 @@ def _value(step: TracedStep, values: Mapping[int, Any]) -> Any:
 
 
 def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
-    """Compare the traced output with the model's own on a few samples alone.
-
-    Raises:
-        ModelError: when they differ: an operation in place, a hook, or samples that see each other.
-    """
+    """Compare the traced output with the model's own on a few samples alone."""
     few = min(_CHECKED, max(1, len(inputs) - 1))
     try:
         with torch.no_grad():
@@ -299,20 +279,17 @@ def _check_batch(call: Call, parts: Sequence[Any], samples: int) -> None:
 
 
 def check_inputs(inputs: Any) -> Tensor:
-    """Return the inputs as they are, if they are one batch of real, finite numbers.
-
-    Raises:
-        DataError: otherwise.
-    """
+    """Return the inputs as they are, if they are one batch of real, finite numbers."""
     good = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim >= 2 and inputs.numel() > 0
     if not good or not bool(torch.isfinite(inputs).all()):
-        description = (
-            f"{inputs.dtype} of shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        )
+        description, step = type(inputs).__name__, "Wrap the model in a module that takes one tensor"
+        if isinstance(inputs, Tensor):
+            description = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+            step = "Distances between token ids mean nothing: measure from the embeddings on"
         raise DataError(
             "lipschitz",
             "inputs are one batch [samples, ...] of finite real numbers",
             description,
-            "Distances between token ids mean nothing: measure from the embeddings on",
+            step,
         )
     return inputs.detach().cpu()

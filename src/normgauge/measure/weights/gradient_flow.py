@@ -26,15 +26,8 @@ ACCURATE = 1e-3  # relative drift of what the flow keeps exactly: what a plot of
 CLOSE = 0.1  # of the way travelled: where gradient descent still follows the flow
 Integrator = Literal["dormand_prince", "runge_kutta"]
 KINKED = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ReLU6,
-    nn.Hardtanh,
-    nn.Hardswish,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
 )
 
 

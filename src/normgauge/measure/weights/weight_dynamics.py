@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,19 +94,15 @@ class WeightDynamics(Result):
         names = "blocks size scale_invariant norm next_norm gradient effective_rate angle equilibrium_norm"
         names += " equilibrium_angle steps heading"
         return [
-            {"parameters": ", ".join(block.parameters), **{name: getattr(block, name) for name in names.split()}}
+            {"parameters": _name_block(block.parameters), **{name: getattr(block, name) for name in names.split()}}
             for block in self.blocks
         ]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return norm, angle of the next step and equilibrium of every block, the scale-invariant ones first."""
         why = "no optimizer was given, or no law is known"
-        kinds: dict[str, Kind] = {
-            "norm": "exact",
-            "angle": "exact",
-            "equilibrium_norm": "estimate",
-            "steps": "estimate",
-        }
+        kinds: dict[str, Kind] = {"norm": "exact", "angle": "exact"}
+        kinds |= {"equilibrium_norm": "estimate", "steps": "estimate"}
         return tuple(
             Reading.measured(
                 name.replace("_", " "), getattr(block, name), kind, layer=", ".join(block.parameters), why=why
@@ -125,13 +121,14 @@ class WeightDynamics(Result):
         moving = [block for block in free if block.heading in ("growing", "shrinking")]
         if not moving:
             words = ", ".join(dict.fromkeys(block.heading for block in free))
-            return f"The norms of {len(free)} scale-invariant tensors are {words} ({SETTLED:.0%} counts as settled)."
+            return f"The norms of {len(free)} scale-invariant groups are {words} ({SETTLED:.0%} counts as settled)."
         last = max(moving, key=lambda block: block.steps)
+        name = _name_block(last.parameters)
         span = f"about {last.steps:.2g} steps" if math.isfinite(last.steps) else "no end"
         return (
-            f"{len(moving)} of {len(free)} scale-invariant tensors are over {SETTLED:.0%} from equilibrium: "
-            f"{last.parameters[0]!r} is {last.heading} from {last.norm:.3g} to {last.equilibrium_norm:.3g} with {span} "
-            f"to go, and until then its effective rate changes by itself."
+            f"{len(moving)} of {len(free)} scale-invariant groups are over {SETTLED:.0%} from equilibrium: "
+            f"{name} is {last.heading} from {last.norm:.3g} to {last.equilibrium_norm:.3g} with "
+            f"{span} to go, and until then its effective rate changes by itself."
         )
 
     def _notes(self) -> str:
@@ -212,6 +209,11 @@ def weight_dynamics(
     blocks += [_ordinary_block(name, point, slopes, ahead) for name in rest]
     title = "gradient flow" if optimizer is None else type(optimizer).__name__
     return WeightDynamics(tuple(blocks), title)
+
+
+def _name_block(parameters: Sequence[str]) -> str:
+    """Name tensors that scale together by the first of them and how many more there are."""
+    return parameters[0] + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
 
 
 def _plain(family: Family) -> bool:
