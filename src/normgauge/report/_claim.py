@@ -37,6 +37,7 @@ def card(claim: Claim, neighbours: Container[str] = ()) -> Markup:
                 for other in verdict.beside
             ),
             ("note", _link_claims(Markup(typeset(claim, "note")), claim, neighbours)),
+            ("fault", claim.fault if claim.flaw else ""),
         ]
     )
     return Markup(
