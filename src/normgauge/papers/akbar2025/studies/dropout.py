@@ -108,11 +108,12 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
 @empirical(
     "S0-dropout",
     place="sec 9.5",
-    printed="some have noted that dropout and BN somewhat reduce each other's effect",
+    printed="dropout and BN somewhat reduce each other's effect",
     study="dropout",
     criterion="what dropout adds to the test accuracy is smaller with BN than without",
     cite=("akbar2025",),
-    note="Not in the list the ledger started from. Dropout is on at the rate 0.3: one rate, and one direction of the "
+    note="Not in the list the ledger started from. The paper says that some have noted it. Dropout is on at the rate "
+    "0.3: one rate, and one direction of the "
     "two.",
 )
 def _less_together(table: StudyTable) -> Margins:

@@ -63,11 +63,12 @@ def _grid(table: StudyTable) -> tuple[list[int], list[int]]:
 @empirical(
     "S4-E2",
     place="App 5.1, Conclusion",
-    printed="conjecture: performance is maximal when batch size equals the width; it should be set close to it",
+    printed="conjecture: performance is maximal when batch size equals the width",
     study="batch-size-width",
     criterion="averaged over widths, the test accuracy at batch size = width minus the best at any other batch size is "
     "above 0",
     cite=CITE,
+    note="The conclusion says that the batch size should be set close to the width.",
 )
 def _best_on_the_diagonal(table: StudyTable) -> Margins:
     widths, sizes = _grid(table)
