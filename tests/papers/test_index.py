@@ -136,3 +136,64 @@ def test_the_docs_page_has_every_entry_and_its_holes(script):
 @pytest.mark.heavy
 def test_the_docs_page_has_the_verdicts_of_today(script):
     assert script.PAGE.read_text(encoding="utf-8") == script.page(ENTRIES, ledger().judge(workers=2))
+
+
+NUMBERED = {
+    "S0": [
+        "Proposition 4.1",
+        "Corollary 4.1.1",
+        "Proposition 4.2",
+        "Proposition 4.3",
+        "Lemma 5.1",
+        "Example 5.1",
+        "eq (1)",
+        "Table 1",
+        "Experiment 1",
+        "Experiment 2",
+        "Experiment 3",
+        "Experiment 4",
+        "Fig 5.1",
+        "Fig 8.1",
+        "Fig 8.2",
+    ],
+    "S1": [
+        "Definition 2.1",
+        "Theorem 4.1",
+        "Theorem 4.2",
+        "Observation 4.3",
+        "Theorem 4.4",
+        "Lemma 4.5",
+        "Algorithm 1",
+        "Fact C.1",
+        "Fact C.2",
+        "Theorem C.1",
+        *(f"Fig {k}" for k in range(1, 14)),
+    ],
+    "S2": [f"Lemma {k}" for k in (1, 2, 3, 5, 23)]
+    + [f"Theorem {k}" for k in (6, 9, 12, 13, 15, 20)]
+    + [f"Corollary {k}" for k in (10, 11, 14, 18, 19, 21, 22)]
+    + ["Definition 4", "Definition 8", "Remark 7", "Remark 16", "Remark 17", "Fig 1", "Fig 2", "Fig 3"],
+    "S3": [
+        "Transformation",
+        "Backpropagation",
+        "Inference",
+        "Smoothness",
+        "Measure",
+        "Decoupling",
+        "Least-square",
+        "GDNP",
+    ],
+    "S4": ["Lemma 1", "Lemma 2", "Lemma 3", "Fig 1", "Fig 2", "Fig 3", "Table 1", "Table 2"]
+    + [f"eq ({k})" for k in range(10, 17)],
+}
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_everything_a_paper_numbers_is_in_its_index(paper):
+    places = " ".join(f"{entry.at};" for entry in read_index(paper))
+    assert [name for name in NUMBERED[paper] if not re.search(rf"{re.escape(name)}(?!\d)", places)] == []
+
+
+def test_what_waits_for_a_study_is_a_hole():
+    waiting = {claim.id for claim in ledger() if claim.kind == "empirical" and not claim.study}
+    assert [entry.at for entry in ENTRIES if waiting & set(entry.claims) and not entry.hole] == []

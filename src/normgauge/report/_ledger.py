@@ -130,6 +130,7 @@ def _sentences(claim: Claim, neighbours: Container[str]) -> list[tuple[str, str]
         ("rests on", verdict.rests_on),
         *(("beside it", sentence) for sentence in beside),
         ("note", _link_claims(Markup(typeset(claim, "note")), claim, neighbours)),
+        ("fault", claim.fault if claim.flaw else ""),
     ]
 
 
