@@ -49,7 +49,6 @@ PUBLIC = {
     "report",
     "reproduce",
     "robustness",
-    "sample_sharpness",
     "sharpness_track",
     "signal_propagation",
     "smoothing",
