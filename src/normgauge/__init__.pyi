@@ -15,8 +15,10 @@ from normgauge import theory as theory
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
 from normgauge.lab.compare import compare as compare
+from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
+from normgauge.measure.curvature.sharpness_track import sharpness_track as sharpness_track
 from normgauge.measure.curvature.spectrum import quotient_spectrum as quotient_spectrum
 from normgauge.measure.curvature.spectrum import spectrum as spectrum
 from normgauge.measure.curvature.stable_rate import stable_rate as stable_rate
@@ -30,6 +32,8 @@ from normgauge.measure.landscape.flatness import flatness as flatness
 from normgauge.measure.landscape.landscape import landscape as landscape
 from normgauge.measure.landscape.landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure.landscape.loss_surface import loss_surface as loss_surface
+from normgauge.measure.landscape.smoothing import smoothing as smoothing
+from normgauge.measure.landscape.smoothing import smoothing_bands as smoothing_bands
 from normgauge.measure.lipschitz.lipschitz import lipschitz as lipschitz
 from normgauge.measure.lipschitz.operator_norm import operator_norm as operator_norm
 from normgauge.measure.lipschitz.rules import register_lipschitz_rule as register_lipschitz_rule

@@ -117,7 +117,7 @@ def test_a_sick_network_is_told_from_a_healthy_one(name):
 
 def test_the_usable_rate_comes_first():
     found = ng.stable_rate(invariant())
-    assert found.readings()[0].name == "predicted largest stable rate"
+    assert found.readings()[0].name == "largest stable rate" and found.rate == found.predicted
     assert f"{found.predicted:.4g}" in str(found).splitlines()[0] and "observed" not in str(found).splitlines()[0]
 
 

@@ -75,26 +75,31 @@ def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixi
     )
 
 
-def rates(rows: Sequence[Mapping[str, Any]], predicted: float, title: str) -> altair.TopLevelMixin:
-    """Draw learning rates on a logarithmic axis, each stable or not, and a line at the predicted edge.
+def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.TopLevelMixin:
+    """Draw the loss reached per learning rate, each run stable or not, and a line at the rate to use.
 
     Args:
-        rows: mappings with `rate` and `stable`.
-        predicted: the edge; no line where it is not finite.
+        rows: mappings with `rate`, `stable` and `loss`; a run without a loss stands at the largest.
+        edge: the rate to use; no line where it is not finite.
         title: the chart's title.
     """
     alt = require("altair", "lab", "StableRate.chart")
-    data = [{"rate": row["rate"], "run": "stable" if row["stable"] else "unstable"} for row in rows]
+    worst = max((row["loss"] for row in rows if plain(row["loss"]) is not None), default=1.0)
+    words = {True: "stable", False: "unstable"}
+    data = [
+        {"rate": row["rate"], "run": words[row["stable"]], "loss": worst if plain(row["loss"]) is None else row["loss"]}
+        for row in rows
+    ]
     axis = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=12))
     points = (
         alt.Chart(alt.Data(values=data), title=title)
         .mark_point(filled=True, size=80, opacity=1)
-        .encode(axis, alt.Y("run:N", title=""), color="run:N", shape="run:N", tooltip=["rate:Q", "run:N"])
+        .encode(axis, alt.Y("loss:Q", title="loss reached"), color="run:N", shape="run:N")
     )
-    edge = [] if plain(predicted) is None else [{"rate": predicted, "text": "predicted"}]
-    base = alt.Chart(alt.Data(values=edge)).encode(axis)
-    words = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
-    return themed((points + base.mark_rule(style="quiet", strokeDash=[4, 3]) + words).properties(width=420, height=110))
+    line = [] if plain(edge) is None else [{"rate": edge, "text": "use up to"}]
+    base = alt.Chart(alt.Data(values=line)).encode(axis)
+    note = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
+    return themed((points + base.mark_rule(style="quiet", strokeDash=[4, 3]) + note).properties(width=420, height=200))
 
 
 def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:

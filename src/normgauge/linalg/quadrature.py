@@ -38,9 +38,15 @@ def rademacher(size: int, draw: torch.Generator) -> Tensor:
 
 
 def spectral_nodes(
-    operator: Operator, *, probes: int = 1, steps: int = 50, seed: int = 0, progress: Heard | None = None
+    operator: Operator,
+    *,
+    probes: int = 1,
+    steps: int = 50,
+    seed: int = 0,
+    progress: Heard | None = None,
+    enough: Callable[[list[Nodes]], bool] | None = None,
 ) -> list[Nodes]:
-    """Return the quadrature of `probes` random spectral measures, by `steps` Lanczos steps each.
+    """Return the quadrature of `probes` random spectral measures, by `steps` Lanczos steps each; fewer when `enough`.
 
     Every basis is kept orthogonal to the square root of the precision: without that, converged eigenvalues return as
     copies ("ghosts") and take weight from their neighbours' places.
@@ -76,6 +82,8 @@ def spectral_nodes(
             sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
             result.append(_nodes(sequences))
             sequences.reset()
+            if enough is not None and enough(result):
+                break
     return result
 
 

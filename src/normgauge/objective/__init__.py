@@ -1,8 +1,10 @@
 """Model, loss and data as one pure function of the parameters; its curvature and Jacobian as operators."""
 
 from normgauge.objective._data import copy_batch as copy_batch
+from normgauge.objective._data import join_batches as join_batches
 from normgauge.objective._data import sample_count as sample_count
 from normgauge.objective._data import take as take
+from normgauge.objective._data import take_rows as take_rows
 from normgauge.objective._data import tensors as tensors
 from normgauge.objective._data import to_device as to_device
 from normgauge.objective._functional import call_purely as call_purely
@@ -33,9 +35,11 @@ __all__ = [
     "call_model",
     "call_purely",
     "copy_batch",
+    "join_batches",
     "pairs",
     "sample_count",
     "take",
+    "take_rows",
     "tensors",
     "to_device",
     "twice_differentiable",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from types import ModuleType
@@ -246,6 +246,23 @@ def copy_batch(batch: Any) -> Any:
         return copies[id(leaf)]
 
     return _map_leaves(batch, copy_leaf)
+
+
+def take_rows(batch: Any, rows: Tensor) -> Any:
+    """Return the samples with these numbers: rows of every tensor and array."""
+    return _map_leaves(batch, lambda leaf: leaf[rows.to(leaf.device) if isinstance(leaf, Tensor) else rows.numpy()])
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """Return several batches of one structure as one: tensors are joined along their first axis."""
+    first = batches[0]
+    if len(batches) == 1 or not isinstance(first, (Tensor, Mapping, tuple, list)):
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))
+    if isinstance(first, Mapping):
+        return {name: join_batches([batch[name] for batch in batches]) for name in first}
+    return type(first)(join_batches(parts) for parts in zip(*batches, strict=True))
 
 
 def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:

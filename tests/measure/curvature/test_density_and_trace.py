@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.linalg import DenseOperator, hutchinson, spectral_nodes
+from normgauge.testing import check_result
 from reference.curvature import dense_hessian, hand_written
 from reference.nets import net
 
@@ -164,3 +166,82 @@ def test_bad_counts_are_said(call):
     model, loss, batches = net("layer norm")
     with pytest.raises(InputError, match="Got"):
         call(ng.Objective(model, loss, batches, mode="train"))
+
+
+# -- whole spectra ------------------------------------------------------------------------------------------------
+
+
+def turned(values, seed=0):
+    """A loss whose Hessian has these eigenvalues in random directions."""
+    matrix = with_spectrum(values, seed)
+    model = nn.Linear(len(values), 1, bias=False).double()
+    step = lambda m, _: m.weight[0] @ matrix @ m.weight[0] / 2  # noqa: E731
+    return ng.Objective.from_step(model, step, torch.ones(1), mode="eval")
+
+
+def spread(count, seed):
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_outliers_and_bulk_edges_are_those_of_the_matrix(seed):
+    outside = torch.tensor([12.0, 9.0, 5.0, -4.0], dtype=torch.float64)
+    found = ng.density(turned(torch.cat([spread(150, seed), outside]), seed), iterations=60)
+    assert found.outliers == pytest.approx((12.0, 9.0, 5.0, -4.0), rel=1e-3)
+    low, high = found.bulk
+    assert -0.05 < low < 0.1 and 0.9 < high < 1.05 and "4 eigenvalues stand outside" in found.meaning()
+    even = ng.density(turned(spread(150, seed), seed))
+    assert len(even.outliers) <= 4 and even.bulk[1] - even.bulk[0] > 0.9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_probes_are_drawn_until_the_share_has_the_error_asked_for(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    data = (torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,)))
+    found = ng.density(ng.Objective(model, F.cross_entropy, data, mode="train"), error=0.06, iterations=30, seed=seed)
+    check_result(found)
+    assert found.status == "ok" and found.error <= 0.06 and len(found.nodes) >= 3
+    assert found.cost.products <= 30 * len(found.nodes) and found.cost.gradients == 1
+    dense = torch.linalg.eigvalsh(dense_hessian(hand_written(model), F.cross_entropy, [data], "train"))
+    points = torch.linspace(float(dense[0]), float(dense[-1]), 9, dtype=torch.float64)[1:-1]
+    for point in map(float, points):
+        assert abs(found.share(upper=point) - float((dense <= point).double().mean())) < 4 * 0.06
+    short = ng.density(ng.Objective(model, F.cross_entropy, data, mode="train"), error=1e-6, probes=3, iterations=10)
+    assert short.status == "nonconverged" and "was asked" in short.sentence
+    check_result(short)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_distance_of_two_spectra_holds_the_true_one(seed):
+    one, two = 3 * spread(60, seed), 3 * spread(60, seed) ** 2
+    first, again, second = (
+        ng.density(turned(values, seed + place), probes=8, iterations=60, seed=place)
+        for place, values in enumerate((one, one, two))
+    )
+    true = float((one.sort().values - two.sort().values).abs().mean())
+    found, same_one = first.distance(second), first.distance(again)
+    assert found.low <= found.value <= found.high and abs(found.value - true) < 0.15 * true
+    assert "they differ" in found.meaning() and found.value > found.noise
+    assert same_one.value < 0.5 * found.value and "cannot tell" in same_one.meaning()
+    with pytest.raises(InputError, match="two probes"):
+        first.distance(ng.density(turned(one), probes=1))
+
+
+def test_the_part_of_sharpness_that_is_the_sample():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = (torch.randn(24, 20), torch.randint(3, (24,)))
+    halves = [(data[0][rows], data[1][rows]) for rows in (slice(12), slice(12, 24))]
+    objective = ng.Objective(model, F.cross_entropy, halves[0], mode="eval")
+    found = ng.spectrum(objective, top=2, tol=1e-6, held_out=halves[1])
+    check_result(found)
+    one, two = (dense_hessian(model, F.cross_entropy, [half], "eval") for half in halves)
+    values, vectors = torch.linalg.eigh(one)
+    wanted = [float(vectors[:, -k] @ two @ vectors[:, -k]) for k in (1, 2)]
+    assert found.held_out == pytest.approx(wanted, rel=1e-4)
+    assert found.sample_share == pytest.approx(1 - wanted[0] / float(values[-1]), rel=1e-4)
+    assert found.sample_share > 0.2 and "measure on more" in found.meaning()
+    assert "is the sample" not in ng.spectrum(objective, top=1).meaning()
+    alike = ng.spectrum(objective, top=1, held_out=halves[0])
+    assert abs(alike.sample_share) < 1e-3 and "it is the network's" in alike.meaning()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +20,32 @@ from normgauge.results import Result, instrument
 if TYPE_CHECKING:
     import altair
 
+MULTIPLE = 6.0  # eigenvalues in a node: a single one weighs chi^2_1 of one, above 6 in 1.4 % of draws
 FLAT = 0.01  # of the largest |eigenvalue|: one percent of the curvature that limits the learning rate
+
+
+class SpectrumDistance(NamedTuple):
+    """The Wasserstein-1 distance between two spectra, in units of eigenvalues.
+
+    Attributes:
+        value: the distance.
+        low: end of its 95 % bootstrap interval over the probes.
+        high: the other end.
+        noise: what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
+
+    def meaning(self) -> str:
+        """Return the distance in words."""
+        seen = "they differ" if self.value > self.noise else "the probes cannot tell them apart"
+        return (
+            f"Eigenvalues in order are {self.value:.3g} apart in the mean (95 % interval {self.low:.3g} to "
+            f"{self.high:.3g}); probes alone give up to {self.noise:.3g}, so {seen}."
+        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +85,60 @@ class Density(Result):
         chosen = sorted({*range(low), *range(len(sharp) - high, len(sharp))}, reverse=True)
         return tuple(first.values[i] for i in chosen)
 
+    @property
+    def outliers(self) -> tuple[float, ...]:
+        """The eigenvalues outside the bulk, descending: single ones, found to 1e-3, and `width` or more from the next.
+
+        Walked from both ends of the first probe inwards up to the first that is not: outside at this resolution.
+        """
+        first = self.nodes[0]
+        values, last = first.values, len(first.values) - 1
+        single = [
+            r <= 1e-3 * abs(v) and w * self.dimension < MULTIPLE
+            for v, w, r in zip(values, first.weights, first.residuals, strict=True)
+        ]
+        low = next((i for i in range(last) if not (single[i] and values[i + 1] - values[i] >= self.width)), last)
+        high = next(
+            (i for i in range(last, low, -1) if not (single[i] and values[i] - values[i - 1] >= self.width)), low
+        )
+        return tuple(sorted((*values[:low], *values[high + 1 :]), reverse=True))
+
+    @property
+    def bulk(self) -> tuple[float, float]:
+        """The lowest and the highest node of the first probe that is no outlier: the edges of the bulk."""
+        inside = [value for value in self.nodes[0].values if value not in self.outliers]
+        return min(inside), max(inside)
+
+    @property
+    def error(self) -> float:
+        """The largest standard error over the probes of the share of eigenvalues below any point; nan for one probe."""
+        return share_error(self.nodes)
+
+    def distance(self, other: Density, *, draws: int = 400, seed: int = 0) -> SpectrumDistance:
+        """Return the Wasserstein-1 distance to another spectrum, by a bootstrap over the probes of both.
+
+        W1 = integral of |F - G| over eigenvalues, F and G the shares below; of n eigenvalues each it is the mean of
+        |lambda_i - mu_i| in order. `noise` is what two such draws of one spectrum's probes are apart.
+
+        Kind: estimate. Cost: none.
+
+        Raises:
+            InputError: with fewer than two probes on a side.
+        """
+        if min(len(self.nodes), len(other.nodes)) < 2:
+            rule = "both densities have two probes or more"
+            raise InputError(explain("Density.distance", rule, "one", "Measure with probes=10, or error=0.01"))
+        sides, draw = (self.nodes, other.nodes), random.Random(seed)
+
+        def again(side: Sequence[Nodes]) -> list[Nodes]:
+            return [draw.choice(side) for _ in side]
+
+        drawn = [wasserstein(*map(again, sides)) for _ in range(draws)]
+        same = [max(wasserstein(again(side), again(side)) for side in sides) for _ in range(draws)]
+        value, ends = wasserstein(*sides), sorted(drawn)
+        low, high, noise = ends[int(0.025 * draws)], ends[int(0.975 * draws)], sorted(same)[int(0.95 * draws)]
+        return SpectrumDistance(value, min(low, value), max(high, value), noise)
+
     def share(self, lower: float = -math.inf, upper: float = math.inf) -> float:
         """Return the share of eigenvalues in (lower, upper], by the weights of the nodes."""
         inside = [
@@ -79,7 +160,9 @@ class Density(Result):
         cut = FLAT * self.largest
         flat = Reading(f"share within {FLAT:g} of the largest from zero", self.share(-cut, cut), "estimate")
         shares = (Reading(name, value, "estimate") for name, value in self._shares().items())
-        return mean, flat, *shares, *others
+        edges = zip(("lower", "upper"), self.bulk, strict=True)
+        bulk = (Reading(f"{side} edge of the bulk", value, "estimate") for side, value in edges)
+        return mean, flat, *shares, *bulk, Reading("outliers", len(self.outliers), "estimate"), *others
 
     def _shares(self) -> dict[str, float]:
         """Return the shares below, about and above zero; within `width` of it the density tells no signs apart."""
@@ -98,7 +181,8 @@ class Density(Result):
         return (
             f"About {flat:.0%} of the {self.dimension} directions are flat (within {FLAT:.0%} of the largest "
             f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. {down:.0%} bend "
-            f"down by more than the width {self.width:.3g}; the signs of the {near:.0%} within it are not resolved."
+            f"down by more than the width {self.width:.3g}; the signs of the {near:.0%} within it are not resolved. "
+            f"{len(self.outliers)} eigenvalues stand outside the bulk, which ends at {self.bulk[1]:.3g}."
         )
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -123,7 +207,8 @@ class Density(Result):
 
     def _notes(self) -> str:
         alone = "; one probe has no standard error, pass probes=2 or more" if len(self.nodes) == 1 else ""
-        return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{alone}"
+        shares = "" if alone else f", shares known to {self.error:.2g}"
+        return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{shares}{alone}"
 
     def chart(self) -> altair.TopLevelMixin:
         """Return the density on a logarithmic axis."""
@@ -132,12 +217,40 @@ class Density(Result):
         return density_curve(self.grid, self.values, self._title())
 
 
+def wasserstein(one: Sequence[Nodes], two: Sequence[Nodes]) -> float:
+    """Return the integral of |F - G|, F and G the mean distribution functions of the nodes."""
+    values, weights = (
+        [x for nodes in (one, two) for each in nodes for x in getattr(each, n)] for n in ("values", "weights")
+    )
+    first = sum(len(each.values) for each in one)
+    at, order = torch.tensor(values, dtype=torch.float64).sort()
+    sizes = torch.tensor(weights, dtype=torch.float64)
+    sizes[:first] /= len(one)
+    sizes[first:] /= -len(two)
+    return float((sizes[order].cumsum(0)[:-1].abs() * at.diff()).sum())
+
+
+def share_error(nodes: Sequence[Nodes]) -> float:
+    """Return the largest standard error, over all points, of the share of eigenvalues below; nan for one probe."""
+    if len(nodes) < 2:
+        return math.nan
+    at = torch.tensor(sorted(value for each in nodes for value in each.values), dtype=torch.float64)
+    below = [
+        torch.cat([torch.zeros(1, dtype=torch.float64), torch.tensor(each.weights, dtype=torch.float64).cumsum(0)])[
+            torch.searchsorted(torch.tensor(each.values, dtype=torch.float64), at, right=True)
+        ]
+        for each in nodes
+    ]
+    return float(torch.stack(below).std(0).max()) / math.sqrt(len(nodes))
+
+
 @instrument
 def density(
     objective: Objective,
     *,
     of: Of = "hessian",
-    probes: int = 1,
+    probes: int | None = None,
+    error: float | None = None,
     iterations: int = 50,
     seed: int = 0,
     width: float | None = None,
@@ -157,7 +270,8 @@ def density(
     Args:
         objective: model, loss, data and mode.
         of: "hessian", "gauss_newton" or "empirical_fisher".
-        probes: random vectors; the standard error falls with their square root.
+        probes: random vectors; the standard error falls with their square root. By default 1, with `error` up to 100.
+        error: draw probes, three at least, until the share of eigenvalues below any point has this standard error.
         iterations: Lanczos steps per probe.
         seed: of the probes.
         width: standard deviation of the smoothing; by default a hundredth of the range.
@@ -180,25 +294,34 @@ def density(
 
     References: ubaru2017.
     """
-    if points < 2 or (width is not None and not 0.0 < width < math.inf):
-        raise InputError(
-            explain(
-                "density", "width is positive and points at least 2", f"width={width}, points={points}", "Change it"
-            )
-        )
+    if points < 2 or any(value is not None and not 0.0 < value < math.inf for value in (width, error)):
+        rule = "width is positive and points at least 2; so is error"
+        raise InputError(explain("density", rule, f"width={width}, points={points}, error={error}", "Change it"))
+    most = (1 if error is None else 100) if probes is None else probes
 
     def result(nodes: list[Nodes]) -> Density:
         whole = _smoothed(nodes, width, points, of, objective.dimension)
-        lost = probes - len(nodes)
-        why = f"interrupted: {lost} of {probes} probes are missing"
-        return replace(whole, status="nonconverged", sentence=why) if lost else whole
+        lost = most - len(nodes)
+        if error is not None and whole.error <= error and len(nodes) > 2:
+            return whole
+        why = f"interrupted: {lost} of {most} probes are missing"
+        if error is not None and not lost:
+            why = f"after {most} probes the standard error is {whole.error:.2g}, {error:.2g} was asked"
+        return replace(whole, status="nonconverged", sentence=why) if lost or error is not None else whole
 
     with (
         offer_partial(lambda nodes: result(nodes) if nodes else None),
         curvature_of(objective, of, group) as operator,
         show_residuals(f"density of {of}", progress) as callback,
     ):
-        nodes = spectral_nodes(operator, probes=probes, steps=iterations, seed=seed, progress=callback)
+        nodes = spectral_nodes(
+            operator,
+            probes=most,
+            steps=iterations,
+            seed=seed,
+            progress=callback,
+            enough=None if error is None else lambda nodes: len(nodes) > 2 and share_error(nodes) <= error,
+        )
     return result(nodes)
 
 

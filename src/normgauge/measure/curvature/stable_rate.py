@@ -1,19 +1,18 @@
-"""`ng.stable_rate`: the largest stable learning rate, predicted from curvature and observed in short runs."""
+"""`ng.stable_rate`: the largest stable learning rate of an optimizer, from curvature, its own step and short runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
-from normgauge.linalg import Operator, eigenpairs
-from normgauge.measure.curvature.spectrum import spectrum
-from normgauge.objective import HessianOperator, Objective
+from normgauge.measure.curvature.edge import FULL_BATCH, Edge, EdgeOperator, bisect, bracket, critical_rate, edge_of
+from normgauge.measure.signal.updates import copy_optimizer
+from normgauge.objective import Objective
 from normgauge.records import Reading
 from normgauge.results import Result, instrument
 
@@ -25,135 +24,202 @@ DOUBLINGS = 12
 AGREEMENT = 2.0  # observed / predicted, either way: one doubling, the first step of the search for the bracket
 
 
+class RateRun(NamedTuple):
+    """A short run: its rate, whether it was stable, and the loss it reached (nan where it was not finite)."""
+
+    rate: float
+    stable: bool
+    loss: float
+
+
 @dataclass(frozen=True, slots=True)
 class StableRate(Result):
-    """Predicted and observed largest stable learning rate of gradient descent on these data.
+    """The largest stable learning rate of an optimizer on these data.
 
     Attributes:
-        predicted: 2 / lambda_max; inf where lambda_max is not positive.
+        predicted: the rate at which lambda_max meets the optimizer's threshold (2 / lambda_max for gradient descent);
+            inf where lambda_max is not positive, nan where no threshold is known.
+        critical: the rate at which the optimizer's next step comes to raise the loss.
         observed: the geometric middle of the bracket below; nan where none was found.
-        observed_low: largest rate seen to be stable.
+        observed_low: largest rate seen to be stable below every unstable one.
         observed_high: smallest rate seen to be unstable.
-        top_eigenvalue: lambda_max.
-        of: "hessian", or "quotient" with the symmetry directions projected out.
-        runs: rate -> was it stable, in ascending order.
-        steps: gradient steps per run.
+        top_eigenvalue: lambda_max of the matrix that decides: the Hessian, for Adam and RMSprop the preconditioned one.
+        quotient_eigenvalue: the same with the symmetry directions projected out; nan where not asked.
+        of: "hessian", or "quotient": which of the two predicts.
+        runs: rate, whether it was stable and the loss reached, by ascending rate.
+        steps: steps per run.
+        optimizer: its name.
+        multiple: the threshold is multiple / rate.
+        used: the optimizer's own rate, 1 where none was given.
+        why: no threshold is known, or empty.
+        first_loss: where the runs begin.
     """
 
     predicted: float
+    critical: float
     observed: float
     observed_low: float
     observed_high: float
     top_eigenvalue: float
+    quotient_eigenvalue: float
     of: str
-    runs: tuple[tuple[float, bool], ...]
+    runs: tuple[RateRun, ...]
     steps: int
+    optimizer: str
+    multiple: float
+    used: float
+    why: str
+    first_loss: float
 
     @property
     def ratio(self) -> float:
         """Ratio of observed to predicted: 1 where the curvature at the start decides."""
         return self.observed / self.predicted
 
+    @property
+    def rate(self) -> float:
+        """The usable number: what the curvature allows, or less where runs are unstable below that."""
+        limits = [value for value in (self.predicted, self._run_limit()) if math.isfinite(value) and value > 0]
+        return min(limits) if limits else self.critical
+
+    def _run_limit(self) -> float:
+        return math.nan if math.isnan(self.observed_high) else self.observed_low
+
+    @property
+    def best(self) -> RateRun:
+        """The run that reached the lowest loss."""
+        return min(self.runs, key=lambda run: math.inf if math.isnan(run.loss) else run.loss)
+
     def _title(self) -> str:
-        return f"Largest stable learning rate: {self.predicted:.4g} by the curvature at the start"
+        return f"Largest stable learning rate of {self.optimizer}: {self.rate:.4g}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [{"rate": rate, "stable": stable, "over_predicted": rate / self.predicted} for rate, stable in self.runs]
+        return [{**run._asdict(), "over_predicted": run.rate / self.predicted} for run in self.runs]
 
     def readings(self) -> tuple[Reading, ...]:
-        """Return the predicted rate, the eigenvalue behind it, and where short runs stopped being stable."""
+        """Return the usable rate, then what it rests on: curvature, the next step, runs."""
         half = (self.observed_high - self.observed_low) / 2
-        observed = Reading("observed largest stable rate", self.observed, "estimate", half, self.status, self.sentence)
+        edge = self.sentence or "no run stopped being stable"
         return (
-            Reading("predicted largest stable rate", self.predicted, "estimate"),
-            Reading("top eigenvalue", self.top_eigenvalue, "estimate"),
-            replace(observed, uncertainty=None) if math.isnan(half) else observed,
+            Reading.measured("largest stable rate", self.rate, "estimate", why="neither curvature nor runs limit it"),
+            Reading.measured("predicted largest stable rate", self.predicted, "estimate", why=self.why),
+            Reading.measured("top eigenvalue", self.top_eigenvalue, "estimate", why=self.why),
+            Reading.measured("top eigenvalue of the quotient", self.quotient_eigenvalue, "estimate", why="not asked"),
+            Reading.measured("rate over its threshold", self.used / self.predicted, "estimate", why=self.why),
+            Reading.measured("critical rate of the next step", self.critical, "estimate", why="there is no next step"),
+            Reading.measured(
+                "observed largest stable rate",
+                self.observed,
+                "estimate",
+                uncertainty=None if math.isnan(half) else half,
+                why=edge,
+            ),
         )
 
     def _meaning(self) -> str:
+        if not math.isfinite(self.rate):
+            return (
+                f"Nothing limits the rate of {self.optimizer} here within {DOUBLINGS} doublings: search it by training."
+            )
+        use = f"Use learning rates of {self.optimizer} up to {self.rate:.4g}"
+        seen = f"runs of {self.steps} steps turn unstable at {self.observed:.4g}"
         if not math.isfinite(self.predicted):
-            return "The loss does not bend up at the start, so curvature limits no rate there: search rates by runs."
-        use = f"Use learning rates of plain gradient descent up to {self.predicted:.4g}, what the curvature allows"
-        grown = "weights before a normalizer grow until the step is small, which is survival and no good training"
-        if self.status != "ok" and math.isnan(self.observed_low):
-            return f"No run was stable within {DOUBLINGS} halvings of the predicted {self.predicted:.4g}."
-        if self.status != "ok":
-            return f"{use}. Runs met no edge within {DOUBLINGS} doublings of it: {grown}."
-        if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
-            seen = f"runs of {self.steps} steps turn unstable at {self.observed:.4g}"
-            return f"{use}; {seen}, which agrees within a factor of {AGREEMENT:g}."
-        apart = f"{self.ratio:.3g} times that (agreement: within {AGREEMENT:g})"
-        if self.ratio > 1:
-            return f"{use}. Runs of {self.steps} steps turn unstable only at {self.observed:.4g}, {apart}: {grown}."
-        return (
-            f"The curvature allows {self.predicted:.4g}, but runs turn unstable at {self.observed:.4g}, {apart}: "
-            f"it rises on the way, so use learning rates below {self.observed_low:.4g}."
-        )
+            lead = self.why or "the loss does not bend up at the start"
+            seen = seen if math.isfinite(self.observed) else f"its next step raises the loss from {self.critical:.4g}"
+            said = f"{use}: {lead}, and {seen}"
+        elif math.isnan(self.observed_high):
+            said = f"{use}, what the curvature allows; no run met an edge within {DOUBLINGS} doublings, because steps "
+            said += "stay small (weights before a normalizer grow): survival and no good training"
+        elif 1 / AGREEMENT <= self.ratio <= AGREEMENT:
+            said = f"{use}: the curvature allows {self.predicted:.4g}, and {seen}, within a factor of {AGREEMENT:g}"
+        elif self.ratio > 1:
+            said = f"{use}, what the curvature allows; {seen}, {self.ratio:.3g} times that (agreement: {AGREEMENT:g}): "
+            said += "survival and no good training"
+        else:
+            said = f"{use}: the curvature allows {self.predicted:.4g}, but it rises on the way and {seen}"
+        best = self.best
+        reached = f" The lowest loss, {best.loss:.4g} from {self.first_loss:.4g}, was reached at {best.rate:.4g}."
+        return f"{said}.{reached if math.isfinite(best.loss) else ''}"
 
     def _notes(self) -> str:
+        known = f"threshold {self.multiple:.4g} / rate; {FULL_BATCH}" if math.isfinite(self.multiple) else self.why
         return (
-            f"observed {self.observed:.4g}, bracket [{self.observed_low:.4g}, {self.observed_high:.4g}] from "
-            f"{len(self.runs)} runs of {self.steps} steps; predicted 2 / {self.top_eigenvalue:.4g} ({self.of})"
+            f"{known}; observed {self.observed:.4g}, bracket [{self.observed_low:.4g}, {self.observed_high:.4g}] from "
+            f"{len(self.runs)} runs of {self.steps} steps on all the data ({self.of})"
         )
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return the rates tried on a logarithmic axis, stable ones and others, with the prediction as a line."""
+        """Return the loss reached per rate, stable runs and others, with the usable rate as a line."""
         from normgauge.charts.spectrum import rates
 
-        return rates(self._rows(), self.predicted, self._title())
+        return rates(self._rows(), self.rate, self._title())
 
 
 @instrument
 def stable_rate(
     objective: Objective,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     of: Of = "hessian",
-    iterations: int = 20,
+    iterations: int | None = None,
     tol: float = 0.05,
     nudge: float = 1e-3,
     seed: int = 0,
     symmetries: Any = None,
 ) -> StableRate:
-    """Return 2 / lambda_max and the learning rate at which short runs of gradient descent stop being stable.
+    """Return the largest stable learning rate of an optimizer, by its curvature threshold and by short runs.
 
-    On a quadratic, theta <- theta - rate * gradient shrinks the component along the top eigenvector v by
-    |1 - rate lambda_max|, so it is stable up to 2 / lambda_max. Runs start at theta + nudge |theta| v, so that the
-    component is there, and use the whole of the objective's data at each step. A run is unstable when its loss stops
-    being finite or is larger at the end than half way. Rates are doubled or halved from the prediction until the
-    verdict changes, then bisected until the bracket is `tol` wide.
+    On a quadratic gradient descent shrinks the component along the top eigenvector v by |1 - rate lambda_max|, so it
+    is stable up to 2 / lambda_max; what momentum, Adam and RMSprop make of the 2 is in `Edge`. Runs of a copy of the
+    optimizer start at theta + nudge |theta| v, so that the component is there, and use all of the objective's data
+    at each step. A run is unstable when its loss stops being finite, or is larger at the end than at the start or half
+    way (with momentum: in its last quarter than in its second). Rates are doubled or halved from the prediction until
+    the verdict changes, then bisected until the bracket is `tol` wide.
 
-    Kind: estimate. Cost: one `spectrum`, and `iterations` gradients for each of about ten runs.
+    Kind: estimate. Cost: one largest eigenvalue, one gradient and about seven forwards for the critical rate, and
+    `iterations` gradients for each of about ten runs.
 
     Args:
         objective: model, loss, data and mode.
-        of: "hessian", or "quotient": the Hessian between directions orthogonal to the symmetries.
-        iterations: of a run; more see weaker instabilities.
+        optimizer: whose rate is asked for, with its state; plain gradient descent by default.
+        of: "hessian", or "quotient": the Hessian between directions orthogonal to the symmetries predicts.
+        iterations: of a run; more see weaker instabilities. By default 20, with momentum 40.
         tol: relative width of the bracket.
         nudge: size of the start along the top eigenvector, relative to |theta|.
         seed: of the eigenvalue search.
-        symmetries: what `ng.symmetries(objective)` gave; discovered for the quotient when left out.
+        symmetries: what `ng.symmetries(objective)` gave: both eigenvalues are then measured. Discovered for the
+            quotient when left out.
 
     Returns:
-        Both numbers and how far apart they are. Normalized networks may stay bounded at any rate, because their
-        weights grow until the step is small: then status is "nonconverged" and the bracket is open.
+        `.rate` is the number to use. Normalized networks may stay bounded at any rate, because their weights grow
+        until the step is small: then status is "nonconverged" and the bracket is open.
 
     Raises:
-        InputError: settings out of range.
+        InputError: settings out of range; an optimizer of another model, or one that needs a closure.
         NonFiniteError: when the loss is not finite at the start.
 
     Examples:
-        L = 3 w^2 has curvature 6, and gradient descent is stable up to 1/3:
+        L = 3 w^2 has curvature 6: gradient descent is stable up to 1/3, heavy ball with 0.5 up to 3/6:
 
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> data = (torch.full((2, 1), 3.0**0.5), torch.zeros(2, 1))
-        >>> found = stable_rate(Objective(model, torch.nn.functional.mse_loss, data, mode="eval"))
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval")
+        >>> found = stable_rate(objective)
         >>> round(found.predicted, 4), bool(0.95 < found.ratio < 1.05)
         (0.3333, True)
+        >>> round(stable_rate(objective, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)).predicted, 4)
+        0.5
 
-    References: lyu2022.
+    References: lyu2022, cohen2021, cohen2022, kalra2024.
     """
     if of not in ("hessian", "quotient"):
         raise unknown_name("curvature", of, ("hessian", "quotient"))
+    edge = edge_of(objective, optimizer)
+    if of == "quotient" and edge.scale is not None:
+        rule = "symmetries are divided out of the plain Hessian, not of a preconditioned one"
+        raise InputError(explain("stable_rate", rule, edge.name, "Leave of= out"))
+    remembers = edge.multiple != 2
+    iterations = (40 if remembers else 20) if iterations is None else iterations
     if iterations < 4 or not tol > 0 or not 0 < nudge < math.inf:
         raise InputError(
             explain(
@@ -163,100 +229,106 @@ def stable_rate(
                 "Use the defaults",
             )
         )
-    top, vector = _top(objective, of, seed, symmetries)
-    predicted = 2 / top if top > 0 else math.inf
-    start = objective.flatten(objective.parameters)
-    start = start + nudge * max(float(start.norm()), 1e-12) * vector.to(start)
-    runs: dict[float, bool] = {}
+    if of == "quotient" and symmetries is None:
+        from normgauge.symmetry import symmetries as discover
+
+        symmetries = discover(objective)
+    plain, quotient, vector = largest_eigenvalues(objective, edge, symmetries, seed)
+    top = quotient if of == "quotient" else plain
+    predicted = edge.multiple / top if top > 0 or math.isnan(top) else math.inf
+    critical = critical_rate(objective, optimizer)
+    point = objective.flatten(objective.parameters)
+    start = objective.at(point + nudge * max(float(point.norm()), 1e-12) * vector.to(point))
+    runs: dict[float, RateRun] = {}
 
     def stable(rate: float) -> bool:
         if rate not in runs:
-            runs[rate] = _runs_stably(objective, start, rate, iterations)
-        return runs[rate]
+            runs[rate] = _run(start, optimizer, edge, rate, iterations)
+        return runs[rate].stable
 
-    low, high = _bracket(stable, predicted if math.isfinite(predicted) else 1.0)
+    guess = next((value for value in (predicted, critical) if math.isfinite(value) and value > 0), edge.rate or 1.0)
+    low, high = bracket(stable, guess, DOUBLINGS)
     sentence = ""
     if low is None or high is None:
-        edge = max(runs) if high is None else min(runs)
-        sentence = f"every run was {'stable up to' if high is None else 'unstable down to'} rate {edge:.3g}"
+        ends = f"stable up to rate {max(runs):.3g}" if high is None else f"unstable down to rate {min(runs):.3g}"
+        sentence = f"every run was {ends}"
     else:
-        while high / low > 1 + tol:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if stable(middle) else (low, middle)
+        low, high = bisect(stable, low, high, tol)
     return StableRate(
         predicted=predicted,
+        critical=critical,
         observed=math.nan if low is None or high is None else math.sqrt(low * high),
         observed_low=math.nan if low is None else low,
         observed_high=math.nan if high is None else high,
-        top_eigenvalue=top,
+        top_eigenvalue=plain if of == "hessian" else quotient,
+        quotient_eigenvalue=quotient,
         of=of,
-        runs=tuple(sorted(runs.items())),
+        runs=tuple(runs[rate] for rate in sorted(runs)),
         steps=iterations,
+        optimizer=edge.name,
+        multiple=edge.multiple,
+        used=edge.rate,
+        why=edge.why,
+        first_loss=float(start.loss()),
         status="nonconverged" if sentence else "ok",
         sentence=sentence,
     )
 
 
-def _bracket(stable: Callable[[float], bool], rate: float) -> tuple[float | None, float | None]:
-    """Return a stable and an unstable rate a factor of two apart, or `None` for the one that was not met."""
-    first = stable(rate)
-    for _ in range(DOUBLINGS):
-        following = rate * 2 if first else rate / 2
-        if stable(following) != first:
-            return (rate, following) if first else (following, rate)
-        rate = following
-    return (rate, None) if first else (None, rate)
-
-
-def _runs_stably(objective: Objective, start: Tensor, rate: float, iterations: int) -> bool:
-    """Run gradient descent functionally; tell whether the loss at the end is not above the one half way."""
-    point, half = start, math.nan
+def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: int) -> RateRun:
+    """Run a copy of the optimizer with its rates scaled so that the largest is `rate`; see `stable_rate`."""
+    if optimizer is None:
+        optimizer = torch.optim.SGD([p for p in start.model.parameters() if p.requires_grad], lr=1.0)
+    twin, copies = copy_optimizer(start, optimizer)
+    for group in twin.param_groups:
+        group["lr"] = group["lr"] * (rate / edge.rate) if edge.rate else rate
+    losses: list[float] = []
     try:
-        for step in range(iterations):
-            loss, gradient = objective.at(point).loss_and_gradient()
-            if step == iterations // 2:
-                half = float(loss)
-            point = point - rate * objective.flatten(gradient)
-            if not bool(torch.isfinite(point).all()):
-                return False
-        last = float(objective.at(point).loss())
+        for _ in range(iterations):
+            loss, gradient = start.at({name: copies[name].detach() for name in start.names}).loss_and_gradient()
+            losses.append(float(loss))
+            for name in start.names:
+                copies[name].grad = gradient[name]
+            _take_step(twin)
+            if not all(bool(torch.isfinite(copies[name]).all()) for name in start.names):
+                return RateRun(rate, False, math.nan)
+        losses.append(float(start.at({name: copies[name].detach() for name in start.names}).loss()))
     except NonFiniteError:
-        return False
-    slack = math.sqrt(torch.finfo(objective.dtype).eps) * 1e-2 * abs(half)
-    return last <= half + slack
+        return RateRun(rate, False, math.nan)
+    half, quarter = iterations // 2, iterations // 4
+    if edge.multiple == 2:
+        before, after = losses[half], losses[-1]
+    else:  # with momentum the loss swings: compare the crests
+        before, after = max(losses[quarter : half + 1]), max(losses[-quarter - 1 :])
+    slack = math.sqrt(torch.finfo(start.dtype).eps) * 1e-2 * abs(before)
+    return RateRun(rate, after <= before + slack and losses[-1] <= losses[0] + slack, losses[-1])
 
 
-def _top(objective: Objective, of: str, seed: int, symmetries: Any) -> tuple[float, Tensor]:
-    """Return the largest eigenvalue and its unit vector, of the Hessian or of P H P for the quotient."""
-    if of == "hessian":
-        hessian_spectrum = spectrum(objective, top=1, tol=1e-2, seed=seed)
-        return hessian_spectrum.top[0], hessian_spectrum.vectors[0]
-    if symmetries is None:
-        from normgauge.symmetry import symmetries as discover
-
-        symmetries = discover(objective)
-    operator = _Projected(objective, symmetries)
+def _take_step(twin: Any) -> None:
     try:
-        pairs = eigenpairs(operator, top=1, tol=1e-2, seed=seed)
+        type(twin).step(twin)
+    except TypeError as error:
+        rule = "the optimizer steps without a closure"
+        raise InputError(explain("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam")) from error
+
+
+def largest_eigenvalues(
+    objective: Objective, edge: Edge, symmetries: Any = None, seed: int = 0
+) -> tuple[float, float, Tensor]:
+    """Return lambda_max of the edge's matrix, the same without symmetry directions, and the first's displacement.
+
+    The second is nan where not asked. Symmetries are divided out of the plain Hessian alone: a preconditioner does
+    not keep their complement.
+    """
+    operator = EdgeOperator(objective, edge)
+    try:
+        pairs = operator.largest(seed=seed)
+        vector = operator.displacement(pairs.vectors[0])
+        quotient = math.nan
+        if symmetries is not None and operator.root is None:
+            operator.symmetries = symmetries
+            quotient = operator.largest(seed=seed, start=vector).top[0]
     finally:
         operator.close()
-    return pairs.top[0], pairs.vectors[0]
-
-
-class _Projected(Operator):
-    """P H P with P the projector onto the complement of the symmetries at the objective's point."""
-
-    self_adjoint = True
-
-    def __init__(self, objective: Objective, symmetries: Any) -> None:
-        self.hessian = HessianOperator(objective)
-        self.shape, self.dtype, self.device = self.hessian.shape, self.hessian.dtype, self.hessian.device
-        self.symmetries = symmetries
-        self.point = objective.flatten(objective.parameters)
-
-    def _matvec(self, vector: Tensor) -> Tensor:
-        inside = self.symmetries.project(vector, self.point)
-        return self.symmetries.project(self.hessian.matvec(inside), self.point)
-
-    def close(self) -> None:
-        self.hessian.close()
+    plain = pairs.top[0] if math.isfinite(edge.multiple) else math.nan
+    return plain, quotient, vector

@@ -38,26 +38,22 @@ def apply_update(objective: Objective, update: Update, gradient: Mapping[str, Te
     )
 
 
-def _step_copy(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Step a copy of the optimizer, state included, that owns copies of the parameters."""
-    real = dict(objective.model.named_parameters())
+def copy_optimizer(objective: Objective, optimizer: Any) -> tuple[Any, dict[str, nn.Parameter]]:
+    """Return a copy of an optimizer, state included, and the copies of the model's parameters that it owns, by name.
+
+    Raises:
+        InputError: for an optimizer that holds none of the variables.
+    """
     values = objective.parameters
-
-    def copy_optimizer() -> tuple[Any, dict[str, nn.Parameter]]:
-        copies: dict[str, nn.Parameter] = {}
-        memo: dict[int, Any] = {}
-        for name, parameter in real.items():
-            if id(parameter) not in memo:
-                value = values[name] if name in values else parameter.detach()
-                memo[id(parameter)] = copies[name] = nn.Parameter(value.clone(), parameter.requires_grad)
-        # copy.deepcopy(optimizer) would lose the attributes that subclasses keep beside state and groups
-        twin = object.__new__(type(optimizer))
-        twin.__dict__.update(copy.deepcopy(_attributes_without_hooks(optimizer), memo))
-        for name, parameter in copies.items():
-            parameter.grad = gradient[name].clone() if name in gradient else None
-        return twin, copies
-
-    twin, copies = copy_optimizer()
+    copies: dict[str, nn.Parameter] = {}
+    memo: dict[int, Any] = {}
+    for name, parameter in objective.model.named_parameters():
+        if id(parameter) not in memo:
+            value = values[name] if name in values else parameter.detach()
+            memo[id(parameter)] = copies[name] = nn.Parameter(value.clone(), parameter.requires_grad)
+    # copy.deepcopy(optimizer) would lose the attributes that subclasses keep beside state and groups
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(copy.deepcopy(_attributes_without_hooks(optimizer), memo))
     owned = {id(parameter) for group in twin.param_groups for parameter in group["params"]}
     if not any(id(copies[name]) in owned for name in values if name in copies):
         raise InputError(
@@ -68,13 +64,26 @@ def _step_copy(objective: Objective, optimizer: Any, gradient: Mapping[str, Tens
                 "Pass the optimizer made from this very model",
             )
         )
+    return twin, copies
+
+
+def _step_copy(objective: Objective, optimizer: Any, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Step a copy of the optimizer, state included, that owns copies of the parameters."""
+
+    def copy_with_gradient() -> tuple[Any, dict[str, nn.Parameter]]:
+        twin, copies = copy_optimizer(objective, optimizer)
+        for name, parameter in copies.items():
+            parameter.grad = gradient[name].clone() if name in gradient else None
+        return twin, copies
+
     # the class's step, not the instance's: a learning rate scheduler replaces the latter by one bound to the original
+    twin, copies = copy_with_gradient()
     try:
         type(optimizer).step(twin)
     except TypeError:
-        twin, copies = copy_optimizer()
+        twin, copies = copy_with_gradient()
         type(optimizer).step(twin, _closure(objective, copies))
-    return {name: copies[name].detach() for name in values}
+    return {name: copies[name].detach() for name in objective.names}
 
 
 def _attributes_without_hooks(optimizer: Any) -> dict[str, Any]:
