@@ -57,7 +57,6 @@ PUBLIC = {
     "report",
     "reproduce",
     "robustness",
-    "sample_sharpness",
     "sharpness_track",
     "rotate_stream",
     "signal_propagation",

@@ -62,7 +62,6 @@ TINY = {
     "layer_spectra": lambda: ng.layer_spectra(objective()),
     "stable_rate": lambda: ng.stable_rate(objective("eval"), iterations=4, tol=2.0),
     "batch_noise": lambda: ng.batch_noise(objective(), sizes=[4, 8], draws=3),
-    "sample_sharpness": lambda: ng.sample_sharpness(objective(), splits=2),
     "sharpness_track": lambda: ng.sharpness_track(o := objective(), checkpoints={0: o.parameters}),
     "landscape": lambda: ng.landscape(objective(), steps=[0.1, 1.0], random=1),
     "landscape_bands": lambda: ng.landscape_bands(landscapes(objective())),

@@ -21,7 +21,6 @@ from normgauge.lab.compare import compare as compare
 from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
-from normgauge.measure.curvature.sample_sharpness import sample_sharpness as sample_sharpness
 from normgauge.measure.curvature.sharpness_track import sharpness_track as sharpness_track
 from normgauge.measure.curvature.spectrum import quotient_spectrum as quotient_spectrum
 from normgauge.measure.curvature.spectrum import spectrum as spectrum

@@ -94,7 +94,7 @@ def test_angles_norms_and_relative_updates_are_those_of_whole_copies():
                 track, old, new = monitor.blocks.tracks[name], before[name].double(), model.get_parameter(name).double()
                 if track.rows > 1:
                     angles = torch.arccos(nn.functional.cosine_similarity(old, new, dim=1).clamp(-1, 1))
-                    assert track.angle == pytest.approx(float(angles.median()), rel=1e-3)
+                    assert track.angle == pytest.approx(angles.median().item(), rel=1e-3)
                 assert track.relative == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-4)
 
 
@@ -177,6 +177,24 @@ def test_poisoned_and_standing_statistics_are_told():
             model(torch.full((4, 10), math.inf))
         train(model, optimizer, draw_batches(4), monitor)
     assert {("NG05", "5"), ("NG10", "1")} <= {(w.id, w.where) for w in monitor.warnings}
+
+
+@pytest.mark.parametrize(("rate", "beyond"), [(0.05, False), (30.0, True)])
+def test_a_rate_beyond_the_edge_is_told_from_one_within(rate, beyond):
+    model = make_network(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    batch = next(draw_batches(1))
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    with ng.Monitor(model, optimizer, batch=batch, loss=loss, every=2) as monitor:
+        train(model, optimizer, draw_batches(2))
+        optimizer.param_groups[0]["lr"] = rate  # of the next step, which is the one that is asked about
+        monitor.step()
+    ratio = monitor.seen.latest["normgauge/stability/edge_ratio"]
+    assert (ratio > 2) == beyond
+    assert bool([w for w in monitor.warnings if w.id == "edge"]) == beyond
 
 
 def test_healthy_run_is_not_warned_about():

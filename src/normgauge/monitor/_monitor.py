@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, explain
+from normgauge.measure.curvature.edge import critical_rate
 from normgauge.monitor._blocks import Blocks
 from normgauge.monitor._look import Look, unchanged
 from normgauge.monitor._sinks import Sink, finite, sink_of
 from normgauge.monitor._warnings import RULES, EarlyWarning, Health, Seen, explain_spike
 from normgauge.network import owner_of
-from normgauge.objective import call_model, tensors
+from normgauge.objective import Objective, call_model, tensors
 
 LOG = logging.getLogger("normgauge.monitor")
 KEPT_LOSSES = 400
@@ -35,7 +36,8 @@ class Monitor:
     and without. A reading that fails is switched off and said once.
 
     Cost: a copy and five norms of one tensor per step, about one more forward at a beat; with `batch`, two forwards
-    every ten beats for the gap of the modes. Kind: norms, angles and relative updates are exact at their step; which
+    every ten beats for the gap of the modes; with `loss`, a gradient, about seven forwards and three copies of the
+    parameters for the edge of stability. Kind: norms, angles and relative updates are exact at their step; which
     scale is free is concluded from `<w, g> = 0` (an estimate, chance below 1e-6); logits of fused attention are upper
     bounds.
 
@@ -44,6 +46,7 @@ class Monitor:
         optimizer: one or several.
         batch: inputs (or `(inputs, targets)`) for readings outside of training: the gap of train and eval mode, and
             signals of compiled models, whose forward is left alone.
+        loss: `loss(model, batch)`, for the rate at which the optimizer's own next step would raise the loss of `batch`.
         every: optimizer steps between two beats.
         sinks: callables `(step, values)`, a name ending in .csv, or a folder for `normgauge watch`.
 
@@ -70,6 +73,7 @@ class Monitor:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         batch: Any = None,
+        loss: Callable[[nn.Module, Any], Tensor] | None = None,
         every: int = 50,
         sinks: Iterable[Sink | str | Path] = (),
     ) -> None:
@@ -87,6 +91,7 @@ class Monitor:
         )
         self.model: nn.Module = getattr(inner, "_orig_mod", inner)
         self.batch = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+        self._loss_of, self._whole_batch = loss, batch
         self.optimizers, self.every, self.steps = optimizers, every, 0
         self.blocks = Blocks(self.model, optimizers, every)
         if not self.blocks.places:
@@ -217,6 +222,8 @@ class Monitor:
         self._guard("signal", self._read_signal, note)
         if self.batch is not None and slow and any(hasattr(m, "running_mean") for m in self.model.modules()):
             self._guard("mode_gap", self._read_gap, note)
+        if self._loss_of is not None and self.batch is not None and slow:
+            self._guard("stability", self._read_edge, note)
         self.seen.latest = finite(values)
         self.rows += [
             {"step": self.steps, "name": n, "value": v, "layer": where.get(n, "")} for n, v in self.seen.latest.items()
@@ -317,6 +324,13 @@ class Monitor:
                     next(t for t in tensors(call_model(self.model, self.batch)) if t.is_floating_point()).double()
                 )
         note("statistics", "mode_gap", float((outputs[0] - outputs[1]).norm() / outputs[1].norm().clamp_min(1e-30)))
+
+    def _read_edge(self, note: Callable[..., None]) -> None:
+        assert self._loss_of is not None  # asked by the caller
+        objective = Objective.from_step(self.model, self._loss_of, [self._whole_batch], mode="train")
+        rate = max(float(group["lr"]) for group in self.optimizers[0].param_groups)
+        critical = critical_rate(objective, self.optimizers[0])
+        note("stability", "edge_ratio", rate / critical if critical else math.inf)
 
     def _warn(self) -> None:
         seen = {(warning.id, warning.where) for warning in self.warnings}

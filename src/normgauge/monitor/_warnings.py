@@ -19,6 +19,7 @@ EPS = 0.5  # share of eps in what a normalizer divides by
 LOGITS = 50.0  # exp(-50) is no number any more in half precision
 STREAM = 100.0
 GAP = 0.5  # of the outputs' own size
+EDGE = 2.0  # times the rate at which a step raises the loss; training lives near 1
 WARM = 50  # updates: a moving average of momentum 0.1 has forgotten 99.5 % of its start
 SPIKE = 8.0  # median absolute deviations above the median, and twice the largest of before
 
@@ -158,8 +159,16 @@ def mode_gap(seen: Seen) -> Iterator[Sign]:
         )
 
 
+def beyond_the_edge(seen: Seen) -> Iterator[Sign]:
+    """The optimizer's own next step raises the loss."""
+    ratio = seen.latest.get("normgauge/stability/edge_ratio", math.nan)
+    if ratio > EDGE:
+        said = f"the rate is {ratio:.3g} times the one at which the optimizer's own next step raises the batch's loss: "
+        yield Sign("edge", "(model)", said + "expect oscillation or a spike. Lower the rate, or warm up longer.")
+
+
 RULES: tuple[Callable[[Seen], Iterator[Sign]], ...] = (
-    *(rate_collapse, stuck_gains, unhealthy_statistics, unhealthy_signal, mode_gap),
+    *(rate_collapse, stuck_gains, unhealthy_statistics, unhealthy_signal, mode_gap, beyond_the_edge),
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import torch
-
 from normgauge.errors import OutOfMemoryError, explain
 from normgauge.linalg import machine_memory
 from normgauge.objective import Objective

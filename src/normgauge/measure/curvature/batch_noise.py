@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, explain
+from normgauge.linalg import Operator
 from normgauge.linalg.quadrature import rademacher
 from normgauge.objective import Objective, join_batches, sample_count, take_rows
-from normgauge.records import Kind, Reading
+from normgauge.records import Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator
 
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
 
 BIASED = 0.1  # of the gradient's norm: a tenth turns its direction by up to six degrees
 SURE = 2.0  # standard errors
+NAMES = ("bias", "sampling", "statistics", "cross", "total", "curvature", "jitter")
 PROBES = 16  # random vectors the Hessian is held against
+
+
+class Estimate(NamedTuple):
+    """A number and its standard error."""
+
+    value: float
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +53,13 @@ class SizeNoise:
     """
 
     size: int
-    bias: float
-    bias_error: float
-    sampling: float
-    sampling_error: float
-    statistics: float
-    statistics_error: float
-    cross: float
-    cross_error: float
-    total: float
-    total_error: float
-    curvature: float
-    curvature_error: float
-    jitter: float
-    jitter_error: float
+    bias: Estimate
+    sampling: Estimate
+    statistics: Estimate
+    cross: Estimate
+    total: Estimate
+    curvature: Estimate
+    jitter: Estimate
 
 
 @dataclass(frozen=True)
@@ -78,60 +80,54 @@ class BatchNoise(Result):
     gradient_norm: float
     samples: int
     draws: int
-    mean_curvature: tuple[float, float]
-    exponents: dict[str, tuple[float, float]]
+    mean_curvature: Estimate
+    exponents: dict[str, Estimate]
 
     def _title(self) -> str:
         return f"Noise of mini-batch gradients, {self.draws} draws of {self.samples} samples per size"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [{item.name: getattr(entry, item.name) for item in fields(entry)} for entry in self.sizes]
+        rows: list[dict[str, Any]] = []
+        for entry in self.sizes:
+            rows.append({"size": entry.size})
+            for name in NAMES:
+                rows[-1][name], rows[-1][f"{name}_error"] = getattr(entry, name)
+        return rows
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the relative bias per size, then the parts of the variance, curvature, jitter and the exponents."""
-        named = ("sampling", "statistics", "cross", "total", "curvature", "jitter")
         unit = self.gradient_norm or math.nan
         found = [
-            Reading.measured(
-                f"bias over the gradient, size {entry.size}",
-                entry.bias / unit,
-                "estimate",
-                uncertainty=entry.bias_error / unit,
-                why="the gradient is 0",
-            )
-            for entry in self.sizes
+            (f"bias over the gradient, size {e.size}", e.bias.value / unit, e.bias.error / unit) for e in self.sizes
         ]
-        for name in named:
-            for entry in self.sizes:
-                value, error = getattr(entry, name), getattr(entry, f"{name}_error")
-                title, why = f"{name}, size {entry.size}", "no classes, or no noise"
-                kind: Kind = "estimate" if name == "curvature" else "unbiased"
-                found.append(
-                    Reading.measured(title, value, kind, uncertainty=None if math.isnan(error) else error, why=why)
-                )
-        for name, (power, error) in self.exponents.items():
-            found.append(
-                Reading.measured(f"exponent of {name}", power, "estimate", uncertainty=error, why="too few sizes")
+        found += [(f"{name}, size {e.size}", *getattr(e, name)) for name in NAMES[1:] for e in self.sizes]
+        found += [(f"exponent of {name}", *power) for name, power in self.exponents.items()]
+        return tuple(
+            Reading.measured(
+                title,
+                value,
+                "estimate" if title.startswith(("bias", "curvature", "exponent")) else "unbiased",
+                uncertainty=None if math.isnan(error) else error,
+                why="no classes, no noise or no gradient",
             )
-        return tuple(found)
+            for title, value, error in found
+        )
 
     def _meaning(self) -> str:
-        small = self.sizes[0]
-        biased = [e for e in self.sizes if e.bias - SURE * e.bias_error > BIASED * self.gradient_norm]
-        part = small.statistics / small.total if small.total else 0.0
+        small, unit = self.sizes[0], self.gradient_norm
+        biased = [e for e in self.sizes if e.bias.value - SURE * e.bias.error > BIASED * unit]
+        part = small.statistics.value / small.total.value if small.total.value else 0.0
         said = f"At size {small.size} statistics make {max(part, 0.0):.0%} of the variance of a gradient and a bias of "
-        said += f"{small.bias / (self.gradient_norm or math.nan):.2g} of its norm"
+        said += f"{small.bias.value / unit if unit else 0.0:.2g} of its norm"
         power, error = self.exponents.get("statistics", (math.nan, math.nan))
         fell = f"; that variance goes as size^{power:.2f} (+- {SURE * error:.2f})" if math.isfinite(power) else ""
-        moved = f"; {small.jitter:.1%} of decisions hang on the batch" if math.isfinite(small.jitter) else ""
+        jitter = small.jitter.value
+        moved = f"; {jitter:.1%} of decisions hang on the batch" if math.isfinite(jitter) else ""
+        verdict = f"no size has a bias surely beyond {BIASED:g}"
         if biased:
-            verdict = (
-                f"biased beyond {BIASED:g} up to size {biased[-1].size}: train with larger batches, or by GroupNorm"
-            )
-        elif small.statistics <= SURE * small.statistics_error and small.bias <= SURE * (small.bias_error or 1e-300):
+            verdict = f"biased beyond {BIASED:g} up to size {biased[-1].size}: train with larger batches, or GroupNorm"
+        elif small.statistics.value <= SURE * small.statistics.error:
             verdict = f"no batch statistics are seen (beyond {SURE:g} standard errors): what is left is sampling"
-        else:
-            verdict = f"no size has a bias surely beyond {BIASED:g}"
         return f"{said}{fell}{moved}. In all, {verdict}."
 
     def _notes(self) -> str:
@@ -143,14 +139,11 @@ class BatchNoise(Result):
         from normgauge.charts import curves
 
         rows = [
-            {"size": entry.size, "series": name, "value": value}
+            {"size": entry.size, "series": name, "value": getattr(entry, name).value ** power}
             for entry in self.sizes
-            for name, value in (
-                ("sampling", entry.sampling),
-                ("statistics", entry.statistics),
-                ("bias^2", entry.bias**2),
-            )
+            for name, power in (("sampling", 1), ("statistics", 1), ("bias", 2))
         ]
+        rows = [{**row, "series": "bias^2" if row["series"] == "bias" else row["series"]} for row in rows]
         return curves(rows, x="size", title=self._title(), x_title="batch size", y_title="squared norm")
 
 
@@ -180,7 +173,7 @@ def batch_noise(
         <torch._C.Generator object at ...>
         >>> data = (torch.randn(12, 2), torch.randn(12, 1))
         >>> objective = Objective(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, data, mode="train")
-        >>> bool(batch_noise(objective, sizes=[4]).sizes[0].bias < 1e-5)
+        >>> bool(batch_noise(objective, sizes=[4]).sizes[0].bias.value < 1e-5)
         True
 
     References: akbar2025.
@@ -207,26 +200,25 @@ def batch_noise(
     entries, rounding = [], 100 * torch.finfo(objective.dtype).eps
     with whole.hessian() as hessian:
         probes = [rademacher(len(gradient), draw).to(gradient) for _ in range(PROBES)]
-        seen = torch.tensor([float(z @ (hessian @ z)) / len(z) for z in probes], dtype=torch.float64)
+        seen = torch.tensor([_bend(hessian, z)[0] / len(z) for z in probes], dtype=torch.float64)
         for size in sizes:
-            noises, extras, jitters = [], [], []
+            extras, numbers, jitters = [], [], []
             for _ in range(draws):
                 rows = torch.randperm(count, generator=draw)[:size]
                 batch = objective.replace(data=take_rows(pool, rows))
                 part = loss(outputs[rows.to(outputs.device)], take_rows(targets, rows))
                 sampled = _flat(torch.autograd.grad(part, variables, retain_graph=True, materialize_grads=True))
                 spend("gradients", 2 / 3)  # the forward was made once
-                noises.append(sampled - gradient)
-                extra = objective.flatten(batch.gradient()).to(gradient) - sampled
-                extras.append(extra if float(extra.norm()) > rounding * float(sampled.norm()) else extra.zero_())
+                extra, noise = objective.flatten(batch.gradient()).to(gradient) - sampled, sampled - gradient
+                extra = extra if float(extra.norm()) > rounding * float(sampled.norm()) else extra.zero_()
                 spend("gradients", size / count - 1)  # a pass over this batch is no pass over all samples
                 if classes is not None:
                     moved = batch.outputs().argmax(-1) != classes[rows.to(classes.device)]
                     spend("forwards", size / count - 1)
                     jitters.append(float(moved.float().mean()))
-            directions = [noise + extra for noise, extra in zip(noises, extras, strict=True)]
-            bends = torch.tensor([[float(d @ (hessian @ d)), float(d @ d)] for d in directions], dtype=torch.float64)
-            entries.append(_size_noise(size, torch.stack(noises), torch.stack(extras), bends, jitters))
+                numbers.append((float(noise @ noise), 2 * float(noise @ extra), *_bend(hessian, noise + extra)))
+                extras.append(extra.to(objective.dtype))
+            entries.append(_size_noise(size, torch.stack(extras), torch.tensor(numbers, dtype=torch.float64), jitters))
     return BatchNoise(
         sizes=tuple(entries),
         gradient_norm=float(gradient.norm()),
@@ -241,51 +233,51 @@ def _flat(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat([piece.detach().reshape(-1).double() for piece in pieces])
 
 
-def _mean(values: Tensor) -> tuple[float, float]:
-    """Return mean and standard error."""
+def _bend(hessian: Operator, vector: Tensor) -> tuple[float, float]:
+    """Return v^T H v and v^T v."""
+    return float(vector @ (hessian @ vector.to(hessian.dtype)).double()), float(vector @ vector)
+
+
+def _mean(values: Tensor) -> Estimate:
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(values.mean()), error
+    return Estimate(float(values.mean()), error)
 
 
-def _size_noise(size: int, noises: Tensor, extras: Tensor, bends: Tensor, jitters: list[float]) -> SizeNoise:
-    """Return the estimates for one size from s_B - g and r_B, one row per draw."""
-    draws = len(noises)
-    gram = extras @ extras.T
-    pairs = (gram.sum(1) - gram.diagonal()) / (
-        draws - 1
-    )  # <r_i, mean of the others>: their mean is unbiased for bias^2
-    square, square_error = float(pairs.mean()), 2 * _mean(pairs)[1]
+def _size_noise(size: int, extras: Tensor, numbers: Tensor, jitters: list[float]) -> SizeNoise:
+    """Return the estimates for one size: r_B as rows; |s_B - g|^2, 2 <s_B - g, r_B>, d^T H d, d^T d of d = g_B - g."""
+    gram = (extras @ extras.T).double()
+    # <r_i, mean of the others>: their mean is unbiased for bias^2
+    pairs = (gram.sum(1) - gram.diagonal()) / (len(gram) - 1)
+    square, error = float(pairs.mean()), 2 * _mean(pairs).error
     bias = math.sqrt(max(square, 0.0))
-    spread, mixed = noises.square().sum(1), 2 * (noises * extras).sum(1)
+    spread, mixed, bends, lengths = numbers.T
     added = gram.diagonal() - pairs
     # a ratio of means: its error by the deviations from it
-    ratio = float(bends[:, 0].sum() / bends[:, 1].sum()) if float(bends[:, 1].sum()) else math.nan
-    off = (bends[:, 0] - ratio * bends[:, 1]) / bends[:, 1].mean()
-    sampling, statistics, cross, total = (_mean(part) for part in (spread, added, mixed, spread + added + mixed))
-    jitter = _mean(torch.tensor(jitters)) if jitters else (math.nan, math.nan)
+    ratio = float(bends.sum() / lengths.sum()) if float(lengths.sum()) else math.nan
     return SizeNoise(
         size=size,
-        bias=bias,
-        bias_error=square_error / (2 * bias) if bias * bias > square_error else math.sqrt(square_error),
-        **{"sampling": sampling[0], "sampling_error": sampling[1]},
-        **{"statistics": statistics[0], "statistics_error": statistics[1]},
-        **{"cross": cross[0], "cross_error": cross[1], "total": total[0], "total_error": total[1]},
-        **{"curvature": ratio, "curvature_error": _mean(off)[1], "jitter": jitter[0], "jitter_error": jitter[1]},
+        bias=Estimate(bias, error / (2 * bias) if bias * bias > error else math.sqrt(error)),
+        sampling=_mean(spread),
+        statistics=_mean(added),
+        cross=_mean(mixed),
+        total=_mean(spread + added + mixed),
+        curvature=Estimate(ratio, _mean((bends - ratio * lengths) / lengths.mean()).error),
+        jitter=_mean(torch.tensor(jitters)) if jitters else Estimate(math.nan, math.nan),
     )
 
 
-def _exponents(entries: Sequence[SizeNoise], count: int) -> dict[str, tuple[float, float]]:
+def _exponents(entries: Sequence[SizeNoise], count: int) -> dict[str, Estimate]:
     """Fit size^p to bias and variances by weighted least squares of the logarithms; only what is surely above 0."""
     found = {}
     for name in ("bias", "sampling", "statistics"):
         points = []
         for entry in entries:
-            value, error = getattr(entry, name), getattr(entry, f"{name}_error")
+            value, error = getattr(entry, name)
             if value > SURE * error > 0:
                 rest = (count - entry.size) / (count - 1) if name != "bias" else 1.0
                 points.append((math.log(entry.size), math.log(value / rest), (value / error) ** 2))
         if len(points) > 1:
             x, y, w = torch.tensor(points, dtype=torch.float64).T
             x = x - (w * x).sum() / w.sum()
-            found[name] = float((w * x * y).sum() / (w * x * x).sum()), float((w * x * x).sum() ** -0.5)
+            found[name] = Estimate(float((w * x * y).sum() / (w * x * x).sum()), float((w * x * x).sum() ** -0.5))
     return found

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,30 @@ if TYPE_CHECKING:
 
 MULTIPLE = 6.0  # eigenvalues in a node: a single one weighs chi^2_1 of one, above 6 in 1.4 % of draws
 FLAT = 0.01  # of the largest |eigenvalue|: one percent of the curvature that limits the learning rate
+
+
+class SpectrumDistance(NamedTuple):
+    """The Wasserstein-1 distance between two spectra, in units of eigenvalues.
+
+    Attributes:
+        value: the distance.
+        low: end of its 95 % bootstrap interval over the probes.
+        high: the other end.
+        noise: what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart.
+    """
+
+    value: float
+    low: float
+    high: float
+    noise: float
+
+    def meaning(self) -> str:
+        """Return the distance in words."""
+        seen = "they differ" if self.value > self.noise else "the probes cannot tell them apart"
+        return (
+            f"Eigenvalues in order are {self.value:.3g} apart in the mean (95 % interval {self.low:.3g} to "
+            f"{self.high:.3g}); probes alone give up to {self.noise:.3g}, so {seen}."
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +137,7 @@ class Density(Result):
         same = [max(wasserstein(again(side), again(side)) for side in sides) for _ in range(draws)]
         value, ends = wasserstein(*sides), sorted(drawn)
         low, high, noise = ends[int(0.025 * draws)], ends[int(0.975 * draws)], sorted(same)[int(0.95 * draws)]
-        return SpectrumDistance(value, min(low, value), max(high, value), noise, seed=seed, cost=self.cost + other.cost)
+        return SpectrumDistance(value, min(low, value), max(high, value), noise)
 
     def share(self, lower: float = -math.inf, upper: float = math.inf) -> float:
         """Return the share of eigenvalues in (lower, upper], by the weights of the nodes."""
@@ -191,48 +215,6 @@ class Density(Result):
         from normgauge.charts.spectrum import density_curve
 
         return density_curve(self.grid, self.values, self._title())
-
-
-@dataclass(frozen=True, slots=True)
-class SpectrumDistance(Result):
-    """The Wasserstein-1 distance between two spectra.
-
-    Attributes:
-        value: the distance, in units of eigenvalues.
-        low: end of its 95 % bootstrap interval over the probes.
-        high: the other end.
-        noise: what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart.
-    """
-
-    value: float
-    low: float
-    high: float
-    noise: float
-
-    def _title(self) -> str:
-        return f"Distance of two spectra: {self.value:.4g}"
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [{"distance": self.value, "low": self.low, "high": self.high, "noise": self.noise}]
-
-    def readings(self) -> tuple[Reading, ...]:
-        """Return the distance with half its interval, and the noise."""
-        half = (self.high - self.low) / 2
-        return Reading("Wasserstein-1 distance", self.value, "estimate", half), Reading("noise", self.noise, "estimate")
-
-    def _meaning(self) -> str:
-        seen = "they differ" if self.value > self.noise else "the probes cannot tell them apart"
-        return (
-            f"Eigenvalues in order are {self.value:.3g} apart in the mean (95 % interval {self.low:.3g} to "
-            f"{self.high:.3g}); probes alone give up to {self.noise:.3g}, so {seen}."
-        )
-
-    def chart(self) -> altair.TopLevelMixin:
-        """Return the distance with its interval."""
-        from normgauge.charts import intervals
-
-        row = {"series": "distance", "value": self.value, "low": self.low, "high": self.high}
-        return intervals([row], title=self._title())
 
 
 def wasserstein(one: Sequence[Nodes], two: Sequence[Nodes]) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,36 @@ class SharpnessPoint:
     def critical_ratio(self) -> float:
         """The rate over the critical rate of the next step: above 1 the next step raises the loss."""
         return self.rate / self.critical_rate if self.critical_rate else math.inf
+
+
+class SharpnessDifference(NamedTuple):
+    """The factor between the sharpness of two runs, and its part that is only their rates.
+
+    Attributes:
+        sharpness: geometric mean over the steps of lambda_1 / lambda_2.
+        threshold: the same of the thresholds: what the rates alone would make it at the edge of stability.
+        ratio: the same of the distances to the edge: what is left; threshold * ratio = sharpness.
+        places: of both runs, sharpness over the threshold; near 1 the rate decides the sharpness.
+    """
+
+    sharpness: float
+    threshold: float
+    ratio: float
+    places: tuple[float, ...]
+
+    def meaning(self) -> str:
+        """Return the difference in words."""
+        said = f"One run is {self.sharpness:.3g} times as sharp as the other"
+        if any(abs(place - 1) > AT_EDGE for place in self.places):
+            where = " and ".join(f"{place:.3g}" for place in self.places)
+            return (
+                f"{said}, but they are at {where} of their thresholds, not both at the edge (within {AT_EDGE:g} of 1): "
+                f"the rates, {self.threshold:.3g} apart, need not be what decides."
+            )
+        return (
+            f"{said}; both are at the edge of stability (within {AT_EDGE:g} of 1), where their rates alone make that "
+            f"{self.threshold:.3g}, and a factor of {self.ratio:.3g} is left for the networks."
+        )
 
 
 @dataclass(frozen=True)
@@ -125,8 +155,7 @@ class SharpnessTrack(Result):
 
         sharpness, threshold, ratio = (math.exp(mean(name)) for name in ("sharpness", "threshold", "ratio"))
         places = tuple(math.exp(fmean(math.log(run[s].ratio) for s in steps)) for run in (mine, theirs))
-        cost = self.cost + other.cost
-        return SharpnessDifference(sharpness, threshold, ratio, steps, places, mode=self.mode, cost=cost)
+        return SharpnessDifference(sharpness, threshold, ratio, places)
 
     def _title(self) -> str:
         return f"Sharpness over {len(self.points)} steps of {self.optimizer}, against the edge of stability"
@@ -198,55 +227,6 @@ class SharpnessTrack(Result):
         ]
         rows += [{"step": point.step, "value": 1.0, "series": "edge"} for point in self.points]
         return curves(rows, title=self._title(), x_title="step", y_title="ratio")
-
-
-@dataclass(frozen=True, slots=True)
-class SharpnessDifference(Result):
-    """The factor between the sharpness of two runs, and its part that is only their rates.
-
-    Attributes:
-        sharpness: geometric mean over the steps of lambda_1 / lambda_2.
-        threshold: the same of the thresholds: what the rates alone would make it at the edge of stability.
-        ratio: the same of the distances to the edge: what is left; threshold * ratio = sharpness.
-        steps: that were compared.
-        places: of both runs, sharpness over the threshold; near 1 the rate decides the sharpness.
-    """
-
-    sharpness: float
-    threshold: float
-    ratio: float
-    steps: tuple[int, ...]
-    places: tuple[float, ...]
-
-    def _title(self) -> str:
-        return f"Sharpness of one run over another's, {len(self.steps)} steps"
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [{"part": name, "factor": getattr(self, name)} for name in ("sharpness", "threshold", "ratio")]
-
-    def readings(self) -> tuple[Reading, ...]:
-        """Return what is left of the factor without the rates, the factor, and the rates' part."""
-        named = (("without the rates", self.ratio), ("sharpness", self.sharpness), ("rates alone", self.threshold))
-        return tuple(Reading(f"{name}: factor", value, "estimate") for name, value in named)
-
-    def _meaning(self) -> str:
-        said = f"One run is {self.sharpness:.3g} times as sharp as the other"
-        if any(abs(place - 1) > AT_EDGE for place in self.places):
-            where = " and ".join(f"{place:.3g}" for place in self.places)
-            return (
-                f"{said}, but they are at {where} of their thresholds, not both at the edge (within {AT_EDGE:g} of 1): "
-                f"the rates, {self.threshold:.3g} apart, need not be what decides."
-            )
-        return (
-            f"{said}; both are at the edge of stability (within {AT_EDGE:g} of 1), where their rates alone make that "
-            f"{self.threshold:.3g}, and a factor of {self.ratio:.3g} is left for the networks."
-        )
-
-    def chart(self) -> altair.TopLevelMixin:
-        """Return the three factors as bars."""
-        from normgauge.charts import bars
-
-        return bars(self._rows(), x="part", y="factor", title=self._title())
 
 
 @instrument

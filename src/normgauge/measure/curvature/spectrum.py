@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import altair
 
 DENSE_LIMIT = 1500
+MOSTLY_SAMPLE = 0.2  # of lambda_max: more than the factor to which an edge of stability is known
 RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
 
 
@@ -39,6 +40,7 @@ class Spectrum(Result):
         dimension: the number of variables.
         tol: the relative residual asked for.
         vectors: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later.
+        held_out: v^T A v on other data for each vector v of `top`; empty where none were given.
     """
 
     top: tuple[float, ...]
@@ -49,9 +51,22 @@ class Spectrum(Result):
     dimension: int
     tol: float
     vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+    held_out: tuple[float, ...] = ()
+
+    @property
+    def sample_share(self) -> float:
+        """The share of lambda_max that is the sample: 1 - v^T A' v / lambda_max, A' that of the data held out.
+
+        lambda_max = max_v v^T A v is chosen by its sample, so it exceeds what v has on data it did not see.
+        """
+        return 1 - self.held_out[0] / self.top[0] if self.held_out else math.nan
 
     def readings(self) -> tuple[Reading, ...]:
         """Return each eigenvalue as a reading; its uncertainty is |A v - lambda v|, which bounds the error."""
+        seen = tuple(Reading(f"held out along top {i}", value, "estimate") for i, value in enumerate(self.held_out, 1))
+        return *self._eigenvalues(), *seen
+
+    def _eigenvalues(self) -> tuple[Reading, ...]:
         return tuple(
             Reading(
                 f"{row['end']} eigenvalue {row['index']}",
@@ -78,6 +93,9 @@ class Spectrum(Result):
         said += f"{RATE / largest:.4g}, to second order; a larger one climbs along the top eigenvector."
         if self.of == "hessian" and smallest < -self.tol * largest:
             said += f" The smallest eigenvalue, {smallest:.4g}, is below zero: this is no minimum."
+        if self.held_out:
+            advice = "measure on more before comparing" if self.sample_share > MOSTLY_SAMPLE else "it is the network's"
+            said += f" {self.sample_share:.0%} of the largest is the sample (limit {MOSTLY_SAMPLE:.0%}): {advice}."
         return said
 
     def _notes(self) -> str:
@@ -161,6 +179,7 @@ def spectrum(
     seed: int = 0,
     symmetries: Any = None,
     start: Spectrum | None = None,
+    held_out: Any = None,
     memory: int | None = None,
     max_products: int | None = None,
     group: Group = None,
@@ -187,6 +206,8 @@ def spectrum(
         seed: of the random start; equal seeds give equal results.
         symmetries: for the quotient: what `ng.symmetries(objective)` gave; discovered when left out.
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
+        held_out: other data of the same kind, to see how much of the largest eigenvalues is the sample: `.held_out`,
+            `.sample_share`. One product for each of `top`.
         memory: bytes the Lanczos basis may take; by default 1 GiB, or the least it needs up to a
             quarter of the machine's.
         max_products: most products before giving up with status "nonconverged".
@@ -263,7 +284,12 @@ def spectrum(
             max_products=max_products,
             progress=callback,
         )
-    return result(pairs)
+    found = result(pairs)
+    if held_out is None:
+        return found
+    with curvature_of(objective.replace(data=held_out), of, group) as other:
+        seen = tuple(float(vector.double() @ (other @ vector).double()) for vector in pairs.vectors[: len(pairs.top)])
+    return replace(found, held_out=seen)
 
 
 def _remark(values: tuple[float, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import InputError
+from normgauge.measure.signal.updates import apply_update
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -260,24 +260,9 @@ def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> di
 
 def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: Values) -> Values:
     """Step a copy of the optimizer on copies of the parameters: exact for any optimizer, and leaves no trace."""
-    twin = copy.deepcopy(optimizer)
-    originals = [param for group in optimizer.param_groups for param in group["params"]]
-    copies = [param for group in twin.param_groups for param in group["params"]]
-    mapped = {id(a): b for a, b in zip(originals, copies, strict=True)}
-    named, values = dict(objective.model.named_parameters()), objective.parameters
-    for param in copies:
-        param.grad = None
-    with torch.no_grad():
-        for name in objective.names:
-            param = mapped.get(id(named[name]))
-            if param is not None:
-                param.copy_(values[name])
-                param.grad = slopes[name].to(param)
-    twin.step()
-    return {
-        name: mapped[id(named[name])].detach().double() if id(named[name]) in mapped else values[name].double()
-        for name in objective.names
-    }
+    own = objective.parameters
+    moved = apply_update(objective, optimizer, {name: value.to(own[name]) for name, value in slopes.items()})
+    return {name: value.double() for name, value in moved.items()}
 
 
 def _block(
