@@ -52,7 +52,6 @@ PUBLIC = {
     "sharpness_track",
     "signal_propagation",
     "smoothing",
-    "smoothing_bands",
     "spectrum",
     "stability",
     "stable_rate",
