@@ -16,6 +16,8 @@ INSTRUMENTS = {
     "loss_surface": lambda o: ng.loss_surface(o, points=2),
     "activations": lambda o: ng.activations(o),
     "stable_rate": lambda o: ng.stable_rate(o, iterations=4, tol=2.0),
+    "smoothing": lambda o: ng.smoothing(o),
+    "sharpness_track": lambda o: ng.sharpness_track(o, checkpoints={0: o.parameters}),
     "drift": lambda o: ng.drift(o.model, [batch for _, batch in o.batches()]),
 }
 

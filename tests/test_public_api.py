@@ -61,7 +61,6 @@ PUBLIC = {
     "rotate_stream",
     "signal_propagation",
     "smoothing",
-    "smoothing_bands",
     "spectrum",
     "split_norms",
     "stability",

@@ -36,7 +36,6 @@ from normgauge.measure.landscape.landscape import landscape as landscape
 from normgauge.measure.landscape.landscape_bands import landscape_bands as landscape_bands
 from normgauge.measure.landscape.loss_surface import loss_surface as loss_surface
 from normgauge.measure.landscape.smoothing import smoothing as smoothing
-from normgauge.measure.landscape.smoothing import smoothing_bands as smoothing_bands
 from normgauge.measure.lipschitz.lipschitz import lipschitz as lipschitz
 from normgauge.measure.lipschitz.operator_norm import operator_norm as operator_norm
 from normgauge.measure.lipschitz.rules import register_lipschitz_rule as register_lipschitz_rule

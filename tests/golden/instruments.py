@@ -361,6 +361,30 @@ def _():
     return {**fields(found, "predicted", "top_eigenvalue", "observed_low", "observed_high", "status")}
 
 
+@pin("sharpness_track", elsewhere=1e-3)
+def _():
+    o = objective(mlp)
+    optimizer = torch.optim.SGD(o.model.parameters(), lr=0.1, momentum=0.5)
+    point = ng.sharpness_track(o, optimizer).measure(0)
+    return fields(point, "loss", "threshold", "sharpness", "ratio", "critical_rate")
+
+
+@pin("smoothing")
+def _():
+    def one(o):
+        names = "sigma", "gain", "mean_share", "yhat_share", "reduction", "curvature", "term"
+        return {entry.layer: fields(entry, *names) for entry in ng.smoothing(o).layers}
+
+    return of_models(one)
+
+
+# Eight draws: standard errors are a third of the values.
+@pin("batch_noise", elsewhere=3.0)
+def _():
+    found = ng.batch_noise(objective(mlp), sizes=[4, 8], draws=8)
+    return {str(e.size): {"sampling": e.sampling.value, "total": e.total.value} for e in found.sizes}
+
+
 # LLA needs a top eigenvalue from a random start, to a residual of 1e-3.
 @pin("generalization", elsewhere=1e-3)
 def _():

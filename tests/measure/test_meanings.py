@@ -45,6 +45,14 @@ def rate(model):
     return ng.weight_dynamics(objective(model, "train"), torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01))
 
 
+def tracked(rate):
+    """A quadratic of curvature 2, trained at a rate whose threshold is 2 / rate."""
+    here = quadratic(1.0, 2.0)
+    track = ng.sharpness_track(here, torch.optim.SGD(here.model.parameters(), lr=rate))
+    track.measure(0)
+    return track
+
+
 def invariant():
     """A loss of the angle alone: plain descent survives any rate by growing."""
     model = nn.Linear(2, 1, bias=False).double()
@@ -135,6 +143,13 @@ CASES = {
     "stable_rate": (
         lambda: ng.stable_rate(quadratic(1.0, 2.0)), lambda: ng.stable_rate(invariant()),
         "curvature allows", "survival"),
+    "sharpness_track": (lambda: tracked(0.1), lambda: tracked(3.0), "edge", "lower the rate"),
+    "smoothing": (
+        lambda: ng.smoothing(objective(plain(1.0, 2, norm=True), "train")),
+        lambda: ng.smoothing(objective(plain(1.0, 2, norm=True), "eval")), "0|5%", "stored statistics"),
+    "batch_noise": (
+        lambda: ng.batch_noise(objective(plain(1.0, 1), "train"), sizes=[4, 8], draws=4),
+        lambda: ng.batch_noise(objective(plain(1.0, 3, norm=True), "train"), sizes=[3, 6], draws=8), "", ""),
     "lipschitz": (
         lambda: ng.lipschitz(plain(1.0, 2).eval(), batch()[0], radius=0.1),
         lambda: ng.lipschitz(plain(30.0, 8).eval(), batch()[0]),
@@ -236,8 +251,8 @@ def test_every_instrument_is_tried_on_a_healthy_and_a_sick_network():
 
 def test_the_usable_rate_comes_first():
     found = ng.stable_rate(invariant())
-    assert found.readings()[0].name == "largest stable rate" and found.rate == found.predicted
-    assert f"{found.predicted:.4g}" in str(found).splitlines()[0] and "observed" not in str(found).splitlines()[0]
+    assert found.readings()[0].name == "rate to use" and found.rate <= found.limit == found.predicted
+    assert f"{found.rate:.4g}" in str(found).splitlines()[0] and "observed" not in str(found).splitlines()[0]
 
 
 def test_a_bulk_near_zero_is_not_called_negative():

@@ -94,7 +94,7 @@ def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.
         .mark_point(filled=True, size=80, opacity=1)
         .encode(axis, alt.Y("loss:Q", title="loss reached"), color="run:N", shape="run:N")
     )
-    line = [] if plain(edge) is None else [{"rate": edge, "text": "use up to"}]
+    line = [] if plain(edge) is None else [{"rate": edge, "text": "use"}]
     base = alt.Chart(alt.Data(values=line)).encode(axis)
     note = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
     return themed((points + base.mark_rule(style="quiet", strokeDash=[4, 3]) + note).properties(width=420, height=200))

@@ -241,6 +241,6 @@ def test_runs_of_momentum_on_a_quadratic_agree_with_the_threshold(name):
     here = ng.Objective(model, F.mse_loss, data, mode="eval")
     found = ng.stable_rate(here, MAKES[name](model.parameters(), 0.01))
     check_result(found)
-    assert 0.85 < found.ratio < 1.15 and found.rate <= found.predicted
-    assert found.best.loss == min(run.loss for run in found.runs if math.isfinite(run.loss))
+    assert 0.85 < found.ratio < 1.15 and found.rate <= found.limit <= found.predicted
+    assert found.best.loss == min(run.loss for run in found.runs if run.stable) and found.rate == found.best.rate
     assert f"{found.rate:.4g}" in str(found).splitlines()[0]

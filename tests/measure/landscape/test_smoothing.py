@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import normgauge as ng
-from normgauge.errors import InputError
 from normgauge.testing import check_result
 from reference.curvature import hand_written
 from reference.smoothing import dense_smoothing, twin_gradient
@@ -152,30 +151,41 @@ def test_what_has_no_closed_form_is_refused_by_name():
     assert none.status == "skipped" and "no normalizer was called" in none.meaning()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_bands_over_training_and_the_contract():
+def test_over_training_and_the_contract():
     model, _, batch = make("batch over space")
     objective = ng.Objective(model, F.cross_entropy, batch, mode="train")
-    optimizer, history = torch.optim.SGD(model.parameters(), lr=0.1), {}
+    optimizer, kept, history = torch.optim.SGD(model.parameters(), lr=0.1), {}, {}
     for step in range(6):
         if step % 3 == 0:
             history[step] = ng.smoothing(objective)
+            kept[step] = {name: value.detach().clone() for name, value in model.named_parameters()}
         optimizer.zero_grad()
         F.cross_entropy(model(batch[0]), batch[1]).backward()
         optimizer.step()
-    found = ng.smoothing_bands(history)
+    found = ng.smoothing(objective, checkpoints=kept)
     for result in (*history.values(), found):
         check_result(result)
-    assert found.steps == (0, 3) and found.cost.gradients == 2 and len(found.frame()) == 2
-    assert found.readings()[0].step == 3 and found.chart().to_dict()
-    with pytest.raises(InputError, match="at least one measurement"):
-        ng.smoothing_bands({})
+    assert [entry.step for entry in found.layers] == [0, 3] and found.cost.gradients == 2
+    assert [entry.term for entry in found.layers] == [history[0]["1"].term, history[3]["1"].term]
+    assert "At step 3" in found.meaning() and found.chart().to_dict()
 
 
-def test_in_float32_on_any_model():
+def test_in_float32_on_a_transformer():
     torch.manual_seed(0)
     block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
-    model = nn.Sequential(nn.Linear(4, 8), block, nn.Flatten(), nn.Linear(24, 3))
-    data = (torch.randn(5, 3, 4), torch.randint(3, (5,)))
+    model = nn.Sequential(nn.Linear(4, 8), block, nn.Flatten(), nn.Linear(24, 3)).float()
+    data = (torch.randn(5, 3, 4).float(), torch.randint(3, (5,)))
     found = ng.smoothing(ng.Objective(model, F.cross_entropy, data, mode="train"))
+    check_result(found)
     assert [entry.kind for entry in found.measured] == ["layer", "layer"]
+
+
+def test_a_backward_path_of_its_own_is_refused():
+    class StoppedNorm(nn.LayerNorm):
+        def forward(self, x):
+            return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt().detach()
+
+    model = nn.Sequential(nn.Linear(4, 4), StoppedNorm(4), nn.Linear(4, 3)).double()
+    batch = (torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))
+    found = ng.smoothing(ng.Objective(model, F.cross_entropy, batch, mode="train"))
+    assert "not the derivative" in found["1"].sentence

@@ -155,7 +155,8 @@ def batch_noise(
 
     Kind: unbiased (variances, cross, jitter), estimate (bias, curvature, exponents). Standard errors of few draws are
     too small where batches of two or three make variances near 0, and so huge gradients. Cost: per size and draw B / N
-    of a gradient and of a forward, a backward through all samples and a product; 16 products besides.
+    of a gradient and of a forward, a backward through all samples and a product; 16 products besides. Dropout's masks
+    differ between a batch and all samples, and count as statistics.
 
     Args:
         objective: model, loss, data and mode ("train", for batch statistics); its batches are joined to all samples.

@@ -205,7 +205,8 @@ class SharpnessTrack(Result):
         if ratio > 1 + AT_EDGE:
             return f"{said}: beyond the edge (over {1 + AT_EDGE:g}), steps climb to second order; lower the rate."
         if ratio < 1 - AT_EDGE:
-            return f"{said}: inside the edge (under {1 - AT_EDGE:g}); the rate could be {1 / ratio:.3g} times as large."
+            more = f"the rate could be {1 / ratio:.3g} times as large" if ratio > 0 else "nothing bends up"
+            return f"{said}: inside the edge (under {1 - AT_EDGE:g}); {more}."
         return (
             f"{said}: at the edge (within {AT_EDGE:g} of 1), where the rate sets the sharpness; before comparing it "
             f"with a run at another rate use .against(other), which divides the rates out."

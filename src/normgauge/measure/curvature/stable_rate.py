@@ -77,31 +77,36 @@ class StableRate(Result):
         return self.observed / self.predicted
 
     @property
-    def rate(self) -> float:
-        """The usable number: what the curvature allows, or less where runs are unstable below that."""
-        limits = [value for value in (self.predicted, self._run_limit()) if math.isfinite(value) and value > 0]
+    def limit(self) -> float:
+        """The largest stable rate: what the curvature allows, or less where runs are unstable below that."""
+        seen = math.nan if math.isnan(self.observed_high) else self.observed_low
+        limits = [value for value in (self.predicted, seen) if math.isfinite(value) and value > 0]
         return min(limits) if limits else self.critical
 
-    def _run_limit(self) -> float:
-        return math.nan if math.isnan(self.observed_high) else self.observed_low
+    @property
+    def best(self) -> RateRun | None:
+        """The stable run within the limit that reached the lowest loss."""
+        inside = [run for run in self.runs if run.stable and run.rate <= self.limit]
+        return min(inside, key=lambda run: run.loss, default=None)
 
     @property
-    def best(self) -> RateRun:
-        """The run that reached the lowest loss."""
-        return min(self.runs, key=lambda run: math.inf if math.isnan(run.loss) else run.loss)
+    def rate(self) -> float:
+        """The usable number: the rate that reached the lowest loss within the limit, else the limit."""
+        return self.limit if self.best is None else self.best.rate
 
     def _title(self) -> str:
-        return f"Largest stable learning rate of {self.optimizer}: {self.rate:.4g}"
+        return f"Learning rate to use with {self.optimizer}: {self.rate:.4g}, stable up to {self.limit:.4g}"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{**run._asdict(), "over_predicted": run.rate / self.predicted} for run in self.runs]
 
     def readings(self) -> tuple[Reading, ...]:
-        """Return the usable rate, then what it rests on: curvature, the next step, runs."""
+        """Return the usable rate and the limit, then what they rest on: curvature, the next step, runs."""
         half = (self.observed_high - self.observed_low) / 2
         edge = self.sentence or "no run stopped being stable"
         return (
-            Reading.measured("largest stable rate", self.rate, "estimate", why="neither curvature nor runs limit it"),
+            Reading.measured("rate to use", self.rate, "estimate", why="neither curvature nor runs limit it"),
+            Reading.measured("largest stable rate", self.limit, "estimate", why="neither curvature nor runs limit it"),
             Reading.measured("predicted largest stable rate", self.predicted, "estimate", why=self.why),
             Reading.measured("top eigenvalue", self.top_eigenvalue, "estimate", why=self.why),
             Reading.measured("top eigenvalue of the quotient", self.quotient_eigenvalue, "estimate", why="not asked"),
@@ -117,29 +122,31 @@ class StableRate(Result):
         )
 
     def _meaning(self) -> str:
-        if not math.isfinite(self.rate):
+        if not math.isfinite(self.limit):
             return (
                 f"Nothing limits the rate of {self.optimizer} here within {DOUBLINGS} doublings: search it by training."
             )
-        use = f"Use learning rates of {self.optimizer} up to {self.rate:.4g}"
-        seen = f"runs of {self.steps} steps turn unstable at {self.observed:.4g}"
+        reached = ""
+        if self.best is not None:
+            reached = f", which took the loss from {self.first_loss:.4g} to {self.best.loss:.4g} in {self.steps} steps"
+        use = f"Use a learning rate of about {self.rate:.3g} with {self.optimizer}{reached}"
+        use += f"; it is stable up to {self.limit:.4g}"
+        seen = f"runs turn unstable at {self.observed:.4g}"
         if not math.isfinite(self.predicted):
             lead = self.why or "the loss does not bend up at the start"
             seen = seen if math.isfinite(self.observed) else f"its next step raises the loss from {self.critical:.4g}"
-            said = f"{use}: {lead}, and {seen}"
-        elif math.isnan(self.observed_high):
-            said = f"{use}, what the curvature allows; no run met an edge within {DOUBLINGS} doublings, because steps "
-            said += "stay small (weights before a normalizer grow): survival and no good training"
-        elif 1 / AGREEMENT <= self.ratio <= AGREEMENT:
-            said = f"{use}: the curvature allows {self.predicted:.4g}, and {seen}, within a factor of {AGREEMENT:g}"
-        elif self.ratio > 1:
-            said = f"{use}, what the curvature allows; {seen}, {self.ratio:.3g} times that (agreement: {AGREEMENT:g}): "
-            said += "survival and no good training"
-        else:
-            said = f"{use}: the curvature allows {self.predicted:.4g}, but it rises on the way and {seen}"
-        best = self.best
-        reached = f" The lowest loss, {best.loss:.4g} from {self.first_loss:.4g}, was reached at {best.rate:.4g}."
-        return f"{said}.{reached if math.isfinite(best.loss) else ''}"
+            return f"{use}: {lead}, and {seen}."
+        if math.isnan(self.observed_high):
+            return (
+                f"{use}, what the curvature allows. No run met an edge within {DOUBLINGS} doublings, because steps "
+                f"stay small (weights before a normalizer grow): survival and no good training."
+            )
+        if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
+            return f"{use}: the curvature allows {self.predicted:.4g}, and {seen}, within a factor of {AGREEMENT:g}."
+        if self.ratio > 1:
+            far = f"{self.ratio:.3g} times that (agreement: {AGREEMENT:g})"
+            return f"{use}, what the curvature allows; {seen}, {far}: survival and no good training."
+        return f"{use}: the curvature allows {self.predicted:.4g}, but it rises on the way and {seen}."
 
     def _notes(self) -> str:
         known = f"threshold {self.multiple:.4g} / rate; {FULL_BATCH}" if math.isfinite(self.multiple) else self.why
@@ -177,7 +184,7 @@ def stable_rate(
     the verdict changes, then bisected until the bracket is `tol` wide.
 
     Kind: estimate. Cost: one largest eigenvalue, one gradient and about seven forwards for the critical rate, and
-    `iterations` gradients for each of about ten runs.
+    `iterations` gradients for each of about ten runs, some at quarters of the rate until they reach less.
 
     Args:
         objective: model, loss, data and mode.
@@ -191,8 +198,8 @@ def stable_rate(
             quotient when left out.
 
     Returns:
-        `.rate` is the number to use. Normalized networks may stay bounded at any rate, because their weights grow
-        until the step is small: then status is "nonconverged" and the bracket is open.
+        `.rate` is the number to use, `.limit` the largest stable one. Normalized networks may stay bounded at any rate,
+        because their weights grow until the step is small: then status is "nonconverged" and the bracket is open.
 
     Raises:
         InputError: settings out of range; an optimizer of another model, or one that needs a closure.
@@ -249,6 +256,13 @@ def stable_rate(
     guess = next((value for value in (predicted, critical) if math.isfinite(value) and value > 0), edge.rate or 1.0)
     low, high = bracket(stable, guess, DOUBLINGS)
     sentence = ""
+    rate, lowest = min(guess, low or guess), math.inf
+    for _ in range(4):  # where it is stable it need not train well: see what smaller rates reach
+        rate /= 4
+        stable(rate)
+        if not runs[rate].loss < lowest:
+            break
+        lowest = runs[rate].loss
     if low is None or high is None:
         ends = f"stable up to rate {max(runs):.3g}" if high is None else f"unstable down to rate {min(runs):.3g}"
         sentence = f"every run was {ends}"
@@ -300,8 +314,9 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
         before, after = losses[half], losses[-1]
     else:  # with momentum the loss swings: compare the crests
         before, after = max(losses[quarter : half + 1]), max(losses[-quarter - 1 :])
-    slack = math.sqrt(torch.finfo(start.dtype).eps) * 1e-2 * abs(before)
-    return RateRun(rate, after <= before + slack and losses[-1] <= losses[0] + slack, losses[-1])
+    slack = math.sqrt(torch.finfo(start.dtype).eps) * 1e-2
+    settles = after <= before + slack * abs(before)
+    return RateRun(rate, settles and losses[-1] <= losses[0] + slack * abs(losses[0]), losses[-1])
 
 
 def _take_step(twin: Any) -> None:

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
 from normgauge.network import first_tensor, role_of
 from normgauge.objective import Objective
 from normgauge.records import Reading, Status
-from normgauge.results import Cost, Result, instrument, spend
+from normgauge.results import Result, instrument, spend
 
 if TYPE_CHECKING:
     import altair
 
 NOTABLE = 0.05  # share of the squared gradient: what is taken below it changes the gradient's norm by 3 % at most
-FITS = 1e-2  # relative residual between a layer's output and the formula; float16 has 1e-3, another formula order one
+FITS = 1e-4  # relative residual between a layer and the formula, more where its precision has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,7 @@ class LayerSmoothing:
 
     Attributes:
         layer: the module's name; `#2` and so on for further calls.
+        step: of training, where checkpoints were given.
         kind: "batch", "layer", "group", "instance" or "rms".
         groups: how many groups share a mean and a variance.
         m: values in a group.
@@ -56,6 +56,7 @@ class LayerSmoothing:
     """
 
     layer: str
+    step: int = 0
     kind: str = ""
     groups: int = 0
     m: int = 0
@@ -76,34 +77,45 @@ class LayerSmoothing:
     status: Status = "ok"
     sentence: str = ""
 
+    @property
+    def taken(self) -> float:
+        """The share of the squared gradient that is removed."""
+        return self.mean_share + self.yhat_share
+
 
 @dataclass(frozen=True)
 class Smoothing(Result):
     """What normalizers take from gradient and curvature, layer by layer.
 
     Attributes:
-        layers: in the order of their calls.
+        layers: in the order of their calls, step after step.
     """
 
     layers: tuple[LayerSmoothing, ...]
 
     def __getitem__(self, layer: str) -> LayerSmoothing:
-        """Return one layer by its name."""
-        return next(entry for entry in self.layers if entry.layer == layer)
+        """Return one layer by its name, at the last step."""
+        return next(entry for entry in reversed(self.layers) if entry.layer == layer)
 
     @property
     def measured(self) -> tuple[LayerSmoothing, ...]:
         """The layers that could be measured."""
         return tuple(entry for entry in self.layers if entry.status == "ok")
 
+    @property
+    def _steps(self) -> list[int]:
+        """The steps of training, where there are several."""
+        steps = sorted({entry.step for entry in self.layers})
+        return steps if len(steps) > 1 else []
+
     def _title(self) -> str:
-        return f"Smoothing by {len(self.measured)} normalizers"
+        return f"Smoothing by {len({entry.layer for entry in self.measured})} normalizers"
 
     def _rows(self) -> list[dict[str, Any]]:
         return [{item.name: getattr(entry, item.name) for item in fields(entry)} for entry in self.layers]
 
     def _shown_rows(self) -> list[dict[str, Any]]:
-        hidden = {"groups", "sigma_low", "sigma_high", "sum_square", "twin_curvature"}
+        hidden = {"groups", "sigma_low", "sigma_high", "sum_square", "twin_curvature", "" if self._steps else "step"}
         return [{name: value for name, value in row.items() if name not in hidden} for row in self._rows()]
 
     def readings(self) -> tuple[Reading, ...]:
@@ -116,28 +128,37 @@ class Smoothing(Result):
             ("squared gradient over the twin's", "reduction"),
         )
         return tuple(
-            Reading.measured(title, getattr(entry, name), layer=entry.layer, why=entry.sentence or "the gradient is 0")
+            Reading.measured(
+                title,
+                getattr(entry, name),
+                layer=entry.layer,
+                step=entry.step if self._steps else None,
+                why=entry.sentence or "the gradient is 0",
+            )
             for title, name in named
             for entry in self.layers
         ) or (Reading.measured("share removed by the mean", math.nan, why=self.sentence),)
 
     def _meaning(self) -> str:
-        seen = [entry for entry in self.measured if math.isfinite(entry.mean_share)]
+        last = max((entry.step for entry in self.layers), default=0)
+        seen = [entry for entry in self.measured if entry.step == last and math.isfinite(entry.mean_share)]
         if not seen:
             return "No normalizer with a gradient was measured, so 0 layers can be judged."
-        taken = {entry.layer: entry.mean_share + entry.yhat_share for entry in seen}
-        most = max(taken, key=lambda name: taken[name])
-        strong = sum(share >= NOTABLE for share in taken.values())
-        bent = [entry for entry in seen if entry.term > 0]
+        most = max(seen, key=lambda entry: entry.taken)
+        strong, bent = sum(entry.taken >= NOTABLE for entry in seen), sum(entry.term > 0 for entry in seen)
         said = (
-            f"{strong} of {len(seen)} normalizers take {NOTABLE:.0%} or more of the squared gradient; {most!r} takes "
+            f"{strong} of {len(seen)} normalizers take {NOTABLE:.0%} or more of the squared gradient; {most.layer!r} "
         )
-        said += f"most, {taken[most]:.1%} (mean {self[most].mean_share:.1%}, along the activations "
-        said += f"{self[most].yhat_share:.1%})"
-        if not strong:
+        said += (
+            f"takes most, {most.taken:.1%} (mean {most.mean_share:.1%}, along the activations {most.yhat_share:.1%})"
+        )
+        if self._steps:
+            first = max(entry.taken for entry in self.measured if entry.step == self._steps[0])
+            said = f"At step {last} {said}, at step {self._steps[0]} it was {first:.1%} at most"
+        elif not strong:
             said += ": what changes the gradient is gamma / sigma alone"
-        sign = f"in {len(bent)} it adds curvature along the gradient" if bent else "in none it adds curvature"
-        return f"{said}. {sign.capitalize()} (term above 0), which is what S1 needs the sign of <g, yhat> for."
+        sign = f"In {bent} it adds curvature along the gradient" if bent else "In none it adds curvature"
+        return f"{said}. {sign} (term above 0), which is what S1 needs the sign of <g, yhat> for."
 
     def _notes(self) -> str:
         failed = sum(entry.printed_slack < 0 for entry in self.measured)
@@ -145,17 +166,20 @@ class Smoothing(Result):
         return f"the printed 1/sqrt(m) fails in {failed} layers; with 1/m the largest slack, from eps, is {slack:.2g}"
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return the shares removed per layer."""
-        from normgauge.charts import bars
+        """Return the shares removed per layer, over training where there are several steps."""
+        from normgauge.charts import bars, curves
 
+        if not self.measured:
+            raise NotImplementedError("nothing was measured")
+        if self._steps:
+            lines = [{"step": e.step, "series": e.layer, "value": e.taken} for e in self.measured]
+            return curves(lines, title=self._title(), y_title="share of |gradient|^2 removed")
         named = {"mean_share": "by the mean", "yhat_share": "along the activations"}
         rows = [
             {"layer": entry.layer, "removed": title, "share": getattr(entry, name)}
             for entry in self.measured
             for name, title in named.items()
         ]
-        if not rows:
-            raise NotImplementedError("nothing was measured")
         return bars(rows, x="layer", y="share", series="removed", title=self._title(), y_title="share of |gradient|^2")
 
 
@@ -168,12 +192,13 @@ class _Call:
     """One call of a normalizer: its output in the graph, and how it came about, or why nobody knows."""
 
     layer: str
+    given: Tensor
     made: Tensor
     layout: Layout | str
 
 
 @instrument
-def smoothing(objective: Objective) -> Smoothing:
+def smoothing(objective: Objective, *, checkpoints: Mapping[int, Mapping[str, Tensor]] | None = None) -> Smoothing:
     """Measure per normalizer what Theorems 4.1, 4.2 and 4.4 of S1 say it takes from gradient and curvature.
 
     Per group of m values, with the symbols of `LayerSmoothing`,
@@ -184,10 +209,11 @@ def smoothing(objective: Objective) -> Smoothing:
     exactly for every eps; without eps |yh|^2 = m and c = 0. Normalizers by sample have the same form with their own
     groups, RMS norms without the term of the mean. What a layer computes is compared with the formula first.
 
-    Kind: exact. Cost: one gradient, and two products per call of a normalizer at most (from its output on).
+    Kind: exact. Cost: one gradient, and two products per call of a normalizer at most (from its output on), per step.
 
     Args:
         objective: model, loss, data and mode. BatchNorm in eval mode removes nothing and is skipped, with the reason.
+        checkpoints: training step -> parameters, for smoothing over training.
 
     Raises:
         NotDifferentiableError: where model or loss has no second derivative.
@@ -205,6 +231,15 @@ def smoothing(objective: Objective) -> Smoothing:
 
     References: santurkar2018.
     """
+    places = {0: objective} if checkpoints is None else {s: objective.at(checkpoints[s]) for s in sorted(checkpoints)}
+    called = tuple(entry for step, place in places.items() for entry in _measure(place, step))
+    lost = [entry.sentence for entry in called if entry.status != "ok"]
+    if len(called) == len(lost):
+        return Smoothing(called, status="skipped", sentence=lost[0] if lost else "no normalizer was called")
+    return Smoothing(called, sentence=f"{len(lost)} of {len(called)} normalizers: {lost[0]}" if lost else "")
+
+
+def _measure(objective: Objective, step: int) -> Iterator[LayerSmoothing]:
     sums: dict[str, dict[str, Any]] = {}
     whole = sum(objective.weight(batch) for _, batch in objective.batches())
     for number, batch in objective.batches():
@@ -219,13 +254,8 @@ def smoothing(objective: Objective) -> Smoothing:
         graph = {id(call): slope for call, slope in zip(live, slopes, strict=True)}
         for call in calls:
             _add_call(sums.setdefault(call.layer, {"sentence": ""}), call, graph.get(id(call)), share)
-    called = tuple(_layer(name, entry) for name, entry in sums.items())
-    lost = sum(entry.status != "ok" for entry in called)
-    why = f"{lost} of {len(called)} normalizers: {next((e.sentence for e in called if e.sentence), '')}"
-    if len(called) == lost:
-        sentence = why if called else "no normalizer was called"
-        return Smoothing(called, status="skipped", sentence=sentence)
-    return Smoothing(called, sentence=why if lost else "")
+    for name, entry in sums.items():
+        yield replace(_layer(name, entry), step=step)
 
 
 @contextmanager
@@ -241,7 +271,8 @@ def _noted(model: nn.Module, calls: list[_Call]) -> Iterator[None]:
             times[name] = times.get(name, 0) + 1
             layer = name if times[name] == 1 else f"{name}#{times[name]}"
             with torch.no_grad():  # now: gains and mode are those asked for while the model runs only
-                calls.append(_Call(layer or "(model)", output, _layout(module, given.detach(), output.detach())))
+                layout = _layout(module, given.detach(), output.detach())
+            calls.append(_Call(layer or "(model)", given, output, layout))
             return output.clone()
 
         return note
@@ -273,6 +304,11 @@ def _add_call(entry: dict[str, Any], call: _Call, slope: Tensor | None, share: f
         bound, printed = ((energy - middle - k * along) / s.square() for k in (1.0, math.sqrt(m)))
         term = -(a * size + 2 * pull * c - 3 * a * c.square() / m) / (m * s.square())
         directions = [back((gamma * sides).to(slope.dtype)), slope.detach()]
+    if call.given.requires_grad:
+        (real,) = torch.autograd.grad(call.made, call.given, slope.detach(), retain_graph=True)
+        if float((rows(real) - v).norm()) > FITS * float(v.norm()) + _rounding(slope) * float((h / s).norm()):
+            entry["sentence"] = "its backward path is not the derivative of its forward"
+            return
     found = {
         **{"energy": energy, "middle": middle, "along": along * (2 - length / m), "bound": bound, "printed": printed},
         **{"size": size, "twin": g.square(), "term": term, "sum_square": m * middle},
@@ -332,11 +368,15 @@ def _layout(module: nn.Module, given: Tensor, made: Tensor) -> Layout | str:
         centred = values if kind == "rms" else values - values.mean(1, keepdim=True)
         s = (centred.square().mean(1, keepdim=True) + _eps(module, given.dtype)).sqrt()
         yh = centred / s
-        for gamma, beta in _affine(module, given):
+        for gamma, beta in _affine(module, given, kind in ("batch", "group", "instance")):
             said = back(rows(gamma).double() * yh) + beta.double()
-            if float((said - target).norm()) <= FITS * float(target.norm()):
+            if float((said - target).norm()) <= max(FITS, _rounding(made)) * float(target.norm()):
                 return kind, yh, s, rows(gamma).double(), (rows, back)
     return f"{type(module).__name__} does not compute gamma (y - mean) / sqrt(var + eps) + beta over a known group"
+
+
+def _rounding(values: Tensor) -> float:
+    return min(1e3 * torch.finfo(values.dtype).eps, 0.02)
 
 
 def _candidates(module: nn.Module, given: Tensor) -> Iterator[tuple[str, Callable[..., Tensor], Callable[..., Tensor]]]:
@@ -374,94 +414,20 @@ def _eps(module: nn.Module, dtype: torch.dtype) -> float:
     return float(getattr(module, names[0])) if names else torch.finfo(dtype).eps * isinstance(module, nn.RMSNorm)
 
 
-def _affine(module: nn.Module, given: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield gain and shift in the input's shape, as stored and as 1 + w."""
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    zero = given.new_zeros(())
+def _affine(module: nn.Module, given: Tensor, by_channel: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield gain and shift in the input's shape, as stored and as 1 + w; none where they do not fit it."""
 
-    def spread(values: Any, empty: Tensor) -> Tensor:
+    def spread(values: Any, empty: float) -> Tensor:
         if not isinstance(values, Tensor):
-            return empty.expand(given.shape)
-        by_channel = values.ndim == 1 and not hasattr(module, "normalized_shape") and given.shape[1] == len(values)
-        last = given.shape[-1] == values.shape[-1] and ("layer" in _name(module) or "rms" in _name(module))
-        view = values.view(-1, *(1,) * (given.ndim - 2)) if by_channel and not last else values
-        return view.detach().to(given.dtype).expand(given.shape)
+            return given.new_full((), empty).expand(given.shape)
+        flat = values.detach().to(given.dtype)
+        return (flat.view(-1, *(1,) * (given.ndim - 2)) if by_channel and flat.ndim == 1 else flat).expand(given.shape)
 
-    shift = spread(bias, zero)
-    yield spread(weight, zero + 1), shift
-    if isinstance(weight, Tensor):
-        yield spread(weight, zero) + 1, shift
-
-
-def _name(module: nn.Module) -> str:
-    return type(module).__name__.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class SmoothingBands(Result):
-    """Smoothing over training.
-
-    Attributes:
-        steps: the training steps, ascending.
-        views: what `ng.smoothing` gave at each.
-    """
-
-    steps: tuple[int, ...]
-    views: tuple[Smoothing, ...]
-
-    def _title(self) -> str:
-        return f"Smoothing over {len(self.steps)} steps of training"
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {"step": step, **row}
-            for step, view in zip(self.steps, self.views, strict=True)
-            for row in view._shown_rows()
-        ]
-
-    def readings(self) -> tuple[Reading, ...]:
-        """Return the readings of every step, the last first."""
-        pairs = reversed(tuple(zip(self.steps, self.views, strict=True)))
-        return tuple(replace(reading, step=step) for step, view in pairs for reading in view.readings())
-
-    def _meaning(self) -> str:
-        def median(view: Smoothing) -> float:
-            taken = sorted(entry.mean_share + entry.yhat_share for entry in view.measured)
-            return taken[len(taken) // 2] if taken else math.nan
-
-        first, last = median(self.views[0]), median(self.views[-1])
-        bent = [sum(entry.term > 0 for entry in view.measured) for view in (self.views[0], self.views[-1])]
-        return (
-            f"From step {self.steps[0]} to {self.steps[-1]} the median share of the squared gradient that normalizers "
-            f"take goes from {first:.1%} to {last:.1%} (notable: {NOTABLE:.0%}), and {bent[1]} instead of {bent[0]} "
-            f"add curvature."
-        )
-
-    def chart(self) -> altair.TopLevelMixin:
-        """Return the share removed per layer over training."""
-        from normgauge.charts import curves
-
-        rows = [
-            {"step": step, "series": entry.layer, "value": entry.mean_share + entry.yhat_share}
-            for step, view in zip(self.steps, self.views, strict=True)
-            for entry in view.measured
-        ]
-        return curves(rows, title=self._title(), y_title="share of |gradient|^2 removed")
-
-
-@instrument
-def smoothing_bands(history: Mapping[int, Smoothing]) -> SmoothingBands:
-    """Put smoothing measured during training beside each other: step -> what `ng.smoothing` gave.
-
-    Kind: exact. Cost: none beyond that of the measurements.
-
-    Raises:
-        InputError: when there is none.
-
-    References: santurkar2018.
-    """
-    if not history:
-        raise InputError(explain("smoothing_bands", "at least one measurement is needed", "none", "Measure some"))
-    steps = tuple(sorted(history))
-    views = tuple(history[step] for step in steps)
-    return SmoothingBands(steps, views, mode=views[-1].mode, cost=sum((view.cost for view in views), Cost()))
+    weight = getattr(module, "weight", None)
+    try:
+        shift = spread(getattr(module, "bias", None), 0.0)
+        yield spread(weight, 1.0), shift
+        if isinstance(weight, Tensor):
+            yield spread(weight, 0.0) + 1, shift
+    except RuntimeError:  # they do not broadcast
+        return
