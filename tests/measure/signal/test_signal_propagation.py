@@ -254,3 +254,19 @@ def test_what_shrinks_is_said_to_shrink(scale, way):
     data = (torch.ones(4, 1), torch.ones(4, 1))
     meaning = signal_propagation(Objective(model, lambda out, _: out.mean(), data, mode="eval")).meaning()
     assert way in meaning and ("vanish" if scale < 1 else "explode") in meaning
+
+
+def test_selectivity_of_single_units():
+    """Units that fire for one class have 1, units that fire for all alike 0; without labels there is none."""
+    inputs = torch.cat([torch.eye(3), torch.eye(3)])
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def found(weight, targets, loss):
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3))
+        model[0].weight.data.copy_(weight)
+        return signal_propagation(Objective(model, loss, [(inputs, targets)] * 2, mode="eval")).layers[1].selectivity
+
+    assert found(torch.eye(3), labels, F.cross_entropy) == pytest.approx(1.0)
+    assert found(torch.ones(3, 3), labels, F.cross_entropy) == pytest.approx(0.0)
+    assert found(torch.ones(3, 3) + torch.eye(3), labels, F.cross_entropy) == pytest.approx(1 / 3)
+    assert math.isnan(found(torch.eye(3), torch.randn(6, 3), F.mse_loss))

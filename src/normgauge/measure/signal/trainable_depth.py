@@ -41,7 +41,7 @@ class TrainableDepth(Result):
         predicted: the theory's factor per layer; nan where it does not speak of the network.
         gradients: squared gradients at the hidden affine layers, as measured.
         theory: as predicted, up to one factor; empty where there is none.
-        correlation: mean cosine of the gradients, of one direction of the outputs, at inputs and at neighbours.
+        correlation: mean cosine of the gradients, of one direction of each output, at inputs and at neighbours.
         limit: of the ratio of squared gradients.
         withheld: why there is no prediction; `depth` then follows the measured gradients.
     """
@@ -119,7 +119,7 @@ def trainable_depth(
 ) -> TrainableDepth:
     """Say how deep a network like `model` may be, from the growth of its squared gradients with depth.
 
-    With squared gradients `g_l` at the affine layers (of a random direction of the outputs), predicted at infinite
+    With squared gradients `g_l` at the affine layers (of a random direction of each output), predicted at infinite
     width where the theory covers the network and measured elsewhere: `g ~ rate^-l` or, in residual networks,
     `g ~ l^-rate`, whichever fits better. `depth` is where the ends differ by `limit`: `ln(limit) / |ln rate|` or
     `limit^(1 / |rate|)`.
@@ -159,7 +159,7 @@ def trainable_depth(
             raise InputError(
                 explain("trainable_depth", "the model returns a tensor", type(output).__name__, "Pass forward=")
             )
-        direction = torch.randn(out.shape[1:], generator=generator(seed), dtype=torch.float64).to(out)
+        direction = torch.randn(out.shape, generator=generator(seed), dtype=torch.float64).to(out)
         return (out * direction).sum() / max(len(out), 1)
 
     first = next(iter(tensors(inputs)))
