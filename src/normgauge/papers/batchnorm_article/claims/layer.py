@@ -231,13 +231,15 @@ def _explosion(generator: torch.Generator) -> Iterator[Check]:
     "S3-lamlin",
     place="Vanishing/exploding gradients",
     printed='explosion "no matter what it uses for nonlinearity", lambda > 1, c > 0 depending only on the nonlinearity',
-    corrected="lambda > 1 depends on the batch size too; as B -> infinity it tends to E phi'^2/var phi >= 1, and to 1 "
-    "exactly where phi is affine: (B - 2)/(B - 3) for the identity",
+    corrected="lambda > 1 depends on the batch size too; where the fixed point that treats all samples alike attracts, "
+    "E x (phi - E phi) phi' <= var phi for standard normal x, it tends to E phi'^2/var phi >= 1 as B -> infinity, and "
+    "to 1 exactly where phi is affine: (B - 2)/(B - 3) for the identity; where it repels, lambda is another number",
     hypotheses="as S3-lam; phi continuous and piecewise differentiable (a step function has no gradient at all), not "
     "constant",
     cite=(*CITE, "yang2019"),
     note="The article's next sentence says itself that lambda falls with the batch size. At any finite batch the "
-    "explosion is there even without nonlinearity; no lambda > 1 serves all batch sizes.",
+    "explosion is there even without nonlinearity; no lambda > 1 serves all batch sizes. For the cube the fixed point "
+    "repels (factor 3) and gradients grow faster than E phi'^2/var phi = 1.8.",
 )
 def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
     identity = _measured_growth(generator, 8, _identity)
@@ -259,7 +261,18 @@ def _any_nonlinearity(generator: torch.Generator) -> Iterator[Check]:
         else:
             yield corrected("other phi: lambda stays above 1", broken(rate > 1.001))
         yield printed("lambda > 1 whatever the batch", broken(rate > 1 + 1e-6))
-        yield fact(f"lambda at a large batch, {name}", rate)
+        yield fact(f"E phi'^2/var phi, {name}", rate)
+    for name in ("tanh", "leaky relu", "cube"):
+        phi = _NONLINEARITIES[name]
+        slopes = gradient(lambda v, phi=phi: phi(v).sum(), x)
+        centred = phi(x) - weights @ phi(x)
+        attracts = float(weights @ (x * centred * slopes)) <= (1 + 1e-6) * float(weights @ centred.square())
+        ratio = _measured_growth(generator, 128, phi) / large_batch_rate(phi(x), slopes, weights)
+        yield corrected(
+            "measured: E phi'^2/var phi exactly where the fixed point attracts",
+            broken((abs(ratio - 1) < NEAR) == attracts),
+        )
+        yield fact(f"measured growth over E phi'^2/var phi, {name} at B = 128", ratio)
 
 
 def _one_layer(batch: int, generator: torch.Generator) -> Tensor:
