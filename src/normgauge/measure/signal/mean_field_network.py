@@ -240,7 +240,7 @@ class _Reader:
         return self.signals[number]
 
     def _parameter(self, step: Step, name: str) -> Tensor | None:
-        module = step.module
+        module: Any = step.module
         if f"{step.name}.{name}" in self.objective.parameters:
             return self.objective.parameters[f"{step.name}.{name}"].detach().double().cpu()
         if hasattr(module, "parametrizations"):
@@ -273,7 +273,7 @@ class _Reader:
         square, overlap = np.append(square, 0.0), np.pad(overlap, ((0, 1), (0, 1)))  # place -1 is the padding
         rows = index.numpy()
         new_square = power * reads * square[rows].sum(0) + floor
-        new_overlap = power * reads * sum(overlap[np.ix_(row, row)] for row in rows) + floor
+        new_overlap = floor + power * reads * np.sum([overlap[np.ix_(row, row)] for row in rows], axis=0)
 
         def back(gradient: _GRADIENT) -> None:
             total = np.zeros(positions + 1)

@@ -221,18 +221,18 @@ def _neighbour_correlation(objective: Objective, inputs: Any, seed: int) -> floa
     noise = torch.randn(inputs.shape, generator=generator(seed + 1), dtype=torch.float64).to(inputs)
     size = NEARBY * float(inputs.detach().norm()) / max(float(noise.norm()), 1e-300)
     number, batch = next(iter(objective.batches()))
-    slopes = []
+    slopes: list[Tensor | None] = []
     for place in (inputs.detach(), inputs.detach() + size * noise):
         leaf = place.clone().requires_grad_()
 
         def body(model: nn.Module, leaf: Tensor = leaf) -> Tensor | None:
-            value = sum(objective.terms_of(model, number, (leaf, batch[1]), copied=False).values())
+            value = torch.stack(list(objective.terms_of(model, number, (leaf, batch[1]), copied=False).values())).sum()
             objective.count_backward(batch)
             return torch.autograd.grad(value, leaf, allow_unused=True)[0] if value.requires_grad else None
 
         slopes.append(objective.evaluate(number, body))
-    if any(slope is None for slope in slopes):
+    if slopes[0] is None or slopes[1] is None:
         return math.nan
-    a, b = (slope.double().flatten(1) for slope in slopes)
+    a, b = slopes[0].double().flatten(1), slopes[1].double().flatten(1)
     cosines = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
     return float(cosines.mean())
