@@ -178,7 +178,7 @@ def main() -> None:
                 for spent, loss in runs[best][0]["curve"][:: max(1, len(runs[best][0]["curve"]) // 40)]
             ]
             print(rows[-1], flush=True)
-    footer = f"3 rates x {options.seeds} seeds each (CIFAR-10: one), batch 128, rate by training loss, test accuracy in %"
+    footer = f"3 rates x {options.seeds} seeds each (CIFAR-10: one), batch 128, rate by training loss, accuracy in %"
     print(format_table(rows, title="GDNP on networks", footer=footer))
     document = {"settings": footer, "rows": rows, "curves": curves}
     (HERE / "results" / "gdnp_networks.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

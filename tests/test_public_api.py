@@ -59,6 +59,7 @@ PUBLIC = {
     "testing",
     "theory",
     "trace",
+    "trainable_depth",
     "weight_dynamics",
     "weight_lipschitz",
 }

@@ -156,9 +156,6 @@ def layer_geometry(
         beta: bias per row, or None for 0.
         eps: added to the variance of each row.
 
-    Returns:
-        A `LayerGeometry`.
-
     Raises:
         InputError: if widths do not fit.
         DataError: for fewer than two samples.
@@ -178,8 +175,7 @@ def layer_geometry(
         >>> reading.effective_weights.tolist(), reading.rank, round(reading.weight_norm_error, 12)
         ([[0.6, 0.8]], 2, 0.0)
 
-    References:
-        sun2020.
+    References: sun2020.
     """
     w, x = _check_layer(weight, inputs)
     gain = torch.ones(len(w), dtype=w.dtype) if gamma is None else _per_row("gamma", gamma, w)

@@ -147,8 +147,7 @@ def spectral_norm(
         >>> abs(norm - 1) < 1e-3
         True
 
-    References:
-        miyato2018, sun2020.
+    References: miyato2018, sun2020.
     """
     if not isinstance(module, _LAYERS) or name != "weight":
         raise InputError(

@@ -28,8 +28,7 @@ class GroupNorm(torch.nn.GroupNorm):
         >>> layer(torch.tensor([[1.0, 3.0, 10.0, 30.0]])).tolist()
         [[-1.0, 1.0, -1.0, 1.0]]
 
-    References:
-        wu2018.
+    References: wu2018.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -31,8 +31,7 @@ class InstanceNorm(_InstanceNorm):
         >>> InstanceNorm(1, eps=0.0)(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]
 
-    References:
-        ulyanov2016.
+    References: ulyanov2016.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ class LayerNorm(torch.nn.LayerNorm):
         >>> LayerNorm(2, eps=0.0)(torch.tensor([[1.0, 5.0]])).tolist()
         [[-1.0, 1.0]]
 
-    References:
-        ba2016, sun2020.
+    References: ba2016, sun2020.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -54,8 +53,7 @@ class ChannelLayerNorm(torch.nn.GroupNorm):
         >>> layer(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]
 
-    References:
-        ba2016, wu2018.
+    References: ba2016, wu2018.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:

@@ -40,8 +40,7 @@ class LpBatchNorm(BatchStatisticsNorm):
         >>> LpBatchNorm(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).flatten().tolist()
         [-0.5, 0.5]
 
-    References:
-        santurkar2018.
+    References: santurkar2018.
     """
 
     def __init__(

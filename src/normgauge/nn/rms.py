@@ -26,8 +26,7 @@ class RMSNorm(torch.nn.RMSNorm):
         >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 3.0]])).tolist()
         [[1.0, 1.0]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
 
     def __init__(
@@ -57,8 +56,7 @@ class ChannelRMSNorm(torch.nn.Module):
         >>> ChannelRMSNorm(1, eps=0.0)(torch.tensor([[[3.0, 3.0]]])).tolist()
         [[[1.0, 1.0]]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:

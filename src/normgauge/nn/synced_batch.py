@@ -65,8 +65,7 @@ class SyncedBatchNorm(BatchStatisticsNorm):
         >>> SyncedBatchNorm(1, eps=0.0)(torch.tensor([[1.0], [5.0]])).flatten().tolist()
         [-1.0, 1.0]
 
-    References:
-        ioffe2015.
+    References: ioffe2015.
     """
 
     smallest = 0  # a process may hold one sample, as long as all together hold two

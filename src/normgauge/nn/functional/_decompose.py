@@ -48,8 +48,7 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
         >>> decompose(torch.tensor([-1.0, -5.0])).direction.tolist()  # a negative factor flips the direction
         [1.0, -1.0]
 
-    References:
-        sun2020.
+    References: sun2020.
     """
     if v.dim() == 0 or v.shape[dim] == 0:
         raise InputError(
