@@ -39,11 +39,7 @@ class ScalarScale(nn.Module):
 
 
 def fixup(
-    model: nn.Module,
-    *,
-    blocks: Callable[[nn.Module], bool] | None = None,
-    head: str | None = None,
-    seed: int = 0,
+    model: nn.Module, *, blocks: Callable[[nn.Module], bool] | None = None, head: str | None = None, seed: int = 0
 ) -> nn.Module:
     """Initialize a residual network without normalization so that one step changes its output by O(rate) at any depth.
 

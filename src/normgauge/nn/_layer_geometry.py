@@ -134,11 +134,7 @@ class LayerGeometry(Result):
 
 @instrument
 def layer_geometry(
-    weight: Tensor,
-    inputs: Tensor,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
-    eps: float = 1e-5,
+    weight: Tensor, inputs: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
 ) -> LayerGeometry:
     r"""Read the geometry of a linear layer followed by batch (or layer) normalization, at one batch.
 

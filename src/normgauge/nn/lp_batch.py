@@ -44,12 +44,7 @@ class LpBatchNorm(BatchStatisticsNorm):
     """
 
     def __init__(
-        self,
-        num_features: int,
-        p: float = 1.0,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
+        self, num_features: int, p: float = 1.0, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True
     ) -> None:
         check_power(p)
         super().__init__(num_features, eps, momentum, affine)

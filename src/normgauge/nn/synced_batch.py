@@ -71,12 +71,7 @@ class SyncedBatchNorm(BatchStatisticsNorm):
     smallest = 0  # a process may hold one sample, as long as all together hold two
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        group: Any = None,
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, group: Any = None
     ) -> None:
         super().__init__(num_features, eps, momentum, affine)
         self.group = group

@@ -17,13 +17,6 @@ def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | Non
     `s = max|x| + eps` for p = inf. The average is taken before the mean is removed, so the output is invariant to
     the scale of x but not to its shift.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        p: at least 1; `math.inf` takes the maximum.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the mean of the powers (to the maximum for p = inf).
-
     Raises:
         InputError: for p below 1.
 
@@ -49,13 +42,6 @@ def lp_norm_backward(
     With `h = gamma * grad`, `xhat = (x - mean) / s` and means over batch and space:
     `dx = (h - mean(h) - mean(h * xhat) * s^(1-p) |x|^(p-1) sign(x)) / s`. For p = inf the last product is
     `sum(h * xhat) * sign(x) / t` at the t values where `|x|` is largest, and zero elsewhere.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        p: at least 1, or `math.inf`.
-        gamma: gain per channel, or None for 1.
-        eps: added to the mean of the powers (to the maximum for p = inf).
 
     Raises:
         InputError: for p below 1.

@@ -23,12 +23,6 @@ def batch_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = Non
 
     `y = gamma[c] * (x - mean[c]) / sqrt(var[c] + eps) + beta[c]`, with the biased variance.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the variance.
-
     Examples:
         >>> batch_norm(torch.tensor([[1.0], [5.0]]), eps=0.0).flatten().tolist()
         [-1.0, 1.0]
@@ -44,12 +38,6 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
 
     `dx = gamma / sqrt(var + eps) * (grad - mean(grad) - xhat * mean(grad * xhat))`, means over batch and space;
     `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)`.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per channel, or None for 1.
-        eps: added to the variance.
 
     Deviations:
         akbar2025 eq. (1) takes `grad` to be the gradient of the output and omits gamma: its dx is wrong by the factor
@@ -78,13 +66,6 @@ def layer_norm(
 
     `y = gamma * (x - mean) / sqrt(var + eps) + beta`, gamma and beta of the shape of the trailing axes.
 
-    Args:
-        x: any tensor with more than `trailing` axes, or as many.
-        gamma: gain per entry, or None for 1.
-        beta: bias per entry, or None for 0.
-        eps: added to the variance.
-        trailing: how many trailing axes are averaged.
-
     Examples:
         >>> layer_norm(torch.tensor([[1.0, 5.0]]), eps=0.0).tolist()
         [[-1.0, 1.0]]
@@ -102,13 +83,6 @@ def layer_norm_backward(
 
     With `h = gamma * grad`: `dx = (h - mean(h) - xhat * mean(h * xhat)) / sqrt(var + eps)`, means over the trailing
     axes; `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)` over the samples.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per entry, or None for 1.
-        eps: added to the variance.
-        trailing: how many trailing axes are averaged.
 
     Deviations:
         akbar2025 sec. 3.2 prints `xhat_j` with the summed index j where the free index i belongs (relative error 1.53
@@ -137,13 +111,6 @@ def group_norm(
     `y = gamma[c] * (x - mean[i, g]) / sqrt(var[i, g] + eps) + beta[c]`; one group is layer normalization with channels
     first, as many groups as channels is instance normalization.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        groups: divides the channels.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the variance.
-
     Raises:
         InputError: if the groups do not divide the channels.
 
@@ -164,13 +131,6 @@ def group_norm_backward(
 
     With `h = gamma * grad`: `dx = (h - mean(h) - xhat * mean(h * xhat)) / sqrt(var + eps)`, means per sample and group;
     `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)` over batch and space.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        groups: divides the channels.
-        gamma: gain per channel, or None for 1.
-        eps: added to the variance.
 
     Raises:
         InputError: if the groups do not divide the channels.
@@ -194,12 +154,6 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-5, *, trail
 
     `y = gamma * x / sqrt(mean(x^2) + eps)`.
 
-    Args:
-        x: any tensor with more than `trailing` axes, or as many.
-        gamma: gain per entry, or None for 1.
-        eps: added to the mean square.
-        trailing: how many trailing axes are averaged.
-
     Examples:
         >>> rms_norm(torch.tensor([[3.0, 3.0]]), eps=0.0).tolist()
         [[1.0, 1.0]]
@@ -216,13 +170,6 @@ def rms_norm_backward(
     r"""Return the gradients of `rms_norm` with respect to x and gamma in closed form.
 
     With `h = gamma * grad` and `xhat = x / scale`: `dx = (h - xhat * mean(h * xhat)) / scale`.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per entry, or None for 1.
-        eps: added to the mean square.
-        trailing: how many trailing axes are averaged.
 
     Examples:
         >>> dx, _ = rms_norm_backward(torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 3.0]]), eps=0.0)

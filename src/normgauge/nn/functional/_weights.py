@@ -18,10 +18,6 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
 
     Row i lies on the sphere S^(n-1) of radius |g_i|, n entries per row.
 
-    Args:
-        v: `[rows, ...]`, no row zero.
-        g: `[rows]` or any shape with one entry per row.
-
     Deviations: akbar2025 (Prop. 4.3, Table 1) states invariance under (v, g) -> (a v, g / a). The map is invariant
     under (v, g) -> (a v, g) for a > 0; the printed change divides w by a. The example shows it.
 
@@ -67,9 +63,6 @@ def centered_weight_norm(v: Tensor) -> Tensor:
     Row i lies on the unit sphere S^(n-2) of the hyperplane orthogonal to (1, ..., 1). Needs n >= 2 entries per row, and
     n >= 3 to have any freedom: for n = 2 the sphere is two points.
 
-    Args:
-        v: `[rows, ...]`, no row constant.
-
     Raises:
         InputError: when rows have a single entry.
 
@@ -103,10 +96,6 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
 
     Row i lies on the sphere S^(n-2) of radius sqrt(n var / (var + eps)), which is sqrt(n) for eps = 0: sqrt(n) times
     `centered_weight_norm`. Times gain / sqrt(n) it is scaled weight standardization (brock2021), on radius gain.
-
-    Args:
-        v: `[rows, ...]`.
-        eps: added to the variance; the map is scale invariant only for eps = 0, and shift invariant always.
 
     Raises:
         InputError: when rows have a single entry.
