@@ -22,8 +22,8 @@ class NormalizedSGD(GeometricOptimizer):
     The length of a step does not depend on the gradient's, so it neither explodes nor vanishes, and does not shrink
     near a minimum either: it needs a schedule. A zero gradient moves nothing.
 
-    Arguments are those of `SphereSGD` as far as they are here: `lr` is the length of a step, `eps` the smallest norm divided
-    by, `geometry="euclidean"` torch's SGD, and `granularity` says what has one norm.
+    Arguments are those of `SphereSGD` as far as they are here: `lr` is the length of a step, `eps` the smallest norm
+    divided by, `geometry="euclidean"` torch's SGD, and `granularity` says what has one norm.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
