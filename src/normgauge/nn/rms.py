@@ -14,10 +14,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     `y = weight * x / sqrt(mean(x**2) + eps)`. Nothing is centred, so shifts are seen.
 
-    Args:
-        normalized_shape: the trailing axes that are averaged.
-        eps: added to the mean square.
-        elementwise_affine: learn `weight`, one number per averaged entry.
+    Arguments are those of torch's layer; axis 1 holds the channels, if there are any.
 
     Raises:
         DataError: for an empty input.
@@ -44,10 +41,6 @@ class ChannelRMSNorm(torch.nn.Module):
     r"""Divide each sample by its root mean square over channels and space, with one gain per channel.
 
     `y = weight[c] * x / sqrt(mean(x**2) + eps)`, the mean over all axes but the batch.
-
-    Args:
-        num_channels: channels, on axis 1.
-        eps: added to the mean square.
 
     Raises:
         DataError: for other shapes and empty inputs.
