@@ -125,7 +125,7 @@ def batch_slope(x: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0, radius
     Examples:
         >>> x = torch.tensor([[1.0], [3.0], [5.0]])
         >>> [round(end.item(), 4) for end in batch_slope(x, gamma=2.0, radius=0.5)]  # 2 / sd, 2 / (sd - 0.5 / sqrt(3))
-        [1.2247, 1.4876]
+        [1.2247, 1.4877]
 
     References: than2025
     """
