@@ -77,6 +77,7 @@ PUBLIC = {
     "checkup",
     "identify",
     "doctor",
+    "trainable_depth",
     "weight_dynamics",
     "weight_lipschitz",
 }

@@ -466,7 +466,19 @@ def _():
             optimizer.step()
         return {**dict(model.named_parameters()), "loss": F.cross_entropy(model(inputs), targets).detach()}
 
-    return {name: trained(name, options) for name, options in OPTIMIZERS.items()}
+    model, (inputs, targets) = without_bias(), batch(mlp)
+    closed = ng.optim.GDNP(model)
+
+    def closure():
+        closed.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        closed.step(closure)
+    gdnp = {"loss": F.cross_entropy(model(inputs), targets).detach()}
+    return {**{name: trained(name, options) for name, options in OPTIMIZERS.items()}, "GDNP": gdnp}
 
 
 @pin("optim.damped_gauss_newton")

@@ -39,11 +39,7 @@ class ScalarScale(nn.Module):
 
 
 def fixup(
-    model: nn.Module,
-    *,
-    blocks: Callable[[nn.Module], bool] | None = None,
-    head: str | None = None,
-    seed: int = 0,
+    model: nn.Module, *, blocks: Callable[[nn.Module], bool] | None = None, head: str | None = None, seed: int = 0
 ) -> nn.Module:
     """Initialize a residual network without normalization so that one step changes its output by O(rate) at any depth.
 
@@ -65,8 +61,7 @@ def fixup(
     Raises:
         ModelError: when no block or no head is found, a branch has no weight layer, or a normalization layer is there.
 
-    References:
-        zhang2019fixup.
+    References: zhang2019fixup.
     """
     _refuse_normalizers(model)
     is_block = blocks or _looks_like_a_block
@@ -167,8 +162,7 @@ def lsuv(
 
     Biases are zero, so the variance is homogeneous and one division suffices unless a layer is reached several times.
 
-    References:
-        mishkin2016.
+    References: mishkin2016.
     """
     if not tolerance > 0 or rounds < 1 or not gain > 0:
         raise InputError(

@@ -35,8 +35,7 @@ def he(model: nn.Module, *, gain: float = math.sqrt(2.0), seed: int = 0) -> nn.M
         >>> abs(layer.weight.var().item() * 400 / 2 - 1) < 0.02
         True
 
-    References:
-        he2015.
+    References: he2015.
     """
     return _fill(model, lambda weight, fans, draw: weight.normal_(0.0, gain / math.sqrt(fans[0]), generator=draw), seed)
 
@@ -54,8 +53,7 @@ def glorot(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> nn.Module:
         >>> abs(layer.weight.var().item() * 300 - 1) < 0.02
         True
 
-    References:
-        glorot2010.
+    References: glorot2010.
     """
 
     def draw_one(weight: Tensor, fans: tuple[int, int], draw: torch.Generator) -> Tensor:
@@ -83,8 +81,7 @@ def selu(model: nn.Module, *, seed: int = 0) -> nn.Module:
         >>> abs(net[0].weight.var().item() * 300 - 1) < 0.02
         True
 
-    References:
-        klambauer2017.
+    References: klambauer2017.
     """
     if not any(isinstance(part, nn.SELU) for part in model.modules()):
         raise ModelError(
@@ -109,8 +106,7 @@ def orthogonal(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> nn.Modu
         >>> bool(torch.allclose(w @ w.T, torch.eye(3), atol=1e-5))
         True
 
-    References:
-        saxe2014.
+    References: saxe2014.
     """
 
     def draw_one(weight: Tensor, fans: tuple[int, int], draw: torch.Generator) -> Tensor:
@@ -133,8 +129,7 @@ def delta_orthogonal(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> n
     Raises:
         ModelError: for grouped or transposed convolutions and even kernels.
 
-    References:
-        xiao2018.
+    References: xiao2018.
     """
     for layer in weight_layers(model):
         even = any(k % 2 == 0 for k in getattr(layer, "kernel_size", ()))

@@ -134,11 +134,7 @@ class LayerGeometry(Result):
 
 @instrument
 def layer_geometry(
-    weight: Tensor,
-    inputs: Tensor,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
-    eps: float = 1e-5,
+    weight: Tensor, inputs: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5
 ) -> LayerGeometry:
     r"""Read the geometry of a linear layer followed by batch (or layer) normalization, at one batch.
 
@@ -155,9 +151,6 @@ def layer_geometry(
         gamma: gain per row, or None for 1.
         beta: bias per row, or None for 0.
         eps: added to the variance of each row.
-
-    Returns:
-        A `LayerGeometry`.
 
     Raises:
         InputError: if widths do not fit.
@@ -178,8 +171,7 @@ def layer_geometry(
         >>> reading.effective_weights.tolist(), reading.rank, round(reading.weight_norm_error, 12)
         ([[0.6, 0.8]], 2, 0.0)
 
-    References:
-        sun2020.
+    References: sun2020.
     """
     w, x = _check_layer(weight, inputs)
     gain = torch.ones(len(w), dtype=w.dtype) if gamma is None else _per_row("gamma", gamma, w)

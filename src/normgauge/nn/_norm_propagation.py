@@ -65,8 +65,7 @@ def norm_propagation(module: torch.nn.Module, *, after: Literal["relu", "data"] 
         >>> torch.allclose(layer.weight.norm(dim=1), torch.full((2,), (1 - 1 / math.pi) ** 0.5))
         True
 
-    References:
-        arpit2016.
+    References: arpit2016.
     """
     if after not in ("relu", "data"):
         raise InputError(explain("norm_propagation", "after is 'relu' or 'data'", repr(after), "Say what comes in"))

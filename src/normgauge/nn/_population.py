@@ -104,8 +104,7 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         >>> mean.item(), var.item()  # var is within batches: 2 * 1, whatever the means are
         (3.0, 2.0)
 
-    References:
-        batchnorm_article, ioffe2015.
+    References: batchnorm_article, ioffe2015.
     """
     mean = var = torch.empty(0)
     count = 0

@@ -12,15 +12,7 @@ from torch.nn.utils import parametrize
 from normgauge.errors import InputError, explain
 from normgauge.linalg import Convolution, top_singular_pair
 
-_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class SpectralNorm(nn.Module):
@@ -147,8 +139,7 @@ def spectral_norm(
         >>> abs(norm - 1) < 1e-3
         True
 
-    References:
-        miyato2018, sun2020.
+    References: miyato2018, sun2020.
     """
     if not isinstance(module, _LAYERS) or name != "weight":
         raise InputError(

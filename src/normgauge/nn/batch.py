@@ -35,8 +35,7 @@ class BatchNorm(_BatchNorm):
         >>> BatchNorm(1, eps=1e-12)(x).flatten().round(decimals=5).tolist()  # a batch of two is sent to -1 and 1
         [-1.0, 1.0]
 
-    References:
-        ioffe2015, santurkar2018, sun2020.
+    References: ioffe2015, santurkar2018, sun2020.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -43,8 +43,7 @@ class BatchRenorm(BatchStatisticsNorm):
         >>> BatchRenorm(1, r_max=9.0, d_max=9.0, eps=1e-12)(x).flatten().round(decimals=4).tolist()  # stored: 0 and 1
         [1.0, 3.0]
 
-    References:
-        ioffe2017.
+    References: ioffe2017.
     """
 
     def __init__(

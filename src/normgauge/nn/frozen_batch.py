@@ -33,8 +33,7 @@ class FrozenBatchNorm(torch.nn.Module):
         >>> torch.equal(FrozenBatchNorm.of(layer)(x).round(decimals=5), layer(x).round(decimals=5))
         True
 
-    References:
-        ioffe2015.
+    References: ioffe2015.
     """
 
     running_mean: Tensor

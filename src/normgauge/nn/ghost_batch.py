@@ -40,8 +40,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
         >>> GhostBatchNorm(1, ghost_size=2, eps=1e-12)(x).flatten().round(decimals=4).tolist()
         [-1.0, -1.0, 1.0, 1.0]
 
-    References:
-        hoffer2017.
+    References: hoffer2017.
     """
 
     def __init__(

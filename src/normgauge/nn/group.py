@@ -14,11 +14,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
     `y = weight[c] * (x - mean[g]) / sqrt(var[g] + eps) + bias[c]`, statistics per sample and group.
 
-    Args:
-        num_groups: groups; divides `num_channels`.
-        num_channels: channels, on axis 1.
-        eps: added to the variance.
-        affine: learn `weight` and `bias` per channel.
+    Arguments are those of torch's layer; axis 1 holds the channels, if there are any.
 
     Raises:
         DataError: for other shapes and empty inputs.
@@ -28,8 +24,7 @@ class GroupNorm(torch.nn.GroupNorm):
         >>> layer(torch.tensor([[1.0, 3.0, 10.0, 30.0]])).tolist()
         [[-1.0, 1.0, -1.0, 1.0]]
 
-    References:
-        wu2018.
+    References: wu2018.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -17,12 +17,7 @@ class InstanceNorm(_InstanceNorm):
 
     `y = weight * (x - mean) / sqrt(var + eps) + bias`, statistics per sample and channel.
 
-    Args:
-        num_features: channels, on axis 1.
-        eps: added to the variance.
-        momentum: weight of a new batch in the stored statistics, if tracked.
-        affine: learn `weight` and `bias` per channel.
-        track_running_stats: store statistics and use them in evaluation.
+    Arguments are those of torch's layer; axis 1 holds the channels, if there are any.
 
     Raises:
         DataError: for inputs with one value per channel, without space, empty, or with other channels.
@@ -31,8 +26,7 @@ class InstanceNorm(_InstanceNorm):
         >>> InstanceNorm(1, eps=0.0)(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]
 
-    References:
-        ulyanov2016.
+    References: ulyanov2016.
     """
 
     def __init__(

@@ -15,11 +15,7 @@ class LayerNorm(torch.nn.LayerNorm):
     `y = weight * (x - mean) / sqrt(var + eps) + bias`, with `mean` and the biased `var` over `normalized_shape`.
     After a linear map with weights W this centres the rows: `(W - mean of rows) x` is what gets normalized.
 
-    Args:
-        normalized_shape: the trailing axes that are averaged.
-        eps: added to the variance; with eps > 0 scale invariance is only approximate.
-        elementwise_affine: learn `weight` (and `bias`), one number per averaged entry.
-        bias: learn the bias too.
+    Arguments are those of torch's layer; axis 1 holds the channels, if there are any.
 
     Raises:
         DataError: for an empty input.
@@ -28,8 +24,7 @@ class LayerNorm(torch.nn.LayerNorm):
         >>> LayerNorm(2, eps=0.0)(torch.tensor([[1.0, 5.0]])).tolist()
         [[-1.0, 1.0]]
 
-    References:
-        ba2016, sun2020.
+    References: ba2016, sun2020.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -44,18 +39,12 @@ class ChannelLayerNorm(torch.nn.GroupNorm):
     `y = weight[c] * (x - mean) / sqrt(var + eps) + bias[c]`, statistics over all axes but the batch. This is layer
     normalization for maps `(batch, channels, *space)` of any size: torch's group normalization with one group.
 
-    Args:
-        num_channels: channels, on axis 1.
-        eps: added to the variance.
-        affine: learn `weight` and `bias` per channel.
-
     Examples:
         >>> layer = ChannelLayerNorm(1, eps=0.0)
         >>> layer(torch.tensor([[[1.0, 5.0]]])).tolist()
         [[[-1.0, 1.0]]]
 
-    References:
-        ba2016, wu2018.
+    References: ba2016, wu2018.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5, affine: bool = True) -> None:

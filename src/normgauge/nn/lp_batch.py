@@ -40,17 +40,11 @@ class LpBatchNorm(BatchStatisticsNorm):
         >>> LpBatchNorm(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).flatten().tolist()
         [-0.5, 0.5]
 
-    References:
-        santurkar2018.
+    References: santurkar2018.
     """
 
     def __init__(
-        self,
-        num_features: int,
-        p: float = 1.0,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
+        self, num_features: int, p: float = 1.0, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True
     ) -> None:
         check_power(p)
         super().__init__(num_features, eps, momentum, affine)

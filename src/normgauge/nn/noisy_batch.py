@@ -50,8 +50,7 @@ class NoisyBatchNorm(BatchStatisticsNorm):
         >>> torch.allclose(quiet(x), torch.nn.BatchNorm1d(2)(x), atol=1e-6)  # without noise: batch normalization
         True
 
-    References:
-        santurkar2018.
+    References: santurkar2018.
     """
 
     seed: Tensor

@@ -56,8 +56,7 @@ def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
         >>> bool(torch.allclose(weight_norm(layer).weight, before))
         True
 
-    References:
-        salimans2016, sun2020.
+    References: salimans2016, sun2020.
     """
     return _attach(module, name, WeightNorm(module))
 
@@ -80,8 +79,7 @@ def centered_weight_norm(module: nn.Module, name: str = "weight", *, gain: Gain 
         >>> bool(torch.allclose(layer.weight.sum(1), torch.zeros(2), atol=1e-6))
         True
 
-    References:
-        huang2017, sun2020.
+    References: huang2017, sun2020.
     """
     _check_gain("centered_weight_norm", gain)
     return _attach(module, name, CenteredWeightNorm(module, gain))
@@ -111,8 +109,7 @@ def weight_standardization(
         >>> bool(torch.allclose(layer.weight.var(1, correction=0), torch.ones(2), atol=1e-5))
         True
 
-    References:
-        qiao2019, sun2020.
+    References: qiao2019, sun2020.
     """
     _check_gain("weight_standardization", gain)
     return _attach(module, name, WeightStandardization(module, gain, eps, 1.0))
@@ -144,8 +141,7 @@ def scaled_weight_standardization(
         >>> bool(torch.allclose(layer.weight.norm(dim=1), torch.ones(2), atol=1e-5))
         True
 
-    References:
-        brock2021.
+    References: brock2021.
     """
     rows = _weight_of(module, name, "scaled_weight_standardization")
     entries = RowParametrization(module).rows(rows).shape[1]
@@ -172,8 +168,7 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
         >>> bool(torch.allclose(unit_sphere(torch.nn.Linear(5, 2)).weight.norm(dim=1), torch.ones(2)))
         True
 
-    References:
-        salimans2016, sun2020.
+    References: salimans2016, sun2020.
     """
     if not radius > 0:
         raise InputError(explain("unit_sphere", "radius must be positive", repr(radius), "Use for example radius=1.0"))

@@ -14,10 +14,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     `y = weight * x / sqrt(mean(x**2) + eps)`. Nothing is centred, so shifts are seen.
 
-    Args:
-        normalized_shape: the trailing axes that are averaged.
-        eps: added to the mean square.
-        elementwise_affine: learn `weight`, one number per averaged entry.
+    Arguments are those of torch's layer; axis 1 holds the channels, if there are any.
 
     Raises:
         DataError: for an empty input.
@@ -26,8 +23,7 @@ class RMSNorm(torch.nn.RMSNorm):
         >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 3.0]])).tolist()
         [[1.0, 1.0]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
 
     def __init__(
@@ -46,10 +42,6 @@ class ChannelRMSNorm(torch.nn.Module):
 
     `y = weight[c] * x / sqrt(mean(x**2) + eps)`, the mean over all axes but the batch.
 
-    Args:
-        num_channels: channels, on axis 1.
-        eps: added to the mean square.
-
     Raises:
         DataError: for other shapes and empty inputs.
 
@@ -57,8 +49,7 @@ class ChannelRMSNorm(torch.nn.Module):
         >>> ChannelRMSNorm(1, eps=0.0)(torch.tensor([[[3.0, 3.0]]])).tolist()
         [[[1.0, 1.0]]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:

@@ -57,8 +57,7 @@ class StatNorm(BatchStatisticsNorm):
         >>> StatNorm(1, center="median", scale="linf", eps=0.0)(x).flatten().tolist()
         [-0.125, 0.0, 0.75]
 
-    References:
-        akbar2025, santurkar2018.
+    References: akbar2025, santurkar2018.
     """
 
     def __init__(

@@ -65,19 +65,13 @@ class SyncedBatchNorm(BatchStatisticsNorm):
         >>> SyncedBatchNorm(1, eps=0.0)(torch.tensor([[1.0], [5.0]])).flatten().tolist()
         [-1.0, 1.0]
 
-    References:
-        ioffe2015.
+    References: ioffe2015.
     """
 
     smallest = 0  # a process may hold one sample, as long as all together hold two
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        group: Any = None,
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True, group: Any = None
     ) -> None:
         super().__init__(num_features, eps, momentum, affine)
         self.group = group

@@ -45,8 +45,7 @@ class WhiteningNorm(torch.nn.Module):
         form used here stays converged. It stores the whitening matrix; here the covariance is stored, and its root is
         taken in evaluation.
 
-    References:
-        huang2019.
+    References: huang2019.
     """
 
     running_mean: Tensor

@@ -155,9 +155,6 @@ def gdnp(
         tol: stop when `|h|` is below it.
         seed: of a random start.
 
-    Returns:
-        A `GDNPRun`.
-
     Raises:
         InputError: when the start is zero or orthogonal to u, or the smoothness is no positive number.
 

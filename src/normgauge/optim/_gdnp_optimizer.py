@@ -21,8 +21,9 @@ _PROBE = 1e-2  # of the weights' size: the first step, which only measures the c
 class _Layer:
     """Weight and bias of a linear map as rows, and the second moment of what they multiply."""
 
-    def __init__(self, module: nn.Linear | nn.Conv2d) -> None:
-        self.module, self.params = module, [p for p in (module.weight, module.bias) if p is not None]
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.params: list[Tensor] = [p for p in (module.weight, module.bias) if p is not None]
         self.total: Tensor | None = None
         self.count = 0
         self.factors: tuple[Tensor, Tensor] | None = None
@@ -138,7 +139,7 @@ class GDNP(Optimizer):
             return float(torch.as_tensor(closure()).detach())
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure` clears the gradients, computes the loss of one batch and its gradients, returns it."""
         if closure is None:
             raise InputError(
@@ -154,7 +155,7 @@ class GDNP(Optimizer):
             self._renew(layer, options)
         starts = [layer.rows() for layer in layers]
         slopes = [layer.rows(gradient=True) for layer in layers]
-        flat, pushes = [p.clone() for p in others], [p.grad.clone() for p in others]  # type: ignore[union-attr]
+        flat, pushes = [p.clone() for p in others], [p.grad.clone() for p in others]
 
         def move(factor: float) -> None:
             for layer, w, g in zip(layers, starts, slopes, strict=True):

@@ -22,17 +22,8 @@ class NormalizedSGD(GeometricOptimizer):
     The length of a step does not depend on the gradient's, so it neither explodes nor vanishes, and does not shrink
     near a minimum either: it needs a schedule. A zero gradient moves nothing.
 
-    Args:
-        params: parameters, named parameters or groups, as in torch.optim.
-        lr: the length of a step.
-        momentum: of the buffer.
-        eps: the smallest norm divided by.
-        geometry: "euclidean" for torch's SGD; `None` and "sphere" normalize.
-        granularity: what has one norm: "tensor", "row", "column", or a number of equal blocks of the first axis.
-        maximize: go up.
-        foreach: `False` handles tensors one by one instead of gathering small ones.
-        capturable: refused if true.
-        differentiable: refused if true.
+    Arguments are those of `SphereSGD` as far as they are here: `lr` is the length of a step, `eps` the smallest norm
+    divided by, `geometry="euclidean"` torch's SGD, and `granularity` says what has one norm.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))

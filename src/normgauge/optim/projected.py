@@ -90,22 +90,8 @@ class ProjectedSGD(GeometricOptimizer):
     whether all rows have `|cos(w, g)| < delta / sqrt(width)`, then the same of the whole tensor; "sphere" (as from
     `ng.param_groups`) takes it as known; "euclidean" gets torch's SGD, bit for bit.
 
-    Args:
-        params: parameters, named parameters or groups, as in torch.optim.
-        lr: learning rate, a number or a tensor of one element.
-        momentum: of the buffer.
-        dampening: of the gradient's share in the buffer, from the second step on.
-        weight_decay: decoupled; Euclidean parameters have torch's.
-        nesterov: look ahead along the momentum.
-        delta: how near to orthogonal counts as scale-invariant.
-        wd_ratio: share of the weight decay that scale-invariant weights keep.
-        geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
-        maximize: go up.
-        foreach: `False` handles tensors one by one instead of gathering small ones.
-        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
-        capturable: refused if true: steps read the learning rate and count on the host.
-        differentiable: refused if true: steps change weights in place, outside autograd.
+    Arguments are those of `SphereSGD` without radius; weight decay is decoupled; `geometry` is None for the rule;
+    `delta` says how near to orthogonal counts as scale-invariant, `wd_ratio` what share of the decay such weights keep.
 
     Deviations: Heo et al. divide SGD's decay by `1 - momentum`; here it is decoupled as in AdamW.
 
@@ -175,21 +161,7 @@ class ProjectedAdam(AdamGroups):
     (or tensor); `w' = (1 - lr weight_decay f) w - lr u` with `f = wd_ratio` there and 1 elsewhere. The rule and the
     geometries are those of `ProjectedSGD`; Euclidean parameters get torch's AdamW, bit for bit.
 
-    Args:
-        params: parameters, named parameters or groups, as in torch.optim.
-        lr: learning rate, a number or a tensor of one element.
-        betas: of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled.
-        delta: how near to orthogonal counts as scale-invariant.
-        wd_ratio: share of the weight decay that scale-invariant weights keep.
-        geometry: "sphere", "euclidean", or `None` for the rule.
-        granularity: what is scale-invariant: "row", "column", "tensor", or a number of equal blocks of the first axis.
-        maximize: go up.
-        foreach: `False` handles tensors one by one instead of gathering small ones.
-        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
-        capturable: refused if true: steps read the learning rate and count on the host.
-        differentiable: refused if true: steps change weights in place, outside autograd.
+    Arguments are those of `ProjectedSGD`, with `betas` and `eps` as in torch's Adam.
 
     Examples:
         The step of Adam is (lr, lr); across the weights (3, 4) it has no radial part left:

@@ -95,20 +95,7 @@ class SphereAdam(AdamGroups):
     the radial part of a step is removed by the normalization. Parameters of a Euclidean geometry get torch's AdamW,
     bit for bit.
 
-    Args:
-        params: parameters, named parameters or groups, as in torch.optim.
-        lr: learning rate, a number or a tensor of one element.
-        betas: of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, of Euclidean parameters; left out on spheres, with a warning.
-        geometry: "sphere", "euclidean", or `None`: two and more dimensions on spheres, fewer flat.
-        granularity: what is one sphere: "row", "column", "tensor", or a number of equal blocks of the first axis.
-        radius: of the spheres; `None` keeps the norms the rows have at the first step.
-        maximize: go up.
-        foreach: `False` handles tensors one by one instead of gathering small ones.
-        fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
-        capturable: refused if true: steps read the learning rate and count on the host.
-        differentiable: refused if true: steps change weights in place, outside autograd.
+    Arguments are those of `SphereSGD`, with `betas` and `eps` as in torch's Adam and decoupled weight decay.
 
     Examples:
         The first step of Adam moves every entry by lr, here across the weights; then the row is normalized:

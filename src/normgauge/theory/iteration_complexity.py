@@ -10,12 +10,7 @@ from normgauge.theory.stationarity import goldstein_evaluations
 
 
 def weight_slope_bound(
-    norms: Sequence[float],
-    layer: int,
-    reach: float,
-    *,
-    normalizers: Sequence[float] | None = None,
-    outer: float = 1.0,
+    norms: Sequence[float], layer: int, reach: float, *, normalizers: Sequence[float] | None = None, outer: float = 1.0
 ) -> float:
     """Return `outer reach s_{i+1} ... s_K |NO_i| ... |NO_K|`, a bound of the slope of the loss in the weights W_i.
 

@@ -240,4 +240,5 @@ def batchnorm_layer(
     stability = symmetry_stability(phi(gain * normal.y + shift), gain * slope(gain * normal.y + shift))
     B = law.batch
     growth = (alone - (0.0 if math.isinf(B) else together / B)) / (q - c)
-    return MeanField(name, batch, growth, q, c, (q - c) * (1 - 1 / B), stability)
+    moments = {"second_moment": q, "overlap": c, "pre_variance": (q - c) * (1 - 1 / B)}
+    return MeanField(name, batch, square_growth=growth, stability=stability, **moments)

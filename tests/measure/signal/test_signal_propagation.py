@@ -254,3 +254,76 @@ def test_what_shrinks_is_said_to_shrink(scale, way):
     data = (torch.ones(4, 1), torch.ones(4, 1))
     meaning = signal_propagation(Objective(model, lambda out, _: out.mean(), data, mode="eval")).meaning()
     assert way in meaning and ("vanish" if scale < 1 else "explode") in meaning
+
+
+class Mixed(nn.Module):
+    """Linear layers along the axis of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8), nn.Linear(5, 5), nn.Linear(8, 8), nn.Linear(8, 2)])
+
+    def forward(self, x):
+        x = self.parts[1](self.parts[0](x).transpose(1, 2)).transpose(1, 2)
+        return self.parts[3](self.parts[2](x)).mean(1)
+
+
+def constant(model):
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight") and parameter.ndim > 1:
+            nn.init.constant_(parameter, 0.1)
+    return model
+
+
+def hostile():
+    linear, others, more = ([nn.Linear(12, 12) for _ in range(4)] for _ in range(3))
+    shared = nn.Linear(12, 12)
+    picture = [nn.Unflatten(1, (12, 1)), nn.Conv1d(12, 12, 1), nn.Flatten(), nn.Linear(12, 2)]
+    return {
+        "tokens": (Mixed(), (6, 5, 8), "train", ""),
+        "constant": (constant(nn.Sequential(*linear)), (6, 12), "train", "not of mean zero"),
+        "shared": (nn.Sequential(shared, nn.ReLU(), shared, shared), (6, 12), "train", "more than once"),
+        "picture": (nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), *picture), (6, 12), "train", ""),
+        "instance": (
+            nn.Sequential(nn.Conv2d(2, 8, 1), nn.GroupNorm(8, 8), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1), nn.Flatten()),
+            (4, 2, 3, 3),
+            "train",
+            "too few channels",
+        ),
+        "dropout": (nn.Sequential(others[0], nn.Dropout(), *others[1:]).eval(), (6, 12), "train", "no linear map"),
+        "evaluated dropout": (nn.Sequential(more[0], nn.Dropout(), *more[1:]).train(), (6, 12), "eval", None),
+        "attention": (
+            nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, batch_first=True), nn.Linear(8, 2)),
+            (4, 3, 8),
+            "train",
+            "",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", hostile())
+def test_what_looks_alike_is_not_predicted(name):
+    torch.manual_seed(0)
+    model, shape, mode, words = hostile()[name]
+    objective = Objective(
+        model, lambda out, _: out.square().mean(), (torch.randn(shape), torch.zeros(shape[0])), mode=mode
+    )
+    found = signal_propagation(objective, theory=True)
+    assert (found.theory is not None) == (words is None)
+    assert (words or "") in found.withheld and (words is None or found.withheld)
+
+
+def test_selectivity_of_single_units():
+    """Units that fire for one class have 1, units that fire for all alike 0; without labels there is none."""
+    inputs = torch.cat([torch.eye(3), torch.eye(3)])
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def found(weight, targets, loss):
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3))
+        model[0].weight.data.copy_(weight)
+        return signal_propagation(Objective(model, loss, [(inputs, targets)] * 2, mode="eval")).layers[1].selectivity
+
+    assert found(torch.eye(3), labels, F.cross_entropy) == pytest.approx(1.0)
+    assert found(torch.ones(3, 3), labels, F.cross_entropy) == pytest.approx(0.0)
+    assert found(torch.ones(3, 3) + torch.eye(3), labels, F.cross_entropy) == pytest.approx(1 / 3)
+    assert math.isnan(found(torch.eye(3), torch.randn(6, 3), F.mse_loss))

@@ -275,18 +275,8 @@ def generalization(
 
     References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
     """
-    settings = _Settings(
-        loss=loss,
-        loss_bound=loss_bound,
-        loss_slope=loss_slope,
-        margin=margin,
-        partition=partition,
-        radius=radius,
-        holdout=holdout,
-        delta=delta,
-        seed=seed,
-        own_forward=forward,
-    )
+    given = {name: value for name, value in locals().items() if name not in ("model", "data", "test", "forward")}
+    settings = _Settings(**given, own_forward=forward)
     _check(settings)
     with preserved_rng():
         return _assemble(model, data, test, settings)

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError, NotDifferentiableError, unknown_name
-from normgauge.measure.signal.layer_outputs import (
-    Groups,
-    Layer,
-    execution_order,
-    per_unit,
-    run_watched,
-    unit_axis,
-)
+from normgauge.measure.signal.layer_outputs import Groups, Layer, execution_order, per_unit, run_watched, unit_axis
 from normgauge.measure.signal.updates import Update, apply_update
 from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective

@@ -51,6 +51,7 @@ class Call:
     scatter: float = 0.0
     variances: list[tuple[int, float]] = field(default_factory=list)
     zero_units: Tensor | None = None
+    by_class: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
     saturated: int = 0
     gradient: float = 0.0
     reached: bool = False
@@ -60,6 +61,29 @@ class Call:
     def saturates(self) -> bool:
         """Whether the activation has limits."""
         return self.activation in _BOUNDS
+
+    @property
+    def selectivity(self) -> float:
+        """Mean over active units of (best class - mean of the others) / (their sum), of mean activities per class."""
+        if len(self.by_class) < 2:
+            return math.nan
+        means = torch.stack([total / count for count, total in self.by_class.values()])
+        best = means.amax(0)
+        rest = (means.sum(0) - best) / (len(means) - 1)
+        alive = best > 0
+        return float(((best - rest) / (best + rest))[alive].mean()) if bool(alive.any()) else math.nan
+
+    def see_classes(self, output: Tensor, axis: int, labels: Tensor) -> None:
+        """Add one batch of activities that are not negative, unit by unit, to their classes."""
+        value = output.detach().double()
+        if value.ndim < 2 or len(value) != len(labels) or not bool((value >= 0).all()):
+            return
+        units = value.movedim(axis, 1).flatten(2).mean(2) if value.ndim > 2 else value
+        for label in labels.unique().tolist():
+            here = units[labels == label]
+            count, total = self.by_class.get(label, (0, torch.zeros_like(units[0])))
+            if total.shape == here.shape[1:]:
+                self.by_class[label] = (count + len(here), total + here.sum(0))
 
     def see(self, output: Tensor, axis: int) -> None:
         """Add one batch of outputs."""
@@ -99,13 +123,17 @@ class Recorder(TorchFunctionMode):
         self.calls: dict[str, Call] = {}
         self.called_names: set[str] = set()
         self.share = 1.0
+        self.labels: Tensor | None = None
         self._times: dict[str, int] = {}
         self._axis = -1
         self._open: list[tuple[str, nn.Module]] = []
 
-    def start_batch(self, share: float) -> None:
+    def start_batch(self, share: float, batch: Any) -> None:
         """Begin a batch that counts `share` in the mean loss: calls are numbered afresh."""
         self.share = share
+        labels = batch[1] if isinstance(batch, (tuple, list)) and len(batch) == 2 else None
+        real = not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point()
+        self.labels = None if real else labels
         self._times.clear()
 
     def enter(self, called: ModuleCall) -> None:
@@ -143,6 +171,8 @@ class Recorder(TorchFunctionMode):
     def _record(self, call: Call, tensor: Tensor) -> None:
         with torch._C.DisableTorchFunction():
             call.see(tensor, self._axis)
+            if self.labels is not None and call.activation in _WITH_ZERO:
+                call.see_classes(tensor, self._axis, self.labels)
             if tensor.requires_grad:
                 tensor.register_hook(call.see_gradient(self.share))
 

@@ -25,7 +25,8 @@ from normgauge.theory.mean_field import Law, batchnorm_backward, law_of, symmetr
 
 COVERED = "the theory covers linear maps and convolutions, their normalizers, activations by entry, and sums of them"
 REPELS = 30.0  # over all layers: GELU follows the symmetric fixed point for 50 of them (20), SiLU does not (120)
-_SHAPES = ("Flatten", "flatten", "view", "reshape", "permute", "transpose", "contiguous", "unflatten", "Identity")
+_SHAPES = ("Flatten", "flatten", "view", "reshape", "permute", "transpose", "contiguous", "Identity")
+_WIDE = 8  # the fewest inputs of a unit, or channels of a group, for which a limit of width says something
 _MOST = 4_000_000  # values of a curve, over units, positions and nodes
 _POSITIONS = 1024
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -140,8 +141,10 @@ def predict(objective: Objective) -> Prediction:
     Raises:
         NotCovered: with the reason, where the theory does not speak of the network.
     """
-    reader = _Reader(objective)
-    return reader.prediction()
+    try:
+        return _Reader(objective).prediction()
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError, ArithmeticError) as reason:
+        raise NotCovered(f"a step could not be read ({type(reason).__name__}: {reason})") from reason
 
 
 class _Reader:
@@ -217,7 +220,7 @@ class _Reader:
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
             return self._affine(step, module)
         reads = [self._signal(number, step) for number in step.reads]
-        if step.kind in _SHAPES and len(reads) == 1:
+        if step.kind in _SHAPES and len(reads) == 1 and (reads[0].space or step.kind not in ("permute", "transpose")):
             return reads[0]
         if step.kind.strip("_") in ("add", "iadd", "radd") and len(reads) == 2 and not step.kwargs:
             return self._sum(step, reads[0], reads[1])
@@ -240,7 +243,7 @@ class _Reader:
         return self.signals[number]
 
     def _parameter(self, step: Step, name: str) -> Tensor | None:
-        module = step.module
+        module: Any = step.module
         if f"{step.name}.{name}" in self.objective.parameters:
             return self.objective.parameters[f"{step.name}.{name}"].detach().double().cpu()
         if hasattr(module, "parametrizations"):
@@ -249,31 +252,35 @@ class _Reader:
         return None if value is None else value.detach().double().cpu()
 
     def _affine(self, step: Step, module: Any) -> _Signal:
-        signal, weight, bias = (
-            self._signal(step.reads[0], step),
-            self._parameter(step, "weight"),
-            self._parameter(step, "bias"),
-        )
+        signal, weight = self._signal(step.reads[0], step), self._parameter(step, "weight")
+        bias = self._parameter(step, "bias")
         assert weight is not None
         groups = getattr(module, "groups", 1)
-        if groups > 1 and weight.shape[1] < 8:
+        if groups > 1 and weight.shape[1] < _WIDE:
             raise NotCovered(f"{step.name!r} reads {weight.shape[1]} channels per unit, too few for a limit of width")
         power, floor = float(weight.square().mean()), 0.0 if bias is None else float(bias.square().mean())
+        mean = float(weight.mean()) ** 2
+        if mean * weight[0].numel() > 0.1 * power and mean * weight.numel() > 36 * power:
+            raise NotCovered(f"the weights of {step.name!r} are not of mean zero")
         positions = max(1, math.prod(signal.space))
         if isinstance(module, nn.Linear):
             flat = positions > 1 and weight.shape[1] == signal.channels * positions
             index, space = (
                 (torch.arange(positions)[:, None], ()) if flat else (torch.arange(positions)[None], signal.space)
             )
-            reads, writes = (signal.channels if flat else weight.shape[1]), weight.shape[0]
+            reads, writes = signal.channels, weight.shape[0]
+            fits = flat or weight.shape[1] == signal.channels
         else:
-            index, space = _positions(module, signal.space)
+            fits = len(signal.space) == weight.ndim - 2 and weight.shape[1] * groups == signal.channels
+            index, space = _positions(module, signal.space) if fits else (torch.zeros(1, 1), ())
             reads, writes = weight.shape[1], weight.shape[0] // groups
+        if not fits:
+            raise NotCovered(f"{step.name!r} reads another axis than the units'")
         square, overlap = signal.moments()
         square, overlap = np.append(square, 0.0), np.pad(overlap, ((0, 1), (0, 1)))  # place -1 is the padding
         rows = index.numpy()
         new_square = power * reads * square[rows].sum(0) + floor
-        new_overlap = power * reads * sum(overlap[np.ix_(row, row)] for row in rows) + floor
+        new_overlap = floor + power * reads * np.sum([overlap[np.ix_(row, row)] for row in rows], axis=0)
 
         def back(gradient: _GRADIENT) -> None:
             total = np.zeros(positions + 1)
@@ -320,8 +327,12 @@ class _Reader:
             mean, variance = (getattr(module, name).double().cpu().numpy() for name in ("running_mean", "running_var"))
             gain = gain / np.sqrt(variance + eps)
             gain, shift, divisor, eps = gain, shift - gain * mean, np.ones_like(square), 0.0
-        elif isinstance(module, nn.GroupNorm):
+        elif isinstance(module, nn.GroupNorm) or len(module.normalized_shape) > 1:
+            if isinstance(module, nn.GroupNorm) and signal.channels < _WIDE * module.num_groups:
+                raise NotCovered(f"the groups of {step.name!r} have too few channels for a limit of width")
             divisor = np.full_like(square, square.mean())
+        elif module.normalized_shape[0] != signal.channels:
+            raise NotCovered(f"{step.name!r} normalizes another axis than the units'")
         else:
             divisor = square
         if not (divisor > 0).all():
@@ -339,7 +350,7 @@ class _Reader:
         )
 
     def _activate(self, step: Step, signal: _Signal) -> _Signal:
-        phi = _elementwise(step)
+        phi = _elementwise(step, training=self.objective.mode == "train")
         y = law_of().y
         values = phi(y)[0]
         factor = float(values @ y) / float(y @ y)
@@ -407,13 +418,13 @@ def _positions(module: Any, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, 
     return index, (sizes[1],) if flat else tuple(sizes)
 
 
-def _elementwise(step: Step) -> Curve:
+def _elementwise(step: Step, *, training: bool) -> Curve:
     """Return values and slopes of a step that acts entry by entry.
 
     Raises:
         NotCovered: where it does something else, or refuses numbers it is tried on.
     """
-    function = step.function if step.module is None else copy_model(step.module).double()
+    function = step.function if step.module is None else copy_model(step.module).double().train(training)
     args, kwargs = step.args, {k: v for k, v in step.kwargs.items() if k != "inplace"}
 
     def call(y: Tensor) -> Any:

@@ -37,6 +37,8 @@ class LayerSignal:
         pre_variance: mean of the variances the normalizer divides by (its input's); nan for other layers.
         dead: share of units that are zero for every sample (ReLU and its kind only).
         saturated: share of values within 1 % of the range of a limit (tanh, sigmoid and their kind only).
+        selectivity: how far single units stand for single classes, from 0 to 1 (ReLU and its kind, data with class
+            labels): mean over units of (m - r) / (m + r), m the mean activity for its best class and r for the others.
         gradient: squared norm of dL / d output; for affine layers the pre-activations.
         weight_gradient: squared norm of dL / d weights (the module's own parameters of two or more axes).
         status: ok, skipped (not called, or no gradient reaches it) or diverged (not finite).
@@ -50,6 +52,7 @@ class LayerSignal:
     pre_variance: float = math.nan
     dead: float = math.nan
     saturated: float = math.nan
+    selectivity: float = math.nan
     gradient: float = math.nan
     weight_gradient: float = math.nan
     status: Status = "ok"
@@ -196,7 +199,7 @@ def signal_propagation(objective: Objective, *, theory: bool = False) -> SignalP
         >>> round(signal_propagation(objective).growth, 6)
         4.0
 
-    References: yang2019, than2025, batchnorm_article.
+    References: yang2019, than2025, batchnorm_article, morcos2018.
     """
     recorder, gradients = _record(objective)
     entries = [_entry(call, gradients, objective.model) for call in recorder.calls.values()]
@@ -233,7 +236,7 @@ def _record(objective: Objective) -> tuple[Recorder, dict[str, Tensor]]:
     for number, batch in objective.batches():
         share = objective.weight(batch) / total
         leaves = {name: value.detach().requires_grad_() for name, value in every.items()}
-        recorder.start_batch(share)
+        recorder.start_batch(share, batch)
 
         def body(model: nn.Module, number: int = number, batch: Any = batch, leaves: Any = leaves) -> Any:
             with watched(model, recorder.leave, recorder.enter), recorder:
@@ -272,6 +275,7 @@ def _entry(call: Call, gradients: Mapping[str, Tensor], model: nn.Module) -> Lay
         pre_variance=sum(n * v for n, v in call.variances) / samples if samples else math.nan,
         dead=math.nan if call.zero_units is None else float(call.zero_units.double().mean()),
         saturated=call.saturated / call.count if call.saturates else math.nan,
+        selectivity=call.selectivity,
         gradient=call.gradient if call.reached else math.nan,
         weight_gradient=sum(own) if own else math.nan,
         status=status,

@@ -41,7 +41,7 @@ class TrainableDepth(Result):
         predicted: the theory's factor per layer; nan where it does not speak of the network.
         gradients: squared gradients at the hidden affine layers, as measured.
         theory: as predicted, up to one factor; empty where there is none.
-        correlation: mean cosine of the gradients, of one direction of the outputs, at inputs and at neighbours.
+        correlation: mean cosine of the gradients, of one direction of each output, at inputs and at neighbours.
         limit: of the ratio of squared gradients.
         withheld: why there is no prediction; `depth` then follows the measured gradients.
     """
@@ -119,7 +119,7 @@ def trainable_depth(
 ) -> TrainableDepth:
     """Say how deep a network like `model` may be, from the growth of its squared gradients with depth.
 
-    With squared gradients `g_l` at the affine layers (of a random direction of the outputs), predicted at infinite
+    With squared gradients `g_l` at the affine layers (of a random direction of each output), predicted at infinite
     width where the theory covers the network and measured elsewhere: `g ~ rate^-l` or, in residual networks,
     `g ~ l^-rate`, whichever fits better. `depth` is where the ends differ by `limit`: `ln(limit) / |ln rate|` or
     `limit^(1 / |rate|)`.
@@ -159,7 +159,7 @@ def trainable_depth(
             raise InputError(
                 explain("trainable_depth", "the model returns a tensor", type(output).__name__, "Pass forward=")
             )
-        direction = torch.randn(out.shape[1:], generator=generator(seed), dtype=torch.float64).to(out)
+        direction = torch.randn(out.shape, generator=generator(seed), dtype=torch.float64).to(out)
         return (out * direction).sum() / max(len(out), 1)
 
     first = next(iter(tensors(inputs)))
@@ -221,18 +221,18 @@ def _neighbour_correlation(objective: Objective, inputs: Any, seed: int) -> floa
     noise = torch.randn(inputs.shape, generator=generator(seed + 1), dtype=torch.float64).to(inputs)
     size = NEARBY * float(inputs.detach().norm()) / max(float(noise.norm()), 1e-300)
     number, batch = next(iter(objective.batches()))
-    slopes = []
+    slopes: list[Tensor | None] = []
     for place in (inputs.detach(), inputs.detach() + size * noise):
         leaf = place.clone().requires_grad_()
 
         def body(model: nn.Module, leaf: Tensor = leaf) -> Tensor | None:
-            value = sum(objective.terms_of(model, number, (leaf, batch[1]), copied=False).values())
+            value = torch.stack(list(objective.terms_of(model, number, (leaf, batch[1]), copied=False).values())).sum()
             objective.count_backward(batch)
             return torch.autograd.grad(value, leaf, allow_unused=True)[0] if value.requires_grad else None
 
         slopes.append(objective.evaluate(number, body))
-    if any(slope is None for slope in slopes):
+    if slopes[0] is None or slopes[1] is None:
         return math.nan
-    a, b = (slope.double().flatten(1) for slope in slopes)
+    a, b = slopes[0].double().flatten(1), slopes[1].double().flatten(1)
     cosines = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
     return float(cosines.mean())

@@ -1,4 +1,9 @@
-"""Pure forward maps of the normalizers and their closed-form backward maps, on tensors alone."""
+"""Pure forward maps of the normalizers and their closed-form backward maps, on tensors alone.
+
+Arguments everywhere: `x` is `(batch, channels, *space)` for maps over channels, any tensor for maps over its `trailing`
+axes; `gamma` (None for 1) and `beta` (None for 0) are per channel or entry; `eps` is added to what is under the root;
+`grad` is the gradient with respect to the output; `v` is `[rows, ...]` with one `g` per row; `p` is at least 1 or inf.
+"""
 
 from normgauge.nn.functional._decompose import decompose
 from normgauge.nn.functional._lp import lp_norm, lp_norm_backward

@@ -25,10 +25,6 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
     The parts are orthogonal and `||direction|| = sqrt(n)`, `sum(direction) = 0`, so `||v||^2 = n (gamma^2 + beta^2)`:
     the direction lies on an (n - 2)-sphere. A constant vector has no direction: `gamma = 0`, `direction = 0`.
 
-    Args:
-        v: one vector, or many along `dim`.
-        dim: the axis of the entries.
-
     Returns:
         `(gamma, direction, beta)`; `gamma` and `beta` keep `dim` with size 1, so that they broadcast.
 
@@ -48,8 +44,7 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
         >>> decompose(torch.tensor([-1.0, -5.0])).direction.tolist()  # a negative factor flips the direction
         [1.0, -1.0]
 
-    References:
-        sun2020.
+    References: sun2020.
     """
     if v.dim() == 0 or v.shape[dim] == 0:
         raise InputError(

@@ -17,16 +17,6 @@ def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | Non
     `s = max|x| + eps` for p = inf. The average is taken before the mean is removed, so the output is invariant to
     the scale of x but not to its shift.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        p: at least 1; `math.inf` takes the maximum.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the mean of the powers (to the maximum for p = inf).
-
-    Returns:
-        A tensor of the shape of `x`.
-
     Raises:
         InputError: for p below 1.
 
@@ -34,8 +24,7 @@ def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | Non
         >>> lp_norm(torch.tensor([[1.0], [3.0]]), 1, eps=0.0).flatten().tolist()  # (1 - 2) / 2 and (3 - 2) / 2
         [-0.5, 0.5]
 
-    References:
-        santurkar2018.
+    References: santurkar2018.
     """
     axes = (0, *range(2, x.dim()))
     scale = lp_root(lp_moment(x, p), p, eps)
@@ -54,16 +43,6 @@ def lp_norm_backward(
     `dx = (h - mean(h) - mean(h * xhat) * s^(1-p) |x|^(p-1) sign(x)) / s`. For p = inf the last product is
     `sum(h * xhat) * sign(x) / t` at the t values where `|x|` is largest, and zero elsewhere.
 
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        p: at least 1, or `math.inf`.
-        gamma: gain per channel, or None for 1.
-        eps: added to the mean of the powers (to the maximum for p = inf).
-
-    Returns:
-        `(dx, dgamma, dbeta)`.
-
     Raises:
         InputError: for p below 1.
 
@@ -73,8 +52,7 @@ def lp_norm_backward(
         >>> bool((dx * x).sum().abs() < 1e-6)  # scale invariance: the gradient is orthogonal to x
         True
 
-    References:
-        santurkar2018.
+    References: santurkar2018.
     """
     axes = (0, *range(2, x.dim()))
     shape = (1, -1, *(1,) * (x.dim() - 2))

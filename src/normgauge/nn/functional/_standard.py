@@ -23,21 +23,11 @@ def batch_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = Non
 
     `y = gamma[c] * (x - mean[c]) / sqrt(var[c] + eps) + beta[c]`, with the biased variance.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the variance.
-
-    Returns:
-        A tensor of the shape of `x`.
-
     Examples:
         >>> batch_norm(torch.tensor([[1.0], [5.0]]), eps=0.0).flatten().tolist()
         [-1.0, 1.0]
 
-    References:
-        ioffe2015, santurkar2018.
+    References: ioffe2015, santurkar2018.
     """
     xhat, _ = _standardize(x, _batch_axes(x), eps)
     return _affine(xhat, _channel(gamma, x), _channel(beta, x))
@@ -48,15 +38,6 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
 
     `dx = gamma / sqrt(var + eps) * (grad - mean(grad) - xhat * mean(grad * xhat))`, means over batch and space;
     `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)`.
-
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per channel, or None for 1.
-        eps: added to the variance.
-
-    Returns:
-        `(dx, dgamma, dbeta)`.
 
     Deviations:
         akbar2025 eq. (1) takes `grad` to be the gradient of the output and omits gamma: its dx is wrong by the factor
@@ -70,8 +51,7 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
         >>> round(float((printed - right).norm() / right.norm()), 6)
         0.5
 
-    References:
-        akbar2025, batchnorm_article, santurkar2018.
+    References: akbar2025, batchnorm_article, santurkar2018.
     """
     axes = _batch_axes(x)
     xhat, scale = _standardize(x, axes, eps)
@@ -86,22 +66,11 @@ def layer_norm(
 
     `y = gamma * (x - mean) / sqrt(var + eps) + beta`, gamma and beta of the shape of the trailing axes.
 
-    Args:
-        x: any tensor with more than `trailing` axes, or as many.
-        gamma: gain per entry, or None for 1.
-        beta: bias per entry, or None for 0.
-        eps: added to the variance.
-        trailing: how many trailing axes are averaged.
-
-    Returns:
-        A tensor of the shape of `x`.
-
     Examples:
         >>> layer_norm(torch.tensor([[1.0, 5.0]]), eps=0.0).tolist()
         [[-1.0, 1.0]]
 
-    References:
-        ba2016, sun2020.
+    References: ba2016, sun2020.
     """
     xhat, _ = _standardize(x, _last_axes(x, trailing), eps)
     return _affine(xhat, gamma, beta)
@@ -115,16 +84,6 @@ def layer_norm_backward(
     With `h = gamma * grad`: `dx = (h - mean(h) - xhat * mean(h * xhat)) / sqrt(var + eps)`, means over the trailing
     axes; `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)` over the samples.
 
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per entry, or None for 1.
-        eps: added to the variance.
-        trailing: how many trailing axes are averaged.
-
-    Returns:
-        `(dx, dgamma, dbeta)`.
-
     Deviations:
         akbar2025 sec. 3.2 prints `xhat_j` with the summed index j where the free index i belongs (relative error 1.53
         on six Gaussian entries, and a gradient that no longer sums to zero), and omits gamma, which here differs from
@@ -135,8 +94,7 @@ def layer_norm_backward(
         >>> dx.tolist(), dbeta.tolist()  # two entries: the output is (-1, 1) whatever x is
         ([[0.0, 0.0]], [1.0, 0.0])
 
-    References:
-        akbar2025, ba2016.
+    References: akbar2025, ba2016.
     """
     axes = _last_axes(x, trailing)
     xhat, scale = _standardize(x, axes, eps)
@@ -153,16 +111,6 @@ def group_norm(
     `y = gamma[c] * (x - mean[i, g]) / sqrt(var[i, g] + eps) + beta[c]`; one group is layer normalization with channels
     first, as many groups as channels is instance normalization.
 
-    Args:
-        x: `(batch, channels, *space)`.
-        groups: divides the channels.
-        gamma: gain per channel, or None for 1.
-        beta: bias per channel, or None for 0.
-        eps: added to the variance.
-
-    Returns:
-        A tensor of the shape of `x`.
-
     Raises:
         InputError: if the groups do not divide the channels.
 
@@ -170,8 +118,7 @@ def group_norm(
         >>> group_norm(torch.tensor([[1.0, 3.0, 10.0, 30.0]]), 2, eps=0.0).tolist()
         [[-1.0, 1.0, -1.0, 1.0]]
 
-    References:
-        wu2018.
+    References: wu2018.
     """
     xhat, _ = _standardize(_split_groups(x, groups), (2,), eps)
     return _affine(xhat.reshape(x.shape), _channel(gamma, x), _channel(beta, x))
@@ -185,16 +132,6 @@ def group_norm_backward(
     With `h = gamma * grad`: `dx = (h - mean(h) - xhat * mean(h * xhat)) / sqrt(var + eps)`, means per sample and group;
     `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)` over batch and space.
 
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        groups: divides the channels.
-        gamma: gain per channel, or None for 1.
-        eps: added to the variance.
-
-    Returns:
-        `(dx, dgamma, dbeta)`.
-
     Raises:
         InputError: if the groups do not divide the channels.
 
@@ -203,8 +140,7 @@ def group_norm_backward(
         >>> group_norm_backward(torch.ones(1, 4), x, 2, eps=0.0)[0].tolist()  # a common shift changes nothing
         [[0.0, 0.0, 0.0, 0.0]]
 
-    References:
-        wu2018.
+    References: wu2018.
     """
     xhat, scale = _standardize(_split_groups(x, groups), (2,), eps)
     h = _split_groups(_multiply(grad, _channel(gamma, x)), groups)
@@ -218,21 +154,11 @@ def rms_norm(x: Tensor, gamma: Tensor | None = None, eps: float = 1e-5, *, trail
 
     `y = gamma * x / sqrt(mean(x^2) + eps)`.
 
-    Args:
-        x: any tensor with more than `trailing` axes, or as many.
-        gamma: gain per entry, or None for 1.
-        eps: added to the mean square.
-        trailing: how many trailing axes are averaged.
-
-    Returns:
-        A tensor of the shape of `x`.
-
     Examples:
         >>> rms_norm(torch.tensor([[3.0, 3.0]]), eps=0.0).tolist()
         [[1.0, 1.0]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
     scale = (x.square().mean(_last_axes(x, trailing), keepdim=True) + eps).sqrt()
     return _multiply(x / scale, gamma)
@@ -245,23 +171,12 @@ def rms_norm_backward(
 
     With `h = gamma * grad` and `xhat = x / scale`: `dx = (h - xhat * mean(h * xhat)) / scale`.
 
-    Args:
-        grad: gradient with respect to the output.
-        x: the input of the forward map.
-        gamma: gain per entry, or None for 1.
-        eps: added to the mean square.
-        trailing: how many trailing axes are averaged.
-
-    Returns:
-        `(dx, dgamma)`.
-
     Examples:
         >>> dx, _ = rms_norm_backward(torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 3.0]]), eps=0.0)
         >>> dx.tolist()  # along x nothing changes
         [[0.0, 0.0]]
 
-    References:
-        zhang2019.
+    References: zhang2019.
     """
     axes = _last_axes(x, trailing)
     scale = (x.square().mean(axes, keepdim=True) + eps).sqrt()

@@ -18,10 +18,6 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
 
     Row i lies on the sphere S^(n-1) of radius |g_i|, n entries per row.
 
-    Args:
-        v: `[rows, ...]`, no row zero.
-        g: `[rows]` or any shape with one entry per row.
-
     Deviations: akbar2025 (Prop. 4.3, Table 1) states invariance under (v, g) -> (a v, g / a). The map is invariant
     under (v, g) -> (a v, g) for a > 0; the printed change divides w by a. The example shows it.
 
@@ -30,8 +26,7 @@ def weight_norm(v: Tensor, g: Tensor) -> Tensor:
         >>> weight_norm(v, g), weight_norm(2 * v, g), weight_norm(2 * v, g / 2)
         (tensor([[6., 8.]]), tensor([[6., 8.]]), tensor([[3., 4.]]))
 
-    References:
-        salimans2016, sun2020, akbar2025.
+    References: salimans2016, sun2020, akbar2025.
     """
     rows = v.flatten(1)
     return (rows * (_column(g) / _length(rows))).reshape(v.shape)
@@ -52,8 +47,7 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Te
         >>> by_g, abs(float((by_v * v).sum())) < 1e-6
         (tensor([0.6000]), True)
 
-    References:
-        salimans2016, sun2020.
+    References: salimans2016, sun2020.
     """
     rows, incoming = v.flatten(1), grad.flatten(1)
     length = _length(rows)
@@ -69,9 +63,6 @@ def centered_weight_norm(v: Tensor) -> Tensor:
     Row i lies on the unit sphere S^(n-2) of the hyperplane orthogonal to (1, ..., 1). Needs n >= 2 entries per row, and
     n >= 3 to have any freedom: for n = 2 the sphere is two points.
 
-    Args:
-        v: `[rows, ...]`, no row constant.
-
     Raises:
         InputError: when rows have a single entry.
 
@@ -79,8 +70,7 @@ def centered_weight_norm(v: Tensor) -> Tensor:
         >>> centered_weight_norm(torch.tensor([[1.0, 2.0, 2.0, 3.0]]))  # -1, 0, 0, 1 over sqrt(2)
         tensor([[-0.7071,  0.0000,  0.0000,  0.7071]])
 
-    References:
-        huang2017, sun2020.
+    References: huang2017, sun2020.
     """
     rows = _center_rows(v)
     return (rows / _length(rows)).reshape(v.shape)
@@ -91,8 +81,7 @@ def centered_weight_norm_backward(grad: Tensor, v: Tensor) -> Tensor:
 
     dL/dv = (P grad - <grad, w> w) / ||P v|| per row, with P the centring of Lemma 1.
 
-    References:
-        huang2017, sun2020.
+    References: huang2017, sun2020.
     """
     rows = _center_rows(v)
     length = _length(rows)
@@ -108,10 +97,6 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
     Row i lies on the sphere S^(n-2) of radius sqrt(n var / (var + eps)), which is sqrt(n) for eps = 0: sqrt(n) times
     `centered_weight_norm`. Times gain / sqrt(n) it is scaled weight standardization (brock2021), on radius gain.
 
-    Args:
-        v: `[rows, ...]`.
-        eps: added to the variance; the map is scale invariant only for eps = 0, and shift invariant always.
-
     Raises:
         InputError: when rows have a single entry.
 
@@ -122,8 +107,7 @@ def weight_standardization(v: Tensor, eps: float = 1e-10) -> Tensor:
         >>> weight_standardization(torch.tensor([[1.0, 3.0]]))
         tensor([[-1.,  1.]])
 
-    References:
-        qiao2019, sun2020, brock2021.
+    References: qiao2019, sun2020, brock2021.
     """
     rows = _center_rows(v)
     return (rows * (rows.square().mean(1, keepdim=True) + eps).rsqrt()).reshape(v.shape)
@@ -134,8 +118,7 @@ def weight_standardization_backward(grad: Tensor, v: Tensor, eps: float = 1e-10)
 
     dL/dv = (P grad - w <grad, w> / n) / sqrt(var v + eps) per row, with P the centring of Lemma 1.
 
-    References:
-        qiao2019, sun2020.
+    References: qiao2019, sun2020.
     """
     rows = _center_rows(v)
     scale = (rows.square().mean(1, keepdim=True) + eps).rsqrt()
@@ -154,8 +137,7 @@ def unit_sphere(v: Tensor, radius: float = 1.0) -> Tensor:
         >>> unit_sphere(torch.tensor([[3.0, 4.0]]), radius=5.0)
         tensor([[3., 4.]])
 
-    References:
-        salimans2016, sun2020.
+    References: salimans2016, sun2020.
     """
     rows = v.flatten(1)
     return (rows * (radius / _length(rows))).reshape(v.shape)
@@ -177,8 +159,7 @@ def spectral_norm(matrix: Tensor) -> Tensor:
         tensor([[1.0000, 0.0000],
                 [0.0000, 0.5000]])
 
-    References:
-        miyato2018, sun2020.
+    References: miyato2018, sun2020.
     """
     return matrix / torch.linalg.matrix_norm(matrix.flatten(1), ord=2)
 
@@ -191,8 +172,7 @@ def spectral_norm_backward(grad: Tensor, matrix: Tensor) -> Tensor:
 
     Deviations: miyato2018 holds u and v from power iterations; here they are the exact ones.
 
-    References:
-        miyato2018.
+    References: miyato2018.
     """
     rows, incoming = matrix.flatten(1), grad.flatten(1)
     left, values, right = torch.linalg.svd(rows, full_matrices=False)
