@@ -6,36 +6,31 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.nn import init
-from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
+from normgauge.papers.akbar2025.studies._networks import dataset, relu_network
 from normgauge.papers.court import EACH, Contrast, empirical
 from normgauge.papers.experiment import Experiment, Record
 from normgauge.papers.figures import Figure
 from normgauge.papers.studies import register
 from normgauge.records import Spec
-from normgauge.theory.norm_growth import equivalent_rate
 
 NORMS = ("none", "batch")
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
 SCHEMES = ("he", "glorot", "orthogonal", "lsuv")
 GAINS = (0.1, 1.0, 10.0)
 WIDTH, DEPTH = 32, 5
-TINY = 1e-30  # an eps that counts for nothing; torch refuses 0
 
 
 def run(spec: Spec, record: Record) -> None:
-    """Train from scaled weights (`scale`), from a scheme times a gain (`init`), or two equivalent runs (`factor`)."""
+    """Train from scaled weights (`scale`), or from a scheme times a gain (`init`)."""
     digits = dataset(spec["data"])
-    if "factor" in spec:
-        _record_equivalence(spec, record, digits)
-        return
-    network = _network(spec["norm"], digits, int(spec["seed"]), torch.float32)
+    network = _network(spec["norm"], digits, int(spec["seed"]))
     if "scale" in spec:
         _scale(network, SCALES[spec["scale"]])
     else:
@@ -52,9 +47,9 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "diverged", float(course.diverged))
 
 
-def _network(norm: str, digits: Dataset, seed: int, dtype: torch.dtype) -> nn.Module:
+def _network(norm: str, digits: Dataset, seed: int) -> nn.Module:
     sizes = (math.prod(digits.shape), *[WIDTH] * (DEPTH - 1), digits.classes)
-    return relu_network(sizes, norm, seed, dtype=dtype)
+    return relu_network(sizes, norm, seed, dtype=torch.float32)
 
 
 def _scale(network: nn.Module, factor: float) -> None:
@@ -77,45 +72,6 @@ def _initialize(network: nn.Module, words: str, digits: Dataset, seed: int) -> N
     draws[scheme]()
 
 
-def _record_equivalence(spec: Spec, record: Record, digits: Dataset) -> None:
-    """Record the largest relative difference of losses between (W, eta) and (c W, c^2 eta), and (c W, eta)."""
-    factor, rate = float(spec["factor"]), float(spec["lr"])
-    for name, eps in (("", TINY), ("_default_eps", None)):
-        plain = _losses(spec, digits, 1.0, rate, eps)
-        matched = _losses(spec, digits, factor, equivalent_rate(rate, factor), eps)
-        record(int(spec["steps"]), f"equivalence_gap{name}", float(((matched - plain) / plain).abs().max()))
-        if eps is not None:
-            unmatched = _losses(spec, digits, factor, rate, eps)
-            record(int(spec["steps"]), "unmatched_gap", float(((unmatched - plain) / plain).abs().max()))
-
-
-def _losses(spec: Spec, digits: Dataset, factor: float, rate: float, eps: float | None) -> Tensor:
-    """Return the losses of training with the normalized layers' weights times a factor at their own rate."""
-    network = _network(spec["norm"], digits, int(spec["seed"]), torch.float64)
-    weights = [layer.layer.weight for layer in hidden_layers(network)]
-    for layer in hidden_layers(network):
-        if eps is not None:
-            layer.norm.eps = eps  # type: ignore[assignment]
-    with torch.no_grad():
-        for weight in weights:
-            weight.mul_(factor)  # type: ignore[operator]
-    rest = [value for value in network.parameters() if not any(value is weight for weight in weights)]
-    groups = [{"params": weights, "lr": rate}, {"params": rest, "lr": float(spec["lr"])}]
-    optimizer = torch.optim.SGD(groups)
-    steps = int(spec["steps"])
-    course = train(
-        network,
-        (digits.train[0].double(), digits.train[1]),
-        optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        loss=digits.loss,
-        ceiling=math.inf,
-    )
-    return torch.tensor([*course.losses, *[math.nan] * (steps - len(course.losses))], dtype=torch.float64)
-
-
 RATES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0)  # wide enough that no arm is best at an edge
 
 
@@ -135,13 +91,6 @@ def _parts(seeds: int, steps: int, rates: Sequence[float], gains: Sequence[float
             tuning_seeds=min(seeds, 2),
         ),
         Study("bad-init", ask, scientific={**arms, "init": schemes, "lr": list(few)}, fixed=fixed, seeds=seeds),
-        Study(
-            "bad-init",
-            ask,
-            scientific={"norm": ["batch"], "factor": [0.1, 10.0]},
-            fixed={**fixed, "lr": 0.1, "steps": min(steps, 30)},
-            seeds=seeds,
-        ),
     ]
 
 
@@ -190,27 +139,15 @@ register(
         run=run,
         figures=(
             Figure(
-                "scales",
-                "Training accuracy from He's weights times 0.1 and 10, each arm at its best rate.",
                 "train_accuracy",
                 x="scale",
                 where={"scale": ("small", "large")},
                 kind="bars",
-                y_title="training accuracy",
+                note="Training accuracy from He's weights times 0.1 and 10, each arm at its best rate.",
             ),
-            Figure(
-                "rates",
-                "Training accuracy against the rate, over schemes and gains.",
-                "train_accuracy",
-                x="lr",
-                where={"init": EACH},
-                y_title="training accuracy",
-                x_scale="log",
-                y_scale="linear",
-            ),
+            Figure("train_accuracy", x="lr", where={"init": EACH}),
         ),
         choose_by="validation_accuracy",
         minutes={"small": 0.6},
-        cite=("akbar2025", "batchnorm_article", "he2015", "glorot2010", "saxe2014", "mishkin2016"),
     )
 )

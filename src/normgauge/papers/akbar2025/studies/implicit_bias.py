@@ -185,27 +185,15 @@ register(
         },
         run=run,
         figures=(
+            Figure("angle", series=("norm", "decay")),
             Figure(
-                "course",
-                "Angle between w and the maximum-margin direction over training; band: range over seeds.",
-                "angle",
-                series=("norm", "decay"),
-                y_title="degrees",
-                y_scale="log",
-            ),
-            Figure(
-                "targets",
-                "Angles at the end to the maximum-margin direction of the inputs and of the whitened inputs.",
                 {"angle": "widest margin", "whitened_angle": "whitened margin"},
                 series=("norm", "decay"),
                 kind="intervals",
-                x_title="degrees",
-                y_scale="log",
             ),
         ),
         choose_by="angle",
         choose_higher=False,
         minutes={"small": 0.5},
-        cite=("akbar2025",),
     )
 )

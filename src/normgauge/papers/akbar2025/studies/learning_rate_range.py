@@ -137,26 +137,9 @@ register(
         ),
         run=run,
         figures=(
-            Figure(
-                "rates",
-                "Largest rate after which the training loss has halved; 95 % intervals over seeds.",
-                "largest_stable_rate",
-                kind="intervals",
-                x_title="largest rate that trains",
-                y_scale="log",
-            ),
-            Figure(
-                "prediction",
-                "Observed against predicted, one point per run.",
-                "largest_stable_rate",
-                x="predicted_rate",
-                x_title="2 / lambda_max at the start",
-                y_title="largest rate that trains",
-                x_scale="log",
-                y_scale="log",
-            ),
+            Figure("largest_stable_rate", kind="intervals"),
+            Figure("largest_stable_rate", x="predicted_rate"),
         ),
         minutes={"small": 0.3},
-        cite=("akbar2025", "santurkar2018", "lyu2022"),
     )
 )

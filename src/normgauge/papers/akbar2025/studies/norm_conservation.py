@@ -142,29 +142,12 @@ register(
         },
         run=run,
         figures=(
+            Figure("norm_change", x="lr", where=FULL),
             Figure(
-                "rates",
-                "Full batch, no decay, rate x steps the same: the change of normalized norms vanishes with the rate.",
-                "norm_change",
-                x="lr",
-                where=FULL,
-                x_title="learning rate (equal flow time)",
-                y_title="largest change of |w| / |w0|",
-                x_scale="log",
-                y_scale="log",
-            ),
-            Figure(
-                "law",
-                "Mini-batches, weight decay, largest rate: measured norms and the law |w|^2 <- (1 - eta lambda)^2 "
-                "|w|^2 + eta^2 |g|^2.",
                 {"relative_norm": "measured", "law_norm": "law"},
                 where={"lr": LARGEST, "batch_size": "mini", "decay": LARGEST},
-                y_title="|w| / |w0|",
-                y_scale="linear",
             ),
         ),
         minutes={"small": 0.7},
-        cite=("akbar2025", "sun2020"),
-        columns=("norm_change", "relative_norm", "law_error"),
     )
 )

@@ -29,7 +29,6 @@ from normgauge.records import Spec
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
-ARMS = (("none", "plain"), ("batch", "plain"), ("batch", "own"))
 MOMENTUM = 0.9
 EVERY = 5  # steps between two looks at the training loss
 PROBED = 512  # training images whose mean loss is the training loss
@@ -238,44 +237,12 @@ register(
         },
         run=run,
         figures=(
-            Figure(
-                "test",
-                "Test accuracy at equal training loss, mean and 95 % interval over the seeds that reached it.",
-                "test_accuracy",
-                series=("norm", "rate"),
-                kind="intervals",
-                x_title="test accuracy",
-            ),
-            Figure(
-                "quotient",
-                "Quotient sharpness at equal training loss.",
-                "quotient_sharpness",
-                series=("norm", "rate"),
-                kind="intervals",
-                x_title="quotient sharpness",
-            ),
-            Figure(
-                "loss",
-                "Training loss, mean of 10 batches, each run until it meets the target; band: range over the seeds "
-                "still training.",
-                "loss",
-                series=("norm", "rate"),
-                y_scale="linear",
-                y_title="training loss",
-            ),
+            Figure("test_accuracy", series=("norm", "rate"), kind="intervals"),
+            Figure("quotient_sharpness", series=("norm", "rate"), kind="intervals"),
+            Figure("loss", series=("norm", "rate")),
         ),
         choose_by="score",
         data=("cifar10",),
         minutes={"small": 8.1},
-        cite=("akbar2025",),
-        columns=(
-            "lr",
-            "test_accuracy",
-            "quotient_sharpness",
-            "train_loss",
-            "steps_to_target",
-            "reached",
-            "sharpness_residual",
-        ),
     )
 )

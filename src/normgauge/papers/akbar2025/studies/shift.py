@@ -169,9 +169,6 @@ register(
         run=run,
         figures=(
             Figure(
-                "shift",
-                "Test accuracy on images, clean and under shifts of brightness and contrast, by the statistics BN "
-                "uses.",
                 {
                     "clean_accuracy": "clean",
                     "shift_accuracy": "shifted",
@@ -182,23 +179,19 @@ register(
                 series=("statistics",),
                 where={"task": "images"},
                 kind="bars",
-                y_title="test accuracy",
             ),
             Figure(
-                "cue",
-                "Trained where the scale of an image tells its class: test accuracy with that cue, and with scales "
-                "drawn at random. Recalibrated statistics are those of the test images, without their labels.",
                 {"clean_accuracy": "with the cue", "broken_cue_accuracy": "cue at random"},
                 x="reading",
                 series=("statistics",),
                 where={"task": "cue"},
                 kind="bars",
-                y_title="test accuracy",
+                note="Trained where the scale of an image tells its class: test accuracy with that cue, and with "
+                "scales drawn at random. Recalibrated statistics are those of the test images, without their labels.",
             ),
         ),
         choose_by="validation_accuracy",
         data=("cifar10",),
         minutes={"small": 1.5},
-        cite=("akbar2025",),
     )
 )

@@ -113,28 +113,9 @@ register(
         ),
         run=run,
         figures=(
-            Figure(
-                "paths",
-                "Paths of w / |w0| of one seed: with BN they stay near the unit circle.",
-                "y",
-                x="x",
-                series=("norm", "start"),
-                where={"seed": 0, "lr": LARGEST},
-                x_scale="linear",
-                y_scale="linear",
-                x_title="w1 / |w0|",
-                y_title="w2 / |w0|",
-            ),
-            Figure(
-                "norms",
-                "Norm of the weights over training; the band is the range over seeds.",
-                "relative_norm",
-                series=("norm", "start"),
-                where={"lr": EACH},
-                y_title="|w| / |w0|",
-            ),
+            Figure("y", x="x", series=("norm", "start"), where={"seed": 0, "lr": LARGEST}),
+            Figure("relative_norm", series=("norm", "start"), where={"lr": EACH}),
         ),
         minutes={"small": 0.1},
-        cite=("akbar2025",),
     )
 )

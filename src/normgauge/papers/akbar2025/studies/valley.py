@@ -159,23 +159,14 @@ register(
         figures=(
             Figure(
                 "surface",
-                "Loss over the weight; white: descent at this arm's best rate, starting 90 degrees off.",
-                "surface",
                 where={"norm": EACH, "seed": DRAWN},
                 kind="surface",
+                note="Loss over the weight; white: descent at this arm's best rate, starting 90 degrees off.",
             ),
-            Figure(
-                "angle",
-                "Angle to the best direction over the same descents.",
-                "off",
-                where={"seed": DRAWN},
-                y_title="degrees off",
-                y_scale="linear",
-            ),
+            Figure("off", where={"seed": DRAWN}),
         ),
         choose_by="steps_to_lowest",
         choose_higher=False,
         minutes={"small": 0.1},
-        cite=("akbar2025",),
     )
 )

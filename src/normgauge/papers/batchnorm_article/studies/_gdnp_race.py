@@ -36,26 +36,6 @@ def race(data: Any) -> Contrast:
 
 
 RACE_FIGURES = (
-    Figure(
-        "iterations",
-        "Iterations to the target over seeds, each method at its best step; one that never arrives counts the budget.",
-        "iterations",
-        x="condition",
-        series=("method",),
-        where={"data": EACH},
-        x_title="condition number of S",
-        y_title="iterations to the target",
-        x_scale="log",
-        y_scale="log",
-    ),
-    Figure(
-        "curves",
-        "One seed, Gaussian data, the largest condition number.",
-        "distance",
-        series=("method",),
-        where={"data": "gaussian", "condition": LARGEST, "seed": SMALLEST},
-        x_title="iterations",
-        y_title="distance from the target's zero, relative",
-        y_scale="log",
-    ),
+    Figure("iterations", x="condition", series=("method",), where={"data": EACH}),
+    Figure("distance", series=("method",), where={"data": "gaussian", "condition": LARGEST, "seed": SMALLEST}),
 )

@@ -80,9 +80,6 @@ def _train(spec: Spec, record: Record) -> None:
         record(steps, f"{split}_accuracy", evaluate(settled, dataset, split).accuracy)
 
 
-GROWTH = "growth of the gradient norm per layer"
-
-
 def _parts(
     seeds: int, width: int, depth: int, wide: Mapping[str, Sequence[int]], train: Sequence[Study]
 ) -> list[Study]:
@@ -204,63 +201,19 @@ register(
         run=run,
         figures=(
             Figure(
-                "batch",
-                "Growth per layer towards the input at the start, with intervals over seeds, and mean field.",
                 {"norm_growth": "measured", "mean_field": "mean field"},
                 x="batch_size",
                 series=("activation",),
                 where={"part": "batch"},
-                x_title="batch size",
-                y_title=GROWTH,
-                x_scale="log",
-                y_scale="linear",
             ),
+            Figure("norm_growth", x="depth", series=("skip",), where={"part": "depth"}),
             Figure(
-                "depth",
-                "ReLU: growth per layer over depth, with and without skip connections.",
-                "norm_growth",
-                x="depth",
-                series=("skip",),
-                where={"part": "depth"},
-                y_title=GROWTH,
-                x_scale="log",
-                y_scale="linear",
+                {"norm_growth": "measured", "mean_field": "mean field"}, x="width", series=(), where={"part": "width"}
             ),
-            Figure(
-                "width",
-                "ReLU: growth per layer over width; mean field is the limit of infinite width.",
-                {"norm_growth": "measured", "mean_field": "mean field"},
-                x="width",
-                series=(),
-                where={"part": "width"},
-                y_title=GROWTH,
-                x_scale="log",
-                y_scale="linear",
-            ),
-            Figure(
-                "training",
-                "Accuracy on the training data at the best learning rate of each arm; chance is 0.1.",
-                "train_accuracy",
-                x="depth",
-                series=("skip",),
-                where={"part": "train"},
-                y_title="training accuracy",
-                x_scale="log",
-                y_scale="linear",
-            ),
-            Figure(
-                "remedies",
-                "Training accuracy at the largest depth under each remedy at its tuned rate; chance is 0.1.",
-                "train_accuracy",
-                series=("remedy",),
-                where={"part": "remedies"},
-                kind="intervals",
-                x_title="training accuracy",
-            ),
+            Figure("train_accuracy", x="depth", series=("skip",), where={"part": "train"}),
+            Figure("train_accuracy", series=("remedy",), where={"part": "remedies"}, kind="intervals"),
         ),
         choose_by="validation_accuracy",
         minutes={"small": 12.0, "medium": 300.0},
-        cite=("batchnorm_article", "yang2019"),
-        columns=("norm_growth", "mean_field", "train_accuracy", "validation_accuracy"),
     )
 )

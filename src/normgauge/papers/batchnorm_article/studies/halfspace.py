@@ -135,7 +135,5 @@ register(
         run=run,
         figures=(*RACE_FIGURES,),
         minutes={"small": 0.7},
-        cite=("batchnorm_article", "kohler2019"),
-        columns=("iterations", "gradients", "rate", "arrived", "final_loss", "halvings"),
     )
 )

@@ -102,7 +102,5 @@ register(
         run=run,
         figures=(*RACE_FIGURES,),
         minutes={"small": 1.2},
-        cite=("batchnorm_article", "kohler2019"),
-        columns=("iterations", "gradients", "rate", "promised_rate", "arrived", "bound_slack"),
     )
 )

@@ -131,35 +131,15 @@ register(
         run=run,
         figures=(
             Figure(
-                "cosine",
-                "Cosine of the gradients before and after updating earlier layers, mean over layers; the band is the "
-                "range over seeds (Santurkar et al. 2018, Fig. 3).",
                 "cosine_now",
                 where={"model": EACH},
-                y_title="cosine of G and G'",
-                y_scale="linear",
+                note="Cosine of the gradients before and after updating earlier layers, mean over layers; the band is "
+                "the range over seeds (Santurkar et al. 2018, Fig. 3).",
             ),
-            Figure(
-                "l2",
-                "Distance of the gradients before and after, mean over layers.",
-                "l2_now",
-                where={"model": EACH},
-                y_title="|G' - G|",
-                y_scale="log",
-            ),
-            Figure(
-                "layers",
-                "Cosine per layer over training and seeds.",
-                "layer_cosine",
-                x="layer",
-                where={"model": EACH},
-                y_title="cosine",
-                x_scale="linear",
-                y_scale="linear",
-            ),
+            Figure("l2_now", where={"model": EACH}),
+            Figure("layer_cosine", x="layer", where={"model": EACH}),
         ),
         data=("cifar10",),
         minutes={"small": 3.3, "medium": 60.0},
-        cite=("santurkar2018", "batchnorm_article"),
     )
 )

@@ -177,37 +177,25 @@ register(
         figures=(
             Figure(
                 "loss",
-                "Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. 5).",
-                "loss",
                 where={"model": EACH},
-                y_title="training loss",
-                y_scale="log",
+                note="Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. "
+                "5).",
             ),
             Figure(
-                "gradient-distance",
-                "Change of the gradient along itself, over the same multiples of the paper's rate for all arms (its "
-                "Fig. 12c, 13c).",
                 "gradient_distance_now",
                 where={"model": EACH},
-                y_title="largest |grad' - grad|",
-                y_scale="log",
+                note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
+                "(its Fig. 12c, 13c).",
             ),
             Figure(
-                "histogram",
-                "Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
                 "activation_density",
                 x="layer",
                 where={"model": EACH, "seed": SMALLEST},
-                x_title="activation",
-                y_title="density",
-                x_scale="linear",
-                y_scale="linear",
+                note="Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
             ),
         ),
         choose_by="score",
         data=("cifar10",),
         minutes={"small": 8.5, "medium": 150.0},
-        cite=("santurkar2018",),
-        columns=("train_accuracy", "test_accuracy", "train_loss", "loss_range", "gradient_distance", "effective_beta"),
     )
 )

@@ -152,26 +152,18 @@ register(
         figures=(
             Figure(
                 "loss",
-                "Training loss, means of 10 steps, each arm at its tuned rate; the band is the range over seeds "
+                note="Training loss, means of 10 steps, each arm at its tuned rate; the band is the range over seeds "
                 "(Santurkar et al. 2018, Fig. 2).",
-                "loss",
-                y_title="training loss",
-                y_scale="linear",
             ),
             Figure(
-                "mean-change",
-                "Change of the means of the middle layer's units in one step of training, root mean square over "
-                "units, on one fixed batch (Santurkar et al. 2018, Fig. 8).",
                 "mean_change_now",
-                y_title="change of means",
+                note="Change of the means of the middle layer's units in one step of training, root mean square over "
+                "units, on one fixed batch (Santurkar et al. 2018, Fig. 8).",
             ),
-            Figure(
-                "variance-change", "The same of the variances.", "variance_change_now", y_title="change of variances"
-            ),
+            Figure("variance_change_now"),
         ),
         choose_by="train_accuracy",
         data=("cifar10",),
         minutes={"small": 6.9, "medium": 200.0},
-        cite=("santurkar2018", "batchnorm_article"),
     )
 )

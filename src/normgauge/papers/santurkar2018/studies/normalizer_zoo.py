@@ -101,22 +101,18 @@ register(
                 "tuning_seeds": 1,
                 "steps": 10,
             },
-            small={**FIXED, "seeds": 6, "tuning_seeds": 2, "steps": 100},
+            small={**FIXED, "seeds": 6, "tuning_seeds": 1, "steps": 100},
             paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
         ),
         run=run,
         figures=(
             Figure(
-                "accuracy",
-                "Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
                 "test_accuracy",
                 kind="intervals",
-                x_title="test accuracy",
+                note="Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
             ),
         ),
         choose_by="validation_accuracy",
         minutes={"small": 0.8},
-        cite=("santurkar2018", "akbar2025"),
-        columns=("test_accuracy", "train_loss"),
     )
 )

@@ -100,25 +100,18 @@ register(
         figures=(
             Figure(
                 "loss",
-                "Training loss over training, each arm at its tuned rate; the band is the range over seeds (the "
-                "paper's Fig. 1a).",
-                "loss",
                 series=("norm", "augmentation"),
-                y_title="training loss",
+                note="Training loss over training, each arm at its tuned rate; the band is the range over seeds (the "
+                "paper's Fig. 1a).",
             ),
             Figure(
-                "accuracy",
-                "Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
                 "test_accuracy_now",
                 series=("norm", "augmentation"),
-                y_title="test accuracy",
-                y_scale="linear",
+                note="Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
             ),
         ),
         choose_by="validation_accuracy",
         data=("cifar10",),
         minutes={"small": 8.4, "medium": 170.0},
-        cite=("santurkar2018",),
-        columns=("test_accuracy", "validation_accuracy", "train_accuracy", "train_loss"),
     )
 )

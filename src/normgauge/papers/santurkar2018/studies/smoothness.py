@@ -167,42 +167,22 @@ register(
         run=run,
         figures=(
             Figure(
-                "loss",
-                "Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, 10a).",
                 {"loss": "loss", "loss_low": "lowest", "loss_high": "highest"},
                 where={"model": EACH},
-                y_title="loss",
+                note="Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, "
+                "10a).",
             ),
+            Figure("gradient_distance_now", where={"model": EACH}),
+            Figure("effective_beta_now", where={"model": EACH}),
             Figure(
-                "gradient-distance",
-                "Largest |grad' - grad| along the gradient; the band is the range over seeds.",
-                "gradient_distance_now",
-                where={"model": EACH},
-                y_title="largest |grad' - grad|",
-                y_scale="log",
-            ),
-            Figure(
-                "effective-beta",
-                "Effective beta along the gradient.",
-                "effective_beta_now",
-                where={"model": EACH},
-                y_title="effective beta",
-                y_scale="log",
-            ),
-            Figure(
-                "distance",
-                "Distance of the gradient from where it started, against the step along it, over training (the "
-                "paper's Fig. 11).",
                 "distance_at",
                 x="layer",
                 series=("model", "norm"),
-                x_title="step / rate",
-                x_scale="log",
-                y_scale="log",
+                note="Distance of the gradient from where it started, against the step along it, over training (the "
+                "paper's Fig. 11).",
             ),
         ),
         data=("cifar10",),
         minutes={"small": 2.4, "medium": 50.0},
-        cite=("santurkar2018",),
     )
 )

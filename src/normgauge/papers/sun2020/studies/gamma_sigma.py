@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models import Normalized
-from normgauge.lab.models.normalized import normalized_layers, rescale
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.papers.court import Contrast, empirical
@@ -22,16 +21,12 @@ from normgauge.papers.studies import register
 from normgauge.records import Spec
 from normgauge.theory.effective_weights import covariance
 
-if TYPE_CHECKING:
-    pass
-
 WATCHED = 1  # the first normalizer of the first residual block, as in the paper
 RANK_TOLERANCE = 1e-6
-FACTOR = 3.0
 
 
 def run(spec: Spec, record: Record) -> None:
-    """Train, following gamma, sigma, beta, mu and the watched layer's ellipsoid; then rescale weights at equal loss."""
+    """Train, following gamma, sigma, beta, mu and the watched layer's ellipsoid."""
     dataset = datasets.load(spec["data"])
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, seed)
@@ -54,7 +49,6 @@ def run(spec: Spec, record: Record) -> None:
     at = sorted({round(steps * k / 20) for k in range(21)})
     train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch).whole()
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
-    _gauge(record, steps, network, dataset, batch)
 
 
 def _look(network: nn.Module, inputs: Tensor) -> dict[int, tuple[Tensor, ...]]:
@@ -112,34 +106,6 @@ def _distances(layers: Mapping[int, tuple[Tensor, ...]]) -> tuple[float, float]:
     return _median(gammas), _median(betas)
 
 
-def _gauge(
-    record: Record, step: int, network: nn.Module, dataset: datasets.Dataset, batch: tuple[Tensor, Tensor]
-) -> None:
-    """Scale weights by a factor, then each unit so that sigma is |gamma|: distances move, the loss does not."""
-    network.train()
-    network.double()
-    inputs = batch[0].double()
-    with torch.no_grad():
-        before = float(dataset.loss(network(inputs), batch[1]))
-        rescale(network, FACTOR)
-        record(step, "scaled_gamma_distance", _distances(_look(network, inputs))[0])
-        record(step, "scaled_loss_change", abs(float(dataset.loss(network(inputs), batch[1])) / before - 1))
-        for part, (gamma, beta, mean, deviation, _) in zip(
-            normalized_layers(network), _look(network, inputs).values(), strict=True
-        ):
-            factor = gamma.abs() / deviation
-            weight = part.layer.get_parameter("weight")
-            if part.layer.bias is None:  # published networks leave out what the normalizer takes away again
-                part.layer.bias = nn.Parameter(weight.new_zeros(len(weight)))
-            bias = part.layer.get_parameter("bias")
-            weight.mul_(factor.view(-1, *[1] * (weight.ndim - 1)))
-            bias.copy_(beta + (bias - mean) * factor)
-        matched = _distances(_look(network, inputs))
-        record(step, "matched_gamma_distance", matched[0])
-        record(step, "matched_beta_distance", matched[1])
-        record(step, "matched_loss_change", abs(float(dataset.loss(network(inputs), batch[1])) / before - 1))
-
-
 def _median(values: Tensor) -> float:
     return float(values.double().quantile(0.5))
 
@@ -181,8 +147,6 @@ register(
         run=run,
         figures=(
             Figure(
-                "watched",
-                "The watched layer, as in the paper's Fig. 2; range over seeds.",
                 {
                     "gamma_distance": "|gamma^2 - sigma^2|, median",
                     "beta_distance": "|beta - mu|, median",
@@ -190,38 +154,18 @@ register(
                     "one_beta_distance": "|beta - mu|, one unit",
                 },
                 series=(),
-                y_scale="log",
+                note="The watched layer, as in the paper's Fig. 2; range over seeds.",
             ),
             Figure(
-                "relative",
-                "Medians over all units of the network, relative to sigma.",
                 {
                     "relative_gamma_distance": "|gamma^2 - sigma^2| / sigma^2",
                     "relative_beta_distance": "|beta - mu| / sigma",
                 },
                 series=(),
-                y_scale="linear",
             ),
-            Figure(
-                "ellipsoid",
-                "log10 of the longest and shortest axis of the watched layer's ellipsoid.",
-                {"log10_longest_axis": "longest axis", "log10_shortest_axis": "shortest axis"},
-                series=(),
-                y_scale="linear",
-            ),
+            Figure({"log10_longest_axis": "longest axis", "log10_shortest_axis": "shortest axis"}, series=()),
         ),
         data=("cifar10",),
         minutes={"small": 30.0},
-        cite=("sun2020",),
-        columns=(
-            "relative_gamma_distance",
-            "relative_beta_distance",
-            "ellipsoid_rank",
-            "scaled_gamma_distance",
-            "scaled_loss_change",
-            "matched_gamma_distance",
-            "matched_loss_change",
-            "test_accuracy",
-        ),
     )
 )

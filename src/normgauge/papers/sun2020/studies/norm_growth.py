@@ -124,29 +124,10 @@ register(
         ),
         run=run,
         figures=(
-            Figure(
-                "norms",
-                "Norm of the watched weights; range over seeds.",
-                "watched_norm",
-                where={"decayed": EACH},
-                y_title="norm of the watched weights",
-                y_scale="linear",
-            ),
-            Figure(
-                "equilibrium",
-                "With decay: norm at the end against the equilibrium predicted from the gradients of the last third.",
-                "joint_norm",
-                x="equilibrium",
-                where={"decayed": True},
-                x_title="predicted equilibrium",
-                y_title="norm at the end",
-                x_scale="linear",
-                y_scale="linear",
-            ),
+            Figure("watched_norm", where={"decayed": EACH}),
+            Figure("joint_norm", x="equilibrium", where={"decayed": True}),
         ),
         data=("cifar10",),
         minutes={"small": 14.0, "medium": 90.0},
-        cite=("sun2020",),
-        columns=("norm_growth", "late_norm_growth", "law_error", "joint_norm", "equilibrium", "test_accuracy"),
     )
 )

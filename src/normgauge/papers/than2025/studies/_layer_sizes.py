@@ -18,8 +18,6 @@ from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.experiment import Record
 from normgauge.records import Spec
 
-FACTOR = 10.0  # by which the weights before normalizers are multiplied in the test of rescaling
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -65,18 +63,6 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     )
 
 
-def rescale_weights(network: nn.Module, factor: float = FACTOR) -> nn.Module:
-    """Return a copy with every weight before an activation normalizer multiplied by the factor."""
-    model = copy.deepcopy(network)
-    with torch.no_grad():
-        for part in model.modules():
-            if isinstance(part, models.Normalized) and part.declaration.statistics in ("batch", "sample", "group"):
-                part.layer.weight.mul_(factor)  # type: ignore[operator]
-                if part.layer.bias is not None:
-                    part.layer.bias.mul_(factor)  # type: ignore[operator]
-    return model
-
-
 def scale_to_unit_ball(dataset: Dataset) -> Dataset:
     """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does: |x| <= 1."""
     largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
@@ -87,7 +73,7 @@ def scale_to_unit_ball(dataset: Dataset) -> Dataset:
 
 
 def train_and_watch(spec: Spec, record: Record) -> None:
-    """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer, their products, and rescaling."""
+    """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer and their products."""
     dataset = scale_to_unit_ball(data.load(spec["data"]))
     network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
@@ -122,15 +108,4 @@ def train_and_watch(spec: Spec, record: Record) -> None:
     )
     if result.diverged:
         raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
-    _record_rescaling(record, steps, network, batch)
     record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000).accuracy)
-
-
-def _record_rescaling(record: Record, steps: int, network: nn.Module, batch: Tensor) -> None:
-    other = rescale_weights(network)
-    sizes = layer_sizes(other, batch)
-    record(steps, "rescaled_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
-    record(steps, "rescaled_log10_sigma_product", sizes.log10_product(sizes.deviations))
-    with torch.no_grad():
-        a, b = (copy.deepcopy(model).train()(batch) for model in (network, other))
-    record(steps, "rescaled_output_change", float((a - b).norm() / a.norm()))

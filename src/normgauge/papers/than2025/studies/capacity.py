@@ -139,36 +139,19 @@ register(
         run=run,
         figures=(
             Figure(
-                "constants",
-                "log10 of the steepest point found, of the bounds at the data, on balls around them and on all "
-                "inputs, and of the printed product (LN's with the deviations seen), after training.",
                 {f"log10_{sense}": words for sense, words in SENSES.items()},
                 x="reading",
                 where={"model": EACH},
                 kind="bars",
-                y_title="log10",
             ),
             Figure(
-                "start",
-                "The same with the random weights of the start.",
                 {f"first_log10_{sense}": words for sense, words in SENSES.items()},
                 x="reading",
                 where={"model": EACH},
                 kind="bars",
-                y_title="log10",
             ),
         ),
         data=("cifar10",),
         minutes={"small": 0.3},
-        cite=("than2025",),
-        columns=(
-            "log10_steepest",
-            "log10_at_data",
-            "log10_on_ball",
-            "log10_everywhere",
-            "log10_weight_product",
-            "log10_printed",
-            "test_accuracy",
-        ),
     )
 )

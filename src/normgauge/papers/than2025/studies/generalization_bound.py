@@ -165,31 +165,16 @@ register(
         run=run,
         figures=(
             Figure(
-                "bounds",
-                "log10 of the right-hand sides; above 0 (a bound above C = 1) they say nothing. Theorem 20 and HKK "
-                "with slopes seen, which is less than they are; a missing bar: the bound does not apply to that "
-                "network.",
                 SHOWN,
                 x="reading",
                 where={"model": EACH},
                 kind="bars",
-                y_title="log10 of the bound",
+                note="log10 of the right-hand sides; above 0 (a bound above C = 1) they say nothing. Theorem 20 and "
+                "HKK with slopes seen, which is less than they are; a missing bar: the bound does not apply to that "
+                "network.",
             ),
         ),
         data=("cifar10",),
         minutes={"small": 0.5},
-        cite=("than2025", "hou2023", "lyu2022", "bartlett2017", "golowich2020"),
-        columns=(
-            "gap",
-            "slack",
-            "sum_seen",
-            "capped_sum_seen",
-            "log10_theorem_20",
-            "log10_corollary_22_read",
-            "log10_corollary_22",
-            "log10_hkk",
-            "log10_lla",
-            "test_accuracy",
-        ),
     )
 )

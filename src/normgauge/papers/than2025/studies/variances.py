@@ -44,25 +44,10 @@ register(
         },
         run=train_and_watch,
         figures=(
-            Figure(
-                "products",
-                "Product over layers of the deviation before the normalizer (or activation); band: range over seeds.",
-                "log10_sigma_product",
-                series=("model",),
-                y_title="log10 of the product of sigma",
-            ),
-            Figure(
-                "layers",
-                "Deviation of the first layers' outputs over training, one seed.",
-                "layer_deviation",
-                series=("layer",),
-                where={"model": EACH, "seed": SMALLEST},
-                y_title="deviation",
-                y_scale="log",
-            ),
+            Figure("log10_sigma_product", series=("model",)),
+            Figure("layer_deviation", series=("layer",), where={"model": EACH, "seed": SMALLEST}),
         ),
         data=("cifar10",),
         minutes={"small": 0.8},
-        cite=("than2025",),
     )
 )

@@ -113,31 +113,10 @@ register(
         },
         run=train_and_watch,
         figures=(
-            Figure(
-                "products",
-                "Product of the operator norms of all layers but the last; the band is the range over seeds.",
-                "log10_norm_product",
-                series=("model",),
-                y_title="log10 of the product of norms",
-            ),
-            Figure(
-                "layers",
-                "Operator norms of the first layers, one seed.",
-                "layer_norm",
-                series=("layer",),
-                where={"model": EACH, "seed": SMALLEST},
-                y_title="operator norm",
-            ),
+            Figure("log10_norm_product", series=("model",)),
+            Figure("layer_norm", series=("layer",), where={"model": EACH, "seed": SMALLEST}),
         ),
         data=("cifar10",),
         minutes={"small": 2.3},
-        cite=("than2025",),
-        columns=(
-            "smallest_weight_norm",
-            "log10_norm_product",
-            "log10_frobenius_product",
-            "log10_sigma_product",
-            "train_accuracy",
-        ),
     )
 )
