@@ -21,7 +21,7 @@ from normgauge.rng import generator
 NORMS = ("none", "batch")
 EPS = 1e-12
 SMALLEST_LOSS = 1e-250
-STRENGTHS = (1e-5, 1e-4, 1e-3)
+STRENGTHS = (1e-6, 1e-5, 1e-4)
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -38,8 +38,8 @@ def run(spec: Spec, record: Record) -> None:
     schedule = {round(10 ** (k / 8)) for k in range(60)} | {0}
     for step in range(steps):
         if step in schedule:
-            record(step, "angle", degrees(weight, widest))
-            record(step, "whitened_angle", degrees(weight, even))
+            record(step, "angle", degrees(_sign(gain) * weight, widest))
+            record(step, "whitened_angle", degrees(_sign(gain) * weight, even))
         values = (weight, gain, bias) if spec["norm"] == "batch" else (weight, bias)
         # divided by the loss, descent reaches in thousands of steps where it would be after exponentially many
         loss = _loss(values, inputs, labels)
@@ -50,6 +50,7 @@ def run(spec: Spec, record: Record) -> None:
         gain, bias = rest if spec["norm"] == "batch" else (gain, rest[0])
         if not bool(torch.isfinite(weight).all()):
             raise NonFiniteError(f"implicit-bias: the weights were not finite at step {step + 1}")
+    weight, gain = _sign(gain) * weight, gain.abs()
     record(steps, "angle", degrees(weight, widest))
     record(steps, "whitened_angle", degrees(weight, even))
     scores = labels * (inputs @ weight + _offset(weight, gain, bias, inputs, spec["norm"]))
@@ -72,6 +73,11 @@ def loss_gradients(values: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> 
     pull = -labels * torch.sigmoid(-labels * (values[1] * unit + values[2])) / len(labels)
     back = values[1] / spread * (pull - pull.mean() - unit * (pull * unit).mean())
     return [inputs.T @ back, pull @ unit, pull.sum()]
+
+
+def _sign(gain: Tensor) -> Tensor:
+    """Return the sign with which the weight decides: a negative gain turns the direction round."""
+    return torch.where(gain < 0, -1.0, 1.0)
 
 
 def _loss(values: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> float:
