@@ -57,7 +57,7 @@ STUDIES = {
     "bad-init": (1e-4,),
     "dropout": (1e-4,),
     "lp-norms": (1e-2, ("linf", 0.5)),  # the largest deviation of a batch is one sample's
-    "performance": (1e-4,),
+    "performance": (1e-4, ("augmentation True", 0.1)),  # one sample more or less
     "smoothness": (1e-2,),
     "normalizer-zoo": (1e-4,),
     "covariate-shift": (1e-2,),
@@ -70,7 +70,7 @@ STUDIES = {
     "halfspace": (1e-4,),
     "inference-statistics": (1e-4,),
     "least-squares": (1e-4,),
-    "one-hidden-layer": (1e-4,),
+    "one-hidden-layer": (1e-4, ("gradients", 1e-2)),  # of searches that stop at rounding
     "batch-size-width": (1e-4,),
     "gamma-sigma": (1e-4,),
     "norm-growth": (1e-3,),

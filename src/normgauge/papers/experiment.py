@@ -36,12 +36,10 @@ class Experiment:
         run: `run(spec, record)`: one run; `record(step, name, value, layer=, kind=)` writes readings, the last value
             of each name is the run's result. It raises `NonFiniteError` when it diverged; what was recorded stays.
         figures: the pictures of its page, beside the one that decides.
-        columns: the readings shown in the page's table; those its contrasts read when empty.
         choose_by: the reading that tuned knobs are chosen by (on validation data).
         choose_higher: whether larger is better there.
         data: data sets it needs at small and paper size.
         minutes: measured or expected minutes on two cores, per size.
-        cite: bibliography keys.
 
     Raises:
         InputError: when a size is missing, or knobs are tuned and nothing says by what.
@@ -56,12 +54,10 @@ class Experiment:
     sizes: Mapping[str, Study | Sequence[Study]]
     run: Callable[[Spec, Record], None]
     figures: tuple[Figure, ...]
-    columns: tuple[str, ...] = ()
     choose_by: str = ""
     choose_higher: bool = True
     data: tuple[str, ...] = ()
     minutes: Mapping[str, float] = field(default_factory=dict)
-    cite: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an experiment that could not be run at a promised size."""
@@ -86,7 +82,12 @@ class Experiment:
 
     def about(self, size: str) -> About:
         """Return what its page says whatever the runs say."""
-        read = [name for claim in criteria(self.name) for each in claim.contrasts for name in each.readings]
+        read = [
+            name
+            for claim in criteria(self.name)
+            for each in (*claim.premise, *claim.contrasts)
+            for name in each.readings
+        ]
         parts = self.parts(size)
         knobs = dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance])
         return About(
@@ -96,7 +97,7 @@ class Experiment:
             finding=self.finding,
             proxy=self.proxy,
             knobs=tuple(knobs),
-            columns=self.columns or tuple(dict.fromkeys(read)),
+            columns=tuple(dict.fromkeys(read)),
             protocol=tuple(self._protocol(size)),
             command=f"normgauge reproduce {self.name} --size {size}",
         )

