@@ -50,10 +50,13 @@ def split_norms(
 
     def edit(patient: Patient) -> str:
         graph = patient.graph
+        places = list(patient.model.named_modules(remove_duplicate=False))
         for name, module in list(patient.model.named_modules()):
-            times = graph.times(name)
+            times = sum(step.module is module for step in graph.steps)
             if has_statistics(module) and is_selected(where, name, module) and times > 1:
-                exchange(patient.model, name, SplitNorm(module, times))
+                split = SplitNorm(module, times)
+                for place in [place for place, other in places if other is module]:
+                    exchange(patient.model, place, split)
                 patient.did(name, f"statistics for each of {times} uses")
         if patient.rows:
             patient.model.register_forward_pre_hook(begin_pass)

@@ -58,8 +58,8 @@ def swap_norms(
 
     Gains and shifts are carried over. Then, in the order of execution, each new normalizer with normalized values z
     gets, per channel, $\gamma, \beta = \arg\min \sum (\gamma z + \beta - y)^2$ over `data`, y what the old one gave in
-    the old network, and statistics, where it stores any, from what it reads. Groups are chosen from the channels, at least
-    two in each. A module in several places is replaced once; one whose class does more is refused.
+    the old network, and statistics, where it stores any, from what it reads. Groups are chosen from the channels, at
+    least two in each. A module in several places is replaced once; one whose class does more is refused.
 
     Kind: changes the function: `change` by how much, the note how much without the fit. Cost: eight forward passes.
 
