@@ -163,3 +163,37 @@ def test_folding_gpt2_small_takes_five_forward_passes():
     example = {"input_ids": torch.randint(0, 50257, (1, 8)), "use_cache": False}
     done = ng.fold_norms(model, example=example, untie=True)
     assert done.cost.forwards <= 5 and done.proof <= 1e-10 and not done.refused
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True)
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+        self.body = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8), enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.head(self.body(self.table(tokens)))
+
+
+def test_the_fused_kernel_of_torch_does_not_take_what_it_finds_for_a_layer_norm():
+    model, tokens = shaken(LanguageModel()).eval(), torch.randint(0, 20, (3, 6))
+    swapped = ng.swap_norms(model, "rms", example=tokens)
+    for done in (ng.layer_to_rms(model, example=tokens), ng.rotate_stream(model, example=tokens), swapped):
+        assert not done.refused
+        with torch.no_grad():  # here torch takes its fused kernel
+            fused = done.model(tokens)
+        torch.testing.assert_close(fused, done.model(tokens), rtol=1e-4, atol=1e-5)
+        assert not done.exact or torch.allclose(fused, model(tokens), rtol=1e-3, atol=1e-4)
+    assert model.body.layers[0].activation_relu_or_gelu != 0
+
+
+def test_another_way_in_the_models_own_precision_is_refused():
+    class Sly(nn.RMSNorm):
+        """Is a LayerNorm unless it is asked in float64: the proof alone would not see it."""
+
+        def forward(self, x):
+            return super().forward(x if x.dtype == torch.float64 else x - x.mean(-1, keepdim=True))
+
+    done = ng.rotate_stream(block(Sly), example=torch.randn(4, 5))
+    assert "no rounding" in done.refused[0][1] and done.proof == 0

@@ -23,6 +23,7 @@ from normgauge.surgery._operate import (
     relative_difference,
     require_selection,
     run,
+    unfuse,
     widened,
 )
 from normgauge.surgery._statistics import has_statistics
@@ -36,7 +37,7 @@ class LastAxis(nn.Module):
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.eps = norm, getattr(norm, "eps", 0.0)  # eps: torch's transformer layers ask for it
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each position."""
@@ -71,8 +72,8 @@ def swap_norms(
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        >>> swap_norms(net, "group", example=torch.randn(2, 3, 8, 8)).model[1]
-        GroupNorm(4, 8, eps=1e-05, affine=True)
+        >>> swap_norms(net, "group", example=torch.randn(2, 3, 8, 8)).model[1].num_groups
+        4
     """
     make = to if callable(to) else registry.get(to).layer
     if isinstance(to, str) and registry.get(to).placement == "weights":
@@ -102,6 +103,7 @@ def swap_norms(
             new[old] = names[old], made
         if not new:
             return ""
+        unfuse(patient.model)
         plain = relative_difference(before, run(patient.model, inputs, patient.forward, "eval"))
         _fit(patient, inputs, new, target)
         kind = to if isinstance(to, str) else "given"
