@@ -20,12 +20,12 @@ MAY_IMPORT = {
     "network": {"objective"},
     "symmetry": {"charts", "linalg", "network", "objective"},
     "measure": {"charts", "linalg", "network", "nn", "objective", "symmetry", "theory"},
-    "surgery": {"charts", "network", "objective"},
+    "surgery": {"charts", "network", "nn", "objective", "symmetry"},
     "doctor": {"charts", "network", "objective", "surgery"},
     "lab": {"charts", "measure", "nn", "objective"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
-    "cli": {"doctor", "lab", "nn", "objective", "papers", "report", "symmetry"},
+    "cli": {"doctor", "lab", "nn", "objective", "papers", "report", "surgery", "symmetry"},
     "testing": {"nn"},
 }
 FORBIDDEN_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

@@ -48,7 +48,19 @@ from normgauge.objective import take as take
 from normgauge.papers import court as claims  # noqa: F401 (the papers' court is called by what it holds)
 from normgauge.papers.reproduce import reproduce as reproduce
 from normgauge.references import cite as cite
+from normgauge.surgery import Surgery as Surgery
+from normgauge.surgery import canonicalize as canonicalize
+from normgauge.surgery import fold_norms as fold_norms
+from normgauge.surgery import freeze_norms as freeze_norms
+from normgauge.surgery import guard_norms as guard_norms
+from normgauge.surgery import layer_to_rms as layer_to_rms
+from normgauge.surgery import migrate_weight_norm as migrate_weight_norm
 from normgauge.surgery import prune_norms as prune_norms
+from normgauge.surgery import recalibrate_norms as recalibrate_norms
+from normgauge.surgery import rotate_stream as rotate_stream
+from normgauge.surgery import split_norms as split_norms
+from normgauge.surgery import strip_biases as strip_biases
+from normgauge.surgery import swap_norms as swap_norms
 from normgauge.symmetry import Symmetries as Symmetries
 from normgauge.symmetry import param_groups as param_groups
 from normgauge.symmetry import symmetries as symmetries

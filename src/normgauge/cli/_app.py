@@ -21,6 +21,7 @@ from normgauge.cli._doctor import doctor
 from normgauge.cli._merge import merge
 from normgauge.cli._report import report
 from normgauge.cli._reproduce import reproduce
+from normgauge.cli._surgery import surgery
 from normgauge.cli._symmetries import symmetries
 from normgauge.errors import NormgaugeError
 
@@ -37,6 +38,7 @@ app.command()(compare)
 app.command()(data)
 app.command()(merge)
 app.command()(symmetries)
+app.command()(surgery)
 app.command()(claims)
 app.command()(reproduce)
 app.command()(report)

@@ -1,4 +1,4 @@
-"""`Surgery`: the new model, what was done to which layer, and the way back."""
+"""`Surgery`: the new model, what was done to which layer, the proof, and the way back."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from torch import nn
 from normgauge.network import copy_model
 from normgauge.records import Reading
 from normgauge.results import Result
+from normgauge.surgery._transplant import transplant
 
 if TYPE_CHECKING:
     import altair
 
-PROVED = 1e-3  # largest difference from what was promised: rounding of float32 through a deep network, outputs near 1
+EXACT = 1e-10  # largest relative difference, in float64, of what calls itself exact: rounding through deep networks
 
 
 @dataclass(frozen=True)
 class Surgery(Result):
-    """What an operation on a model left behind; the user's model itself is never touched.
+    """What an operation on a model left behind; the user's model is touched only with `inplace=True`.
 
     Attributes:
         model: the new model.
-        rows: one row per normalizer: what was done, or why nothing was.
-        proof: largest difference on the example between the new model and what the operation promises to equal.
-        change: largest difference on the example between the outputs before and after.
-        original: the model as it came.
+        rows: one row per layer: what was done, or why nothing was.
+        proof: largest relative difference of outputs from what the operation promises, in float64, over the modes in
+            which it is exact, on the example and on fresh inputs; without the eps of normalizers where they matter.
+        change: largest relative difference of the new model's outputs, in its own precision, from those before in
+            float64.
+        original: the model as it came; a copy of it after `inplace=True`.
         note: what else a person needs before using it.
+        operation: its name.
+        refused: layers left alone, by name, with the reason.
+        proofs: one row per mode, precision and kind of inputs.
+        exact: whether the operation promises equal outputs; otherwise `change` is what it did.
+        inplace: whether `model` is the user's own.
     """
 
     model: nn.Module
@@ -35,39 +43,57 @@ class Surgery(Result):
     proof: float
     change: float
     original: nn.Module
-    note: str
+    note: str = ""
+    operation: str = "surgery"
+    refused: tuple[tuple[str, str], ...] | list[tuple[str, str]] = ()
+    proofs: tuple[dict[str, Any], ...] = ()
+    exact: bool = True
+    inplace: bool = False
 
     def undo(self) -> nn.Module:
-        """Return a copy of the model as it came."""
+        """Return a copy of the model as it came; after `inplace=True` the user's own model, put back."""
+        if self.inplace:
+            return transplant(copy_model(self.original), self.model)
         return copy_model(self.original)
 
     def chart(self) -> altair.TopLevelMixin:
-        """Return bars of the channels before and after, per normalizer (needs the `lab` extra)."""
+        """Return bars: channels before and after where some were taken away, else the proofs (`lab` extra)."""
         from normgauge.charts import bars
 
-        rows = [
+        channels = [
             {"normalizer": row["normalizer"], "state": state, "channels": row[column]}
             for row in self.rows
             for state, column in (("before", "channels"), ("after", "kept"))
-            if row[column] is not None
+            if row.get(column) is not None
         ]
-        return bars(rows, x="normalizer", y="channels", series="state")
+        if channels:
+            return bars(channels, x="normalizer", y="channels", series="state")
+        rows = [{"inputs": f"{p['inputs']}, {p['mode']}", **p} for p in self.proofs]
+        return bars(rows, x="inputs", y="difference", series="precision")
 
     def _title(self) -> str:
-        return "Surgery: what was done to each normalizer"
+        return f"Surgery ({self.operation}): what was done to each layer"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.rows]
+        outputs = [{"normalizer": "(outputs)", "what": "compared", **row} for row in self.proofs]
+        return [dict(row) for row in self.rows] + outputs
 
     def readings(self) -> tuple[Reading, ...]:
-        """Return the proof and the change of the outputs, both at the example."""
+        """Return the proof and the change of the outputs."""
         return Reading("proof", self.proof), Reading("change of the outputs", self.change)
 
     def _meaning(self) -> str:
-        told = f"the outputs on the example have changed by {self.change:.3g} at most"
-        if self.proof <= PROVED:
-            return f"The new model is what was promised, up to {self.proof:.2g} (limit {PROVED:g}); {told}."
-        return f"The new model is {self.proof:.2g} from what was promised (limit {PROVED:g}): do not use it; {told}."
+        done = sum("left alone" not in str(row.get("what", "")) for row in self.rows)
+        own = self.proofs[-1]["precision"] if self.proofs else "its own precision"
+        told = f"in {own} the outputs differ by {self.change:.3g} of their size from the float64 ones before"
+        left = f"; {len(self.refused)} left alone, see .refused" if self.refused else ""
+        if not self.exact:
+            return f"{done} layers changed, and the function with them: {told}{left}."
+        if not done:
+            return f"Nothing was done: 0 layers changed{left}."
+        if self.proof <= EXACT:
+            return f"{done} layers changed; equal up to {self.proof:.2g} (limit {EXACT:g}); {told}{left}."
+        return f"The new model is {self.proof:.2g} from what was promised (limit {EXACT:g}): do not use it; {told}."
 
     def _notes(self) -> str:
         return self.note

@@ -30,4 +30,4 @@ def _look(exam: Exam) -> Signs:
         elif fresh and exam.trained and max(shift, ratio) > 0.2:
             count = 0 if module.num_batches_tracked is None else int(module.num_batches_tracked)
             said = f"mean 0 and variance 1 after {count} counted batches in a trained model; {off}"
-            yield Sign(name, said, 1 + shift + ratio)
+            yield Sign(name, said, 1 + shift + ratio, repair=exam.recalibration)

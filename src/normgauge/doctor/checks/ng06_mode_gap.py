@@ -34,5 +34,5 @@ def _look(exam: Exam) -> Signs:
                 f" of {2.718281828**ratio:.2g}; the loss is {quiet.loss:.3g} in train and {still.loss:.3g} in eval mode"
             )
             proved = exam.patient.targets and still.loss > 2 * quiet.loss + 0.5 and moved > 0.5
-            yield Sign(call.where, said, off, "error" if proved else "warning")
+            yield Sign(call.where, said, off, "error" if proved else "warning", exam.recalibration)
             return

@@ -24,7 +24,8 @@ def _look(exam: Exam) -> Signs:
             if dead > SHARE and float(size.max()) > 0:
                 yield Sign(call.where, f"{dead:.0%} of its gains are below a thousandth of the median", dead)
         if call.kind == "batch" and call.stored is not None:
-            flat = float((call.stored[1].double() < call.eps).double().mean())
+            stored = call.stored[1].double()
+            flat = float(((stored < call.eps) & (stored < 1e-4 * stored.max())).double().mean())
             if flat > SHARE:
                 reach = 1 / call.eps**0.5
                 said = f"{flat:.0%} of its channels have a variance below eps: eval multiplies shifts by {reach:.0f}"

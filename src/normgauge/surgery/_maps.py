@@ -1,0 +1,255 @@
+"""Linear maps and normalizers over the last axis, told by what they do to a few vectors, not by their names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parametrize
+
+from normgauge.network import KeepDouble, first_tensor
+from normgauge.objective import untouched
+from normgauge.rng import generator
+from normgauge.surgery._batch_norms import set_parameter
+
+_SAME = 1e-9  # relative; what is the same in float64 is far below, what is not far above
+_LARGE = 1e6  # inputs of this size make eps, at most 1e-2, count less than 1e-14
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a matrix stands: in which module, under which names, and how it is stored.
+
+    Attributes:
+        module: that holds it.
+        weight: name of its parameter there.
+        bias: name of the vector added to what it makes; whether there is one is asked when it is needed.
+        transposed: stored as (in, out).
+        grows: whether a bias may be added where there is none.
+    """
+
+    module: nn.Module
+    weight: str
+    bias: str
+    transposed: bool = False
+    grows: bool = True
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The weight as it is stored."""
+        return getattr(self.module, self.weight)
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as (out, in)."""
+        stored = self.parameter.detach()
+        return stored.T if self.transposed else stored
+
+    @property
+    def offset(self) -> Tensor | None:
+        """The bias."""
+        return getattr(self.module, self.bias, None) if self.bias else None
+
+    def set(self, matrix: Tensor, offset: Tensor | None = None) -> None:
+        """Write another matrix and, if given, another bias."""
+        stored = self.parameter
+        stored.data.copy_(matrix.T if self.transposed else matrix)
+        if offset is not None:
+            set_parameter(self.module, self.bias, offset, like=stored)
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A module that is y = M x + b over the last axis: where inputs enter, and where outputs leave.
+
+    For attention in one module these are two matrices, and what is between is none of our business.
+    """
+
+    reads: Site
+    writes: Site
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalizer over the last axis: y = (offset + gain) n(x) + shift.
+
+    Attributes:
+        module: asked.
+        gain: name of its parameter, "" without one.
+        shift: likewise.
+        offset: 1 where the gain is stored as 1 + w.
+        centred: whether n takes the mean away.
+        equivariant: whether n(Qx) = Q n(x) for rotations Q.
+        eps: added to the mean square.
+        width: of the vectors.
+        device: on which it computes.
+    """
+
+    module: nn.Module
+    gain: str
+    shift: str
+    offset: float
+    centred: bool
+    equivariant: bool
+    eps: float
+    width: int
+    device: torch.device
+
+    def scale(self) -> Tensor | None:
+        """Return what n(x) is multiplied by; `None` for ones."""
+        if not self.gain:
+            return None
+        return self.offset + getattr(self.module, self.gain).detach()
+
+    def reset(self) -> None:
+        """Make the gain one and the shift zero."""
+        if self.gain:
+            getattr(self.module, self.gain).data.fill_(1 - self.offset)
+        if self.shift:
+            getattr(self.module, self.shift).data.zero_()
+
+    def is_plain(self) -> bool:
+        """Tell whether the gain is one and the shift zero."""
+        scale = self.scale()
+        flat = scale is None or bool((scale == 1).all())
+        return flat and (not self.shift or not bool(getattr(self.module, self.shift).any()))
+
+
+def _call(module: nn.Module, inputs: Tensor, values: dict[str, Tensor] | None = None) -> Tensor | None:
+    """Return what a module makes of some vectors, in float64, in eval mode; `None` where it takes no such thing."""
+    try:
+        with torch.no_grad(), untouched(module, "eval", 0), KeepDouble():
+            result: Any = functional_call(module, values or {}, (inputs,))
+    except Exception:  # noqa: BLE001 (any module may be asked, and may answer as it likes)
+        return None
+    result = first_tensor(result)
+    return result if isinstance(result, Tensor) and result.is_floating_point() else None
+
+
+def _vectors(width: int, like: Tensor | None) -> Tensor:
+    vectors = torch.randn(6, width, generator=generator(0), dtype=torch.float64)
+    return vectors if like is None else vectors.to(like.device)
+
+
+def _close(a: Tensor | None, b: Tensor | None, within: float = _SAME) -> bool:
+    if a is None or b is None or a.shape != b.shape:
+        return False
+    return bool((a - b).abs().max() <= within * torch.maximum(a.abs().max(), b.abs().max()))
+
+
+def read_map(module: nn.Module | None, width: int) -> LinearMap | None:
+    """Return the matrices of a module that maps vectors of `width` linearly, with a bias; `None` for others."""
+    if module is None or any(parametrize.is_parametrized(m) for m in module.modules()):
+        return None
+    if isinstance(module, nn.MultiheadAttention):
+        if not module._qkv_same_embed_dim or module.embed_dim != width:
+            return None
+        return LinearMap(
+            Site(module, "in_proj_weight", "in_proj_bias"), Site(module.out_proj, "weight", "bias", grows=True)
+        )
+    own = dict(module.named_parameters(recurse=False))
+    weights = [name for name, value in own.items() if value.ndim == 2 and width in value.shape]
+    vectors = [name for name, value in own.items() if value.ndim == 1]
+    if len(weights) != 1 or len(vectors) > 1 or len(own) > 2 or any(module.children()):
+        return None
+    weight = own[weights[0]].detach()
+    inputs = _vectors(width, weight)
+    zero, made = _call(module, torch.zeros_like(inputs[:1])), _call(module, inputs)
+    if zero is None or made is None:
+        return None
+    bias = vectors[0] if vectors else "bias"
+    if not _close(zero, own[bias].detach()[None] if vectors else torch.zeros_like(zero), 0.0):
+        return None
+    for transposed in (False, True):
+        matrix = weight.T if transposed else weight
+        if matrix.shape[1] == width and _close(inputs @ matrix.T, made - zero):
+            site = Site(module, weights[0], bias, transposed, grows=bool(vectors) or isinstance(module, nn.Linear))
+            return LinearMap(site, site)
+    return None
+
+
+def read_table(module: nn.Module | None, width: int) -> Site | None:
+    """Return where an embedding of integers keeps its vectors of `width`."""
+    if module is None or any(module.children()) or parametrize.is_parametrized(module):
+        return None
+    own = dict(module.named_parameters(recurse=False))
+    if len(own) != 1 or getattr(module, "max_norm", None) is not None:
+        return None
+    name, weight = next(iter(own.items()))
+    if weight.ndim != 2 or weight.shape[1] != width:
+        return None
+    if not isinstance(module, nn.Embedding):
+        return None
+    return Site(module, name, "", transposed=True, grows=False)
+
+
+def read_norm(module: nn.Module | None, width: int) -> Norm | None:
+    """Return what a normalizer over the last axis does, from a few calls on random vectors; `None` for others."""
+    if module is None or any(module.children()) or width < 2 or parametrize.is_parametrized(module):
+        return None
+    own = {name: value.detach() for name, value in module.named_parameters(recurse=False)}
+    if any(value.shape != (width,) for value in own.values()) or len(own) > 2 or list(module.buffers()):
+        return None
+    inputs = _vectors(width, next(iter(own.values()), None))
+    made = _call(module, inputs)
+    if made is None or made.shape != inputs.shape:
+        return None
+    gain, shift, normal = "", "", made
+    for name, value in own.items():
+        changed = _call(module, inputs, {name: value + 1.0})
+        if changed is None or not bool(changed.isfinite().all()):
+            return None
+        if _close(changed - made, torch.ones_like(made)):
+            shift = name
+        else:
+            gain, normal = name, changed - made
+    base = own[shift] if shift else torch.zeros_like(made[0])
+    if not gain:
+        normal = made - base
+    offset = float(((made - base) / normal - own[gain]).median()) if gain else 0.0
+    if not math.isfinite(offset):
+        return None
+    offset = float(round(offset)) if abs(offset - round(offset)) < _SAME else offset
+    if gain and not _close(made, normal * (offset + own[gain]) + base):
+        return None
+    unit = {gain: torch.full_like(own[gain], 1 - offset)} if gain else {}
+    unit |= {shift: torch.zeros_like(own[shift])} if shift else {}
+
+    def n(vectors: Tensor) -> Tensor:
+        result = _call(module, vectors, unit)
+        return torch.full_like(vectors, torch.nan) if result is None else result
+
+    if not _close(n(_LARGE * inputs), n(2 * _LARGE * inputs), 1e-6) or _close(n(inputs), inputs):
+        return None
+    centred = _close(n(_LARGE * (inputs + 3)), n(_LARGE * inputs), 1e-6)
+    rotation, _ = torch.linalg.qr(
+        torch.randn(width, width, generator=generator(1), dtype=torch.float64).to(inputs.device)
+    )
+    small = 1e-3 * inputs
+    equivariant = _close(n(small @ rotation), n(small) @ rotation)
+    return Norm(
+        module=module,
+        gain=gain,
+        shift=shift,
+        offset=offset,
+        centred=centred,
+        equivariant=equivariant,
+        eps=_eps(n, inputs),
+        width=width,
+        device=inputs.device,
+    )
+
+
+def _eps(n: Any, inputs: Tensor) -> float:
+    """Return eps of n(x) = x / sqrt(mean x^2 + eps) for centred x, from its size at inputs about as small as eps."""
+    row = (inputs[:1] - inputs[:1].mean()) / inputs[:1].std(correction=0)
+    square, eps = 1e-6, 0.0
+    for _ in range(3):
+        size = float(n(row * square**0.5).square().mean())
+        eps = square * (1 - size) / size if 0 < size < 1 else 0.0
+        square = eps if eps > 0 else square
+    return float(f"{eps:.12g}")
