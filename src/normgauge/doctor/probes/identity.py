@@ -181,6 +181,8 @@ def _identify(norm: Any, example: Any, given: Tensor) -> NormIdentity:
     if found.kind == "unknown":
         return found
     changes: dict[str, Any] = {"compute_dtype": _compute_dtype(norm, example, given)}
+    if found.eps < 1e-9 and not found.centred:
+        changes |= _default_eps(norm, example, given, found.axes)
     if found.kind == "batch":
         changes["statistics"] = statistics if statistics == "stored" else "batch"
     return replace(found, **changes)
@@ -386,13 +388,33 @@ def _compute_dtype(norm: Any, example: Any, given: Tensor) -> torch.dtype:
     module = copy_model(norm).to(given.dtype) if isinstance(norm, nn.Module) else norm
     ask = _Asked(norm, example, given, norm.training if isinstance(norm, nn.Module) else False)
     x = (_noise(given.shape, 5) * 0.5 + 1).to(given.dtype)
-    inputs = replaced(example, Tensor, lambda t: x if t is given else t)
-    args = inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.no_grad():
-        got = first_tensor(module(**inputs) if isinstance(inputs, dict) else module(*args))
+    got = _call(module, example, given, x)
     truth = ask(x.double())
-    error = float((got.double() - truth).abs().max() / truth.abs().max())  # type: ignore[union-attr]
+    error = float((got - truth).abs().max() / truth.abs().max())
     if given.dtype is torch.float64:
         return torch.float64 if error < 1e-11 else torch.float32
     rounding = float((truth.to(given.dtype).double() - truth).abs().max() / truth.abs().max())
     return torch.float32 if error <= 2.1 * rounding else given.dtype
+
+
+def _call(module: Any, example: Any, given: Tensor, x: Tensor) -> Tensor:
+    """Return the output of the callable as it is, in float64."""
+    inputs = replaced(example, Tensor, lambda t: x if t is given else t)
+    with torch.no_grad():
+        made = first_tensor(module(**inputs) if isinstance(inputs, dict) else module(*_as_tuple(inputs)))
+    return made.double()  # type: ignore[union-attr]
+
+
+def _as_tuple(inputs: Any) -> tuple[Any, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _default_eps(norm: Any, example: Any, given: Tensor, axes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the eps where it is the precision of the input's type (torch's RMSNorm without eps): float64 has another."""
+    eps = torch.finfo(given.dtype).eps
+    noise = _noise(given.shape, 6)
+    small, large = (_call(norm, example, given, (s * noise).to(given.dtype)) for s in (eps**0.5, 1.0))
+    square = noise.square().mean(axes, keepdim=True)
+    ratio, wanted = small.abs().sum() / large.abs().sum(), (noise * (eps * square + eps).rsqrt() * eps**0.5).abs().sum()
+    matches = abs(float(ratio * (noise * square.rsqrt()).abs().sum() / wanted) - 1) < 0.01
+    return {"eps": eps, "eps_place": "inside"} if matches and given.dtype is not torch.float64 else {}
