@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Write docs/_generated/checks.md: every check, and what the benchmark says of them all."""
 
 import json
@@ -39,7 +40,9 @@ def benchmark_page():
         "",
         f"`python -m benchmarks.doctor.run`: {total['faults']} faults, {total['historical']} of them bugs that happened in public",
         f"projects, each with a repaired twin, and {total['models']} clean models: stock architectures with correct decay groups",
-        "after fifty steps of training. The faults were written before any threshold was chosen.",
+        "after fifty steps of training. Faults, checks and zoo have the same authors: read the recall as a regression test, not as",
+        "what an outsider would measure. The first run, before anything was changed, found 84 of 86; the two misses (spectral",
+        "norm hidden in a parametrization, a growing stream) led to changes. Five of the historical bugs rebuild a seeded fault.",
         "",
         "| measured | |",
         "|---|---|",
@@ -51,8 +54,9 @@ def benchmark_page():
         f"| clean models with more than one warning | {len(total['models_with_two_warnings'])} of {total['models']} |",
         f"| clean models without any error or warning | {total['models_without_alarm']} of {total['models']} |",
         "",
-        "One stock model was taken out of the zoo: `MobileNetV1` of transformers has the BatchNorm momentum of TensorFlow (0.9997),",
-        "which NG07 reports, and rightly.",
+        "One stock model was taken out of the zoo: `MobileNetV1` of transformers sets the BatchNorm momentum to 0.9997, which NG07",
+        "reports. It also gave a false alarm of NG29 (variances below an eps of 0.001), whose rule was made stricter since; and",
+        "`Olmo2` one of NG50 in the first run.",
         "",
         "## Faults",
         "",

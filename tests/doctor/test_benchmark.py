@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from benchmarks.doctor import faults, zoo  # noqa: F401
 from benchmarks.doctor.cases import CASES
 from benchmarks.doctor.run import look, run_faults, run_zoo, summary
