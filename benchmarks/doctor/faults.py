@@ -233,6 +233,21 @@ def batchnorm_buffers_in_bfloat16(sick):
     )
 
 
+@fault("NG11")
+def normalize_zero_rows_in_half(sick):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.head = nn.Linear(12, 16, bias=False), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.head(F.normalize(self.fc(x), dim=-1, eps=1e-12 if sick else 1e-4))
+
+    x, y = vectors()
+    return dict(model=Net().half(), batch=(torch.cat([x[:1] * 0, x[1:]]).half(), y))
+
+
 @fault("NG12")
 def everything_decays(sick):
     net = conv_net()

@@ -20,6 +20,19 @@ CAUSAL = {
     "Bloom": dict(vocab_size=64, hidden_size=32, n_layer=3, n_head=4), "OPT": dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64),
     "Mamba": dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, state_size=8),
 }  # fmt: skip
+SMALL = dict(decoder_start_token_id=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+#: met only after all rules were written
+LATER = {
+    "T5": ("ForConditionalGeneration", dict(SMALL, vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
+    "Bart": ("ForConditionalGeneration", dict(SMALL, vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64)),
+    "Mixtral": ("ForCausalLM", dict(LLAMA, num_local_experts=2)), "Falcon": ("ForCausalLM", {k: v for k, v in TEXT.items() if k != "intermediate_size"}),
+    "GPTJ": ("ForCausalLM", dict(vocab_size=64, n_embd=32, n_layer=3, n_head=4, rotary_dim=4, n_positions=64)),
+    "MPNet": ("ForMaskedLM", dict(TEXT, max_position_embeddings=70)), "MobileBert": ("ForMaskedLM", dict(TEXT, embedding_size=16, intra_bottleneck_size=16)),
+    "Mamba2": ("ForCausalLM", dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=8)),
+    "Olmo3": ("ForCausalLM", LLAMA), "Glm4": ("ForCausalLM", LLAMA), "Nemotron": ("ForCausalLM", LLAMA), "Cohere2": ("ForCausalLM", LLAMA), "SmolLM3": ("ForCausalLM", LLAMA),
+    "Bit": ("ForImageClassification", dict(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], num_labels=2, num_groups=4)),
+    "FocalNet": ("ForImageClassification", dict(image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], focal_levels=[1, 1], focal_windows=[3, 3], num_labels=2)),
+}  # fmt: skip
 MASKED = {
     "Bert": dict(**TEXT, max_position_embeddings=64), "Roberta": dict(**TEXT, max_position_embeddings=70),
     "Albert": dict(**TEXT, embedding_size=16, max_position_embeddings=64), "Electra": dict(**TEXT, embedding_size=16),
@@ -185,5 +198,9 @@ def zoo():
             kind, "ForImageClassification", dict(config, num_labels=2), shown, own_loss
         )
         for kind, config in VISION.items()
+    }
+    made |= {
+        f"{kind}{head}": hf_model(kind, head, config, shown if "Image" in head else text, own_loss)
+        for kind, (head, config) in LATER.items()
     }
     return made

@@ -315,7 +315,7 @@ def checkup(
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=0.99), nn.ReLU(), nn.Linear(8, 2))
-        >>> [finding.id for finding in checkup(net, torch.randn(64, 4)) if finding.severity == "error"]
+        >>> [finding.id for finding in checkup(net, torch.randn(64, 4)) if finding.severity != "info"]
         ['NG07']
     """
     if not isinstance(objective, (nn.Module, Objective)):

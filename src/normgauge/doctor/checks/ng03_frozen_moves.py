@@ -2,10 +2,8 @@
 
 requires_grad=False stops the gradient, not the running statistics, and .eval() on a layer is undone by the next
 model.train(). The frozen part therefore becomes another function while the rest trains.
-
 Fix: Freeze the statistics too, so that train() cannot undo it:
     model = ng.freeze_norms(model, example=batch).model
-
 References: pytorch#86590, pytorch#66073, lightly#1438, Lightning#21652.
 """
 

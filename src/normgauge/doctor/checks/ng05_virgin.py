@@ -2,10 +2,8 @@
 
 Mean 0 and variance 1 are what the constructor wrote, so in eval mode the layer does not normalize. Causes: a
 checkpoint without buffers, momentum 0, a teacher that copies parameters only, no pass in train mode.
-
 Fix: Measure them on training data:
     model = ng.recalibrate_norms(model, loader).model
-
 References: Lightning#14866, mean-teacher#9, keras-io#198, higher#55.
 """
 

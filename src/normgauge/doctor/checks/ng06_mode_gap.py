@@ -2,10 +2,8 @@
 
 On the same batch, with dropout off, the stored statistics are far from the batch's own. The first layer named is
 where it begins: every layer before it agrees.
-
 Fix: Recalibrate on training data, and look why they are off (other findings name causes):
     model = ng.recalibrate_norms(model, loader).model
-
 References: pytorch#4741, pytorch#5406, vision#2079.
 """
 

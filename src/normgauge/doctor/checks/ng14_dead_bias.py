@@ -2,10 +2,8 @@
 
 The mean over the batch is subtracted right after the bias was added, so it has no effect and no gradient. It costs
 memory and, decayed or not, nothing else: tidy, not urgent.
-
 Fix: Fold it into the stored mean and drop it:
     model = ng.strip_biases(model, example=batch).model
-
 References: Pytorch-UNet#325, Mask_RCNN#1455, PyTorch tuning guide.
 """
 

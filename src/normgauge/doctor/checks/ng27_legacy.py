@@ -2,10 +2,8 @@
 
 The hooks of torch.nn.utils.weight_norm are deprecated: they recompute at every call, do not copy, and name parameters
 weight_g and weight_v. Checkpoints and libraries now expect parametrizations.
-
 Fix: Move to parametrizations; values stay:
     model = ng.surgery.migrate_weight_norm(model, example=batch).model
-
 References: pytorch#103001, transformers#26796, darts#2387.
 """
 

@@ -2,10 +2,8 @@
 
 A gain of zero removes a channel; a channel whose variance is below eps turns a shift of 0.1 into one of 30 in eval.
 Gains of zero at the end of every branch are a known start and are not counted.
-
 Fix: Take dead channels away, with proof:
     surgery = ng.prune_norms(model, "gamma", 0.1, example)
-
 References: network-slimming#46, Fast-LLM#220, simsiam#28.
 """
 
