@@ -84,6 +84,16 @@ TINY = {
     "symmetries": lambda: ng.symmetries(objective()),
     "param_groups": lambda: ng.param_groups(objective(), {"lr": 0.1, "weight_decay": 0.1}),
     "fold_norms": lambda: ng.fold_norms(net().eval(), example=batch()[0]),
+    "canonicalize": lambda: ng.canonicalize(net(), example=batch()[0]),
+    "layer_to_rms": lambda: ng.layer_to_rms(
+        nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), example=draws(5, 3)
+    ),
+    "migrate_weight_norm": lambda: ng.migrate_weight_norm(nn.utils.weight_norm(nn.Linear(3, 2)), example=draws(5, 3)),
+    "rotate_stream": lambda: ng.rotate_stream(
+        nn.Sequential(nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 2)), example=draws(5, 3)
+    ),
+    "split_norms": lambda: ng.split_norms(nn.Sequential(n := nn.BatchNorm1d(3), n), example=draws(5, 3)),
+    "swap_norms": lambda: ng.swap_norms(net(), "layer", example=batch()[0]),
     "freeze_norms": lambda: ng.freeze_norms(net(), example=batch()[0]),
     "guard_norms": lambda: ng.guard_norms(net(), example=batch()[0]),
     "recalibrate_norms": lambda: ng.recalibrate_norms(net(), [batch(), batch(8, 60)]),

@@ -38,7 +38,7 @@ def convolutional():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("by", ["gamma", "similar", "random"])
+@pytest.mark.parametrize("by", ["gamma", "similar", "random", "correlation"])
 @pytest.mark.parametrize("build, shape", [(chain, (5,)), (convolutional, (2, 8, 8))])
 def test_the_smaller_model_is_the_masked_one(by, build, shape):
     model = trained_looking(build()).double()
@@ -116,10 +116,51 @@ def test_every_layer_keeps_a_channel_and_the_facade_has_it():
     assert all(row["kept"] >= 1 for row in done.rows)
     drawn = done.chart().to_dict()["datasets"].values()
     assert {row["y"] for rows in drawn for row in rows} == {1, 6, 8}
-    assert len(done.frame()) == 2
+    assert len(done.frame()) == 3
 
 
 def test_scale_l1_is_the_sum_of_absolute_scales():
     model = trained_looking(chain())
     assert scale_l1(model).item() == pytest.approx((model[1].weight.abs().sum() + model[4].weight.abs().sum()).item())
     assert scale_l1(nn.Linear(2, 2)).item() == 0
+
+
+def widened(model, seed=0):
+    """Return a network of twice the hidden units and the same function: copies at other scales, in another order."""
+    source, wide = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    for index in (0, 3):
+        layer, norm, reader = (wide[index + k] for k in (0, 1, 3))
+        count = layer.out_features
+        order = torch.randperm(2 * count, generator=source)
+        scales, shares = torch.exp(0.5 * torch.randn(count, generator=source)), torch.rand(count, generator=source)
+        wide[index], wide[index + 1] = nn.Linear(layer.in_features, 2 * count), nn.BatchNorm1d(2 * count)
+        wide[index + 3] = nn.Linear(2 * count, reader.out_features)
+        with torch.no_grad():
+            for name in ("weight", "bias"):
+                getattr(wide[index], name).copy_(torch.cat([getattr(layer, name)] * 2)[order])
+                copies = [getattr(norm, name), getattr(norm, name) * scales]
+                getattr(wide[index + 1], name).copy_(torch.cat(copies)[order])
+            for name in ("running_mean", "running_var"):
+                getattr(wide[index + 1], name).copy_(torch.cat([getattr(norm, name)] * 2)[order])
+            parts = [reader.weight * shares, reader.weight * (1 - shares) / scales]
+            wide[index + 3].weight.copy_(torch.cat(parts, 1)[:, order])
+            wide[index + 3].bias.copy_(reader.bias)
+    return wide
+
+
+def test_correlation_finds_what_a_widening_added_and_the_others_do_not():
+    model = trained_looking(chain()).eval()
+    model[5] = nn.ReLU()
+    wide, inputs = widened(model).eval(), torch.randn(300, 5)
+    assert torch.allclose(wide(inputs), model(inputs))
+    changes = {by: prune_norms(wide, by, 0.5, inputs).change for by in ("correlation", "gamma", "random", "similar")}
+    assert changes["correlation"] < 1e-6 < 0.1 < min(changes[by] for by in ("gamma", "random", "similar"))
+
+
+def test_the_bound_of_correlation_holds_for_what_the_reader_gets():
+    model = nn.Sequential(nn.Linear(5, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+    model, inputs = trained_looking(model).eval(), torch.randn(200, 5)
+    for share in (0.25, 0.5, 0.75):
+        done = prune_norms(model, "correlation", share, inputs)
+        moved = (done.model.eval()(inputs) - model(inputs)).square().sum(1).mean().sqrt()
+        assert moved <= (done.rows[0]["bound"] or 1e-9) * (1 + 1e-9)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,15 @@ from normgauge.surgery._surgery import EXACT, Surgery
 from normgauge.surgery._transplant import transplant
 
 Forward = Callable[[nn.Module, Any], Any]
+
+
+class Options(TypedDict, total=False):
+    """What operations take: `forward(model, inputs)` for unusual calls; `inplace`, to change the model itself."""
+
+    forward: Forward | None
+    inplace: bool
+
+
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 
 

@@ -46,9 +46,9 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
       one that goes are added to its twin's, as they could be if the two had equal outputs.
     * `random`: any, replaced as for `gamma`: the baseline.
     * `correlation`: of pairs whose values a, b on the example predict each other best, one is replaced by its
-      regression on the other, a = s b + o: s times its outgoing weights are added to its twin's, o times them to the bias (o = 0
-      where a border is padded). At a correlation rho that errs by sd(a) sqrt(1 - rho^2) in root mean square, times the
-      norm of the outgoing weights: `bound` sums these over the channels. Claim S4-sim says why equal scales do not do.
+      regression on the other, a = s b + o: s times its outgoing weights are added to its twin's, o times them to the
+      bias (o = 0 where a border is padded). At a correlation rho that errs by sd(a) sqrt(1 - rho^2) in root mean
+      square, times the norm of the outgoing weights: `bound` sums these. Claim S4-sim says why equal scales do not do.
 
     Kind: exact for what is said above: the smaller model equals, on the example, the full one with those channels set
     to zero and the readers changed (`proof`, in eval mode, in float64). `change` is what pruning did to the outputs.

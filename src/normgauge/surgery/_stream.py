@@ -39,13 +39,14 @@ def moves_only(step: Step) -> bool:
     if step.module is not None:
         return True
     several = len(set(_made(step.args, step.kwargs))) > 1
-    return all(_hands_on(step, other) for other in ((0, 1) if several else (0,)))
+    return all(_hands_on(step, size, int(several and size < 0)) for size in (1.0, -1.0, 1e12))
 
 
-def _hands_on(step: Step, other: int) -> bool:
+def _hands_on(step: Step, size: float, other: int) -> bool:
     """Tell whether each last axis comes out as it went in, whatever else (zeros, or ones) the function reads."""
     shapes = list(step.inputs)
-    codes = torch.arange(width_of(step), dtype=torch.float64) + 1.5
+    codes = torch.arange(width_of(step), dtype=torch.float64)
+    codes = size * (codes + 1.5) * (-1) ** codes
 
     def stand_in(_: Made) -> Tensor:
         shape = shapes.pop(0) if shapes else (1,)

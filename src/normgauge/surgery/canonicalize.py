@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from normgauge.network import KeepDouble, first_tensor
-from normgauge.objective import Mode, Objective, call_model
+from normgauge.objective import Mode, Objective
 from normgauge.results import instrument
-from normgauge.surgery._operate import Forward, Patient, operate
+from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._surgery import Surgery
 from normgauge.symmetry import symmetries
 
 
 @instrument
 def canonicalize(
-    model: nn.Module,
-    *,
-    example: Any,
-    mode: Mode = "eval",
-    seed: int = 0,
-    forward: Forward | None = None,
-    inplace: bool = False,
+    model: nn.Module, *, example: Any, mode: Mode = "eval", seed: int = 0, **options: Unpack[Options]
 ) -> Surgery:
     """Move the parameters to the canonical point of their orbit under the certified scale, shift and rescale symmetry.
 
@@ -37,11 +31,9 @@ def canonicalize(
 
     Args:
         model: any model.
-        example: a tensor, tuple or mapping of inputs; the symmetries are certified on it.
+        example: a tensor, tuple or mapping of inputs.
         mode: in which the function stays. With train, BatchNorm's own symmetries count: recalibrate afterwards.
         seed: of the probes.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> torch.manual_seed(0) and None
@@ -50,12 +42,11 @@ def canonicalize(
         >>> torch.cat([rows.weight, rows.bias[:, None]], 1).norm(dim=1).detach().round(decimals=4)
         tensor([1., 1., 1.])
     """
-    call = forward or call_model
 
     def edit(patient: Patient) -> str:
         def outputs(twin: nn.Module, inputs: Any) -> Any:
             with KeepDouble():
-                return call(twin, inputs)
+                return patient.forward(twin, inputs)
 
         def size(made: Any, _: Any) -> torch.Tensor:
             tensor = first_tensor(made)
@@ -80,5 +71,4 @@ def canonicalize(
             f"(about 10^{orders:.0f} of {len(widths)} layers) and {table.matrix_dimension} changes of basis"
         )
 
-    options: dict[str, Any] = {"modes": (mode,), "forward": forward, "inplace": inplace, "eps_apart": True}
-    return operate("canonicalize", model, example, edit, **options)
+    return operate("canonicalize", model, example, edit, modes=(mode,), eps_apart=True, **options)

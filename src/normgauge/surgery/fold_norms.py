@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,13 @@ from torch.nn.modules.conv import _ConvNd
 from normgauge.network import Graph, Step, exchange, fold_channels
 from normgauge.results import instrument
 from normgauge.surgery._batch_norms import affine_of, layer_problem, response_to_constant, set_parameter
-from normgauge.surgery._operate import Forward, Patient, operate
+from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._stream import Anatomy, fold_gains
 from normgauge.surgery._surgery import Surgery
 
 
 @instrument
-def fold_norms(
-    model: nn.Module, *, example: Any, untie: bool = False, forward: Forward | None = None, inplace: bool = False
-) -> Surgery:
+def fold_norms(model: nn.Module, *, example: Any, untie: bool = False, **options: Unpack[Options]) -> Surgery:
     r"""Fold BatchNorm with stored statistics, and gains and shifts of LayerNorm and RMSNorm, into the maps beside them.
 
     * BatchNorm after a Linear, Conv or ConvTranspose that only it reads: $W' = \mathrm{diag}(f) W$, $b' = f b + s$ with
@@ -32,11 +30,9 @@ def fold_norms(
     Kind: exact in eval mode, or refused. Cost: five forward passes.
 
     Args:
-        model: any model whose steps do not depend on the values of its inputs.
+        model: any model.
         example: a tensor, tuple or mapping of inputs.
         untie: give maps that share their weight with another layer (output embeddings) a weight of their own.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
@@ -55,7 +51,7 @@ def fold_norms(
         fold_gains(patient, Anatomy(patient.model, graph), untie=untie)
         return "exact in eval mode"
 
-    return operate("fold_norms", model, example, edit, forward=forward, inplace=inplace)
+    return operate("fold_norms", model, example, edit, **options)
 
 
 def _fold_batch(patient: Patient, graph: Graph, step: Step) -> None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from normgauge.results import instrument
-from normgauge.surgery._operate import Forward, Patient, Where, is_selected, operate, require_selection
+from normgauge.surgery._operate import Options, Patient, Where, is_selected, operate, require_selection
 from normgauge.surgery._statistics import Frozen, class_over, has_statistics
 from normgauge.surgery._surgery import Surgery
 
 
 @instrument
 def freeze_norms(
-    model: nn.Module,
-    *,
-    example: Any,
-    where: Where = None,
-    affine: bool = False,
-    forward: Forward | None = None,
-    inplace: bool = False,
+    model: nn.Module, *, example: Any, where: Where = None, affine: bool = False, **options: Unpack[Options]
 ) -> Surgery:
     """Freeze normalizers at their stored statistics: `train()` does not wake them, copies and pickles keep it.
 
@@ -34,8 +28,6 @@ def freeze_norms(
         example: a tensor, tuple or mapping of inputs.
         where: glob, names or predicate(name, module); all normalizers with statistics by default.
         affine: stop training their gains and shifts too.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> import torch
@@ -60,7 +52,7 @@ def freeze_norms(
         require_selection("freeze_norms", where, model, [row["normalizer"] for row in patient.rows])
         return "exact in eval mode; in train mode as in eval mode"
 
-    done = operate("freeze_norms", model, example, edit, forward=forward, inplace=inplace)
+    done = operate("freeze_norms", model, example, edit, **options)
     for module in done.model.modules():  # flags were those of the user's model again
         if isinstance(module, Frozen):
             module.train()

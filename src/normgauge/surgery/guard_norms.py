@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from normgauge.errors import InputError, explain
 from normgauge.results import instrument
-from normgauge.surgery._operate import Forward, Patient, Where, is_selected, operate, require_selection
+from normgauge.surgery._operate import Options, Patient, Where, is_selected, operate, require_selection
 from normgauge.surgery._statistics import Guarded, class_over, has_statistics
 from normgauge.surgery._surgery import Surgery
 
 
 @instrument
 def guard_norms(
-    model: nn.Module,
-    *,
-    example: Any,
-    where: Where = None,
-    accumulation: int = 1,
-    forward: Forward | None = None,
-    inplace: bool = False,
+    model: nn.Module, *, example: Any, where: Where = None, accumulation: int = 1, **options: Unpack[Options]
 ) -> Surgery:
     r"""Guard running statistics: no update from a batch that is not finite, none from a checkpoint's second pass.
 
@@ -35,8 +29,6 @@ def guard_norms(
         example: a tensor, tuple or mapping of inputs.
         where: glob, names or predicate(name, module); all normalizers with statistics by default.
         accumulation: batches per optimizer step.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> import torch
@@ -66,4 +58,4 @@ def guard_norms(
         require_selection("guard_norms", where, model, [row["normalizer"] for row in patient.rows])
         return "exact in train and eval mode on finite inputs"
 
-    return operate("guard_norms", model, example, edit, modes=("eval", "train"), forward=forward, inplace=inplace)
+    return operate("guard_norms", model, example, edit, modes=("eval", "train"), **options)

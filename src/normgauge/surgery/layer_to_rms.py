@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normgauge.network import exchange
 from normgauge.results import instrument
 from normgauge.surgery._maps import Norm, Site
-from normgauge.surgery._operate import Forward, Patient, operate
+from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._stream import Anatomy, Stream, give_own_weight
 from normgauge.surgery._surgery import Surgery
 
@@ -28,9 +28,7 @@ class ShiftedRMSNorm(nn.RMSNorm):
 
 
 @instrument
-def layer_to_rms(
-    model: nn.Module, *, example: Any, untie: bool = False, forward: Forward | None = None, inplace: bool = False
-) -> Surgery:
+def layer_to_rms(model: nn.Module, *, example: Any, untie: bool = False, **options: Unpack[Options]) -> Surgery:
     r"""Replace LayerNorm by RMSNorm where all that writes into its stream can be centred.
 
     With $P = I - 11^T/d$: $\mathrm{LN}(x) = \mathrm{RMS}(Px)$ with the same eps, gain and shift. Every linear map and
@@ -40,11 +38,9 @@ def layer_to_rms(
     Kind: exact in eval mode, or refused. Cost: five forward passes.
 
     Args:
-        model: any model whose steps do not depend on the values of its inputs.
+        model: any model.
         example: a tensor, tuple or mapping of inputs.
         untie: give a map that shares its weight with a centred embedding a weight of its own.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -58,7 +54,7 @@ def layer_to_rms(
         centre_streams(patient, Anatomy(patient.model, patient.graph), untie=untie)
         return "exact in eval mode"
 
-    return operate("layer_to_rms", model, example, edit, forward=forward, inplace=inplace)
+    return operate("layer_to_rms", model, example, edit, **options)
 
 
 def centre_streams(patient: Patient, anatomy: Anatomy, *, untie: bool) -> None:

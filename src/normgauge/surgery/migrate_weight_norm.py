@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -12,14 +12,12 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from normgauge.objective import Mode
 from normgauge.results import instrument
-from normgauge.surgery._operate import Forward, Patient, operate
+from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._surgery import Surgery
 
 
 @instrument
-def migrate_weight_norm(
-    model: nn.Module, *, example: Any, forward: Forward | None = None, inplace: bool = False
-) -> Surgery:
+def migrate_weight_norm(model: nn.Module, *, example: Any, **options: Unpack[Options]) -> Surgery:
     """Turn `torch.nn.utils.weight_norm` and `spectral_norm` into `torch.nn.utils.parametrizations`, values kept.
 
     Keys: `weight_g`, `weight_v` -> `parametrizations.weight.original0`, `original1` (torch loads old checkpoints into
@@ -46,7 +44,7 @@ def migrate_weight_norm(
 
     iterates = any(isinstance(h, SpectralNorm) for m in model.modules() for h in m._forward_pre_hooks.values())
     modes: tuple[Mode, ...] = ("eval",) if iterates else ("eval", "train")
-    return operate("migrate_weight_norm", model, example, edit, modes=modes, forward=forward, inplace=inplace)
+    return operate("migrate_weight_norm", model, example, edit, modes=modes, **options)
 
 
 def _migrate(module: nn.Module, key: int, hook: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from normgauge.network import KeepDouble
 from normgauge.objective import untouched
 from normgauge.results import instrument, spend
 from normgauge.rng import generator
-from normgauge.surgery._operate import Forward, Patient, RefusedError, operate
+from normgauge.surgery._operate import Options, Patient, RefusedError, operate
 from normgauge.surgery._stream import Anatomy, Stream, fold_gains
 from normgauge.surgery._surgery import Surgery
 from normgauge.surgery.layer_to_rms import centre_streams
@@ -28,8 +28,7 @@ def rotate_stream(
     example: Any,
     seed: int = 0,
     untie: bool = False,
-    forward: Forward | None = None,
-    inplace: bool = False,
+    **options: Unpack[Options],
 ) -> Surgery:
     r"""Rotate the residual stream: $x \to Q^T x$ in all that writes it, $W \to W Q$ in all that reads it.
 
@@ -41,14 +40,12 @@ def rotate_stream(
     Kind: exact in eval mode, or refused. Cost: five forward passes, six with `pca`.
 
     Args:
-        model: any model whose steps do not depend on the values of its inputs.
+        model: any model.
         rotation: "random" (the default; Haar), "pca" (axes of the stream on the example, largest variance first),
             "hadamard" (with random signs; for widths that are powers of two) or an orthogonal matrix Q.
         example: a tensor, tuple or mapping of inputs.
         seed: of the random ones.
         untie: give maps that share their weight with another layer a weight of their own.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     References: ashkboos2024, ashkboos2024quarot.
     """
@@ -63,7 +60,8 @@ def rotate_stream(
             centre_streams(patient, anatomy, untie=untie)
             anatomy = Anatomy(patient.model, patient.graph)
         stream = _main_stream(anatomy)
-        problems = [(name, reason) for name, reason in patient.refused if name in stream.norms]
+        why = {name: f"its gain does not turn and cannot be folded: {reason}" for name, reason in patient.refused}
+        problems = [(name, why[name]) for name in why if name in stream.norms]
         problems += stream.problems + [
             (name, "it does not commute with rotations (its gain, or LayerNorm's mean)")
             for name, norm in stream.norms.items()
@@ -80,7 +78,7 @@ def rotate_stream(
         patient.did("(stream)", f"{name} rotation of width {width} in {changed} weights")
         return f"exact in eval mode; rotation {name}"
 
-    return operate("rotate_stream", model, example, edit, forward=forward, inplace=inplace)
+    return operate("rotate_stream", model, example, edit, **options)
 
 
 def _main_stream(anatomy: Anatomy) -> Stream:

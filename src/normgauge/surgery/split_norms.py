@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from normgauge.network import exchange
 from normgauge.results import instrument
-from normgauge.surgery._operate import Forward, Patient, Where, is_selected, operate
+from normgauge.surgery._operate import Options, Patient, Where, is_selected, operate
 from normgauge.surgery._statistics import has_statistics
 from normgauge.surgery._surgery import Surgery
 
@@ -37,9 +37,7 @@ def begin_pass(model: nn.Module, _: Any) -> None:
 
 
 @instrument
-def split_norms(
-    model: nn.Module, *, example: Any, where: Where = None, forward: Forward | None = None, inplace: bool = False
-) -> Surgery:
+def split_norms(model: nn.Module, *, example: Any, where: Where = None, **options: Unpack[Options]) -> Surgery:
     """Give a normalizer that is called several times in a forward pass statistics per call; gain and shift stay shared.
 
     A shared BatchNorm mixes distributions that differ (steps of a recurrence, two branches), and evaluates neither
@@ -50,13 +48,16 @@ def split_norms(
 
     def edit(patient: Patient) -> str:
         graph = patient.graph
+        places = list(patient.model.named_modules(remove_duplicate=False))
         for name, module in list(patient.model.named_modules()):
-            times = graph.times(name)
+            times = sum(step.module is module for step in graph.steps)
             if has_statistics(module) and is_selected(where, name, module) and times > 1:
-                exchange(patient.model, name, SplitNorm(module, times))
+                split = SplitNorm(module, times)
+                for place in [place for place, other in places if other is module]:
+                    exchange(patient.model, place, split)
                 patient.did(name, f"statistics for each of {times} uses")
         if patient.rows:
             patient.model.register_forward_pre_hook(begin_pass)
         return "exact in train and eval mode, until the statistics part"
 
-    return operate("split_norms", model, example, edit, modes=("eval", "train"), forward=forward, inplace=inplace)
+    return operate("split_norms", model, example, edit, modes=("eval", "train"), **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +13,18 @@ from normgauge.objective import untouched
 from normgauge.results import instrument
 from normgauge.rng import generator
 from normgauge.surgery._batch_norms import layer_problem
-from normgauge.surgery._operate import Forward, Patient, operate
+from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._surgery import Surgery
 
 
 @instrument
-def strip_biases(model: nn.Module, *, example: Any, forward: Forward | None = None, inplace: bool = False) -> Surgery:
+def strip_biases(model: nn.Module, *, example: Any, **options: Unpack[Options]) -> Surgery:
     r"""Remove the biases of layers before normalizers that subtract each channel's own mean (BatchNorm, InstanceNorm).
 
     $N(x + b) = N(x)$ with the statistics of the batch; with stored ones $(x + b) - m = x - (m - b)$, so that the
     running mean becomes m - b. LayerNorm and GroupNorm subtract the mean of several channels: their biases live.
 
     Kind: exact in both modes, or refused. Cost: nine forward passes.
-
-    Args:
-        model: any model whose steps do not depend on the values of its inputs.
-        example: a tensor, tuple or mapping of inputs.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -66,7 +60,7 @@ def strip_biases(model: nn.Module, *, example: Any, forward: Forward | None = No
             patient.did(source.name, f"bias removed, dead before {step.name}{corrected}")
         return "exact in train and eval mode"
 
-    return operate("strip_biases", model, example, edit, modes=("eval", "train"), forward=forward, inplace=inplace)
+    return operate("strip_biases", model, example, edit, modes=("eval", "train"), **options)
 
 
 def _forgets_shifts(step: Step) -> bool:

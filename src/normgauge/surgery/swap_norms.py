@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from normgauge.results import instrument
 from normgauge.surgery._batch_norms import affine_of
 from normgauge.surgery._maps import read_norm
 from normgauge.surgery._operate import (
-    Forward,
+    Options,
     Patient,
     Where,
     is_selected,
@@ -51,15 +51,14 @@ def swap_norms(
     example: Any,
     where: Where = None,
     data: Any = None,
-    forward: Forward | None = None,
-    inplace: bool = False,
+    **options: Unpack[Options],
 ) -> Surgery:
     r"""Replace normalizers by others, with the affine map that moves the outputs least.
 
     Gains and shifts are carried over. Then, in the order of execution, each new normalizer with normalized values z
     gets, per channel, $\gamma, \beta = \arg\min \sum (\gamma z + \beta - y)^2$ over `data`, y what the old one gave in
-    the old network, and statistics, where it stores any, from what it reads. Groups are chosen from the channels, at least
-    two in each. A module in several places is replaced once; one whose class does more is refused.
+    the old network, and statistics, where it stores any, from what it reads. Groups are chosen from the channels, at
+    least two in each. A module in several places is replaced once; one whose class does more is refused.
 
     Kind: changes the function: `change` by how much, the note how much without the fit. Cost: eight forward passes.
 
@@ -69,8 +68,6 @@ def swap_norms(
         example: a tensor, tuple or mapping of inputs.
         where: glob, names or predicate(name, module); all normalizers by default.
         data: inputs as `example`, to fit on; the example by default.
-        forward: `forward(model, inputs)` for unusual calls.
-        inplace: change the model itself.
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -112,7 +109,7 @@ def swap_norms(
             patient.did(name, f"{type(old).__name__} -> {kind} ({type(made).__name__})")
         return f"with gains carried over alone the outputs would move by {plain:.3g} of their size"
 
-    return operate("swap_norms", model, example, edit, forward=forward, inplace=inplace, exact=False)
+    return operate("swap_norms", model, example, edit, **options, exact=False)
 
 
 def _replacement(old: nn.Module, step: Step, make: Factory) -> nn.Module | str:
