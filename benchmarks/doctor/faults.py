@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 
 import torch
+from benchmarks.doctor.cases import RMS, Block, Former, conv_net, fault, groups, images, mlp, sequences, train, vectors
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-
-from benchmarks.doctor.cases import RMS, Block, Former, conv_net, fault, groups, images, mlp, sequences, train, vectors
 
 
 @fault("NG01")
@@ -229,13 +228,34 @@ def rms_in_half_precision(sick):
 @fault("NG11")
 def batchnorm_buffers_in_bfloat16(sick):
     net = train(conv_net(), images())
-    return dict(model=net.bfloat16() if sick else net, batch=(images()[0].bfloat16() if sick else images()[0], images()[1]))
+    return dict(
+        model=net.bfloat16() if sick else net, batch=(images()[0].bfloat16() if sick else images()[0], images()[1])
+    )
+
+
+@fault("NG11")
+def normalize_zero_rows_in_half(sick):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.head = nn.Linear(12, 16, bias=False), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.head(F.normalize(self.fc(x), dim=-1, eps=1e-12 if sick else 1e-4))
+
+    x, y = vectors()
+    return dict(model=Net().half(), batch=(torch.cat([x[:1] * 0, x[1:]]).half(), y))
 
 
 @fault("NG12")
 def everything_decays(sick):
     net = conv_net()
-    return dict(model=net, batch=images(), optimizer=torch.optim.AdamW(net.parameters() if sick else groups(net), weight_decay=0.05))
+    return dict(
+        model=net,
+        batch=images(),
+        optimizer=torch.optim.AdamW(net.parameters() if sick else groups(net), weight_decay=0.05),
+    )
 
 
 @fault("NG13")
@@ -316,7 +336,9 @@ def samples_meet(sick):
 
 @fault("NG21")
 def instance_norm_tracks(sick):
-    return dict(model=train(conv_net(norm=nn.InstanceNorm2d, track_running_stats=sick, affine=True), images()), batch=images())
+    return dict(
+        model=train(conv_net(norm=nn.InstanceNorm2d, track_running_stats=sick, affine=True), images()), batch=images()
+    )
 
 
 @fault("NG22")
@@ -542,7 +564,11 @@ def batches_sorted_by_class(sick):
 @fault("NG42")
 def no_decay_on_invariant_weights(sick):
     net = conv_net()
-    return dict(model=net, batch=images(), optimizer=torch.optim.SGD(net.parameters() if sick else groups(net), lr=0.5, momentum=0.9))
+    return dict(
+        model=net,
+        batch=images(),
+        optimizer=torch.optim.SGD(net.parameters() if sick else groups(net), lr=0.5, momentum=0.9),
+    )
 
 
 @fault("NG43")
@@ -564,7 +590,11 @@ def filter_by_name_misses_bn(sick):
     net = conv_net()
     bare = [p for n, p in net.named_parameters() if (n.endswith("bias") if sick else p.ndim < 2)]
     rest = [p for p in net.parameters() if all(p is not q for q in bare)]
-    return dict(model=net, batch=images(), optimizer=torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": bare, "weight_decay": 0.0}]))
+    return dict(
+        model=net,
+        batch=images(),
+        optimizer=torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": bare, "weight_decay": 0.0}]),
+    )
 
 
 @fault("NG45")
@@ -573,7 +603,11 @@ def filter_by_type_misses_custom_rms(sick):
     kept = [p for m in net.modules() if isinstance(m, nn.LayerNorm if sick else RMS) for p in m.parameters()]
     kept += [p for n, p in net.named_parameters() if n.endswith("bias")]
     rest = [p for p in net.parameters() if all(p is not q for q in kept)]
-    return dict(model=net, batch=sequences(), optimizer=torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": kept, "weight_decay": 0.0}]))
+    return dict(
+        model=net,
+        batch=sequences(),
+        optimizer=torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": kept, "weight_decay": 0.0}]),
+    )
 
 
 class Pair(nn.Module):
@@ -642,7 +676,11 @@ def norm_over_the_batch_by_hand(sick):
 
         def forward(self, x):
             axis = 0 if sick else -1
-            return self.weight * (x - x.mean(axis, keepdim=True)) / (x.var(axis, keepdim=True, unbiased=False) + 1e-5).sqrt()
+            return (
+                self.weight
+                * (x - x.mean(axis, keepdim=True))
+                / (x.var(axis, keepdim=True, unbiased=False) + 1e-5).sqrt()
+            )
 
     return dict(model=mlp(norm=Hand), batch=vectors())
 
@@ -736,7 +774,16 @@ def hf_decay_names(sick):
     keep = re.compile(r"layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)|bias")
     bare = [p for n, p in net.named_parameters() if (keep.search(n) if sick else p.ndim < 2)]
     rest = [p for p in net.parameters() if all(p is not q for q in bare)]
-    return dict(model=net, batch=images(), optimizer=torch.optim.AdamW([{"params": rest, "weight_decay": 0.1}, {"params": bare or [nn.Parameter(torch.zeros(1))], "weight_decay": 0.0}]))
+    return dict(
+        model=net,
+        batch=images(),
+        optimizer=torch.optim.AdamW(
+            [
+                {"params": rest, "weight_decay": 0.1},
+                {"params": bare or [nn.Parameter(torch.zeros(1))], "weight_decay": 0.0},
+            ]
+        ),
+    )
 
 
 @fault("NG11", "diffusers#13316: a hand-written norm in float16")

@@ -1,3 +1,4 @@
+# ruff: noqa: C408, E501
 """`against`: seeded port faults are named with layer and cause; equal models have none."""
 
 import copy

@@ -5,6 +5,7 @@ from normgauge.doctor.checkup import Checkup as Checkup
 from normgauge.doctor.checkup import checkup as checkup
 from normgauge.doctor.example import sick_model as sick_model
 from normgauge.doctor.finding import Check as Check
+from normgauge.doctor.finding import Exam as Exam
 from normgauge.doctor.finding import Finding as Finding
 from normgauge.doctor.finding import Sign as Sign
 from normgauge.doctor.finding import check as check
@@ -16,6 +17,7 @@ __all__ = [
     "Check",
     "Checkup",
     "Divergence",
+    "Exam",
     "Finding",
     "NormIdentity",
     "Sign",
@@ -23,4 +25,5 @@ __all__ = [
     "check",
     "checkup",
     "identify",
+    "sick_model",
 ]

@@ -232,14 +232,16 @@ class Checkup(Result):
             model, worst = trial, max(worst, moved)
             rows.append(_fix_row(finding, "done", moved))
         change = _difference(self.patient, self.patient.model, model, "eval")
-        done = sum(row["state"] == "done" for row in rows)
+        done = sum(row["what"] == "done" for row in rows)
         note = f"{done} of {len(rows)} findings repaired; eval outputs changed by {change:.3g} of their size"
-        return Surgery(model, tuple(rows), worst, change, original=self.patient.model, note=note, mode="train")
+        left = [(row["normalizer"], row["what"]) for row in rows if row["what"] != "done"]
+        told: dict[str, Any] = {"operation": "checkup.fix", "refused": left, "exact": False, "mode": "train"}
+        return Surgery(model, tuple(rows), worst, change, self.patient.model, note, **told)
 
 
 def _fix_row(finding: Finding, state: str, moved: float) -> dict[str, Any]:
-    names = {"normalizer": finding.where, "id": finding.id, "state": state, "moved": moved}
-    return {**names, "exactness": finding.exactness, "channels": None, "kept": None}
+    names = {"normalizer": finding.where, "id": finding.id, "what": state, "moved": moved}
+    return {**names, "exactness": finding.exactness}
 
 
 def _difference(patient: Patient, before: nn.Module, after: nn.Module, mode: str) -> float:
@@ -313,7 +315,7 @@ def checkup(
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=0.99), nn.ReLU(), nn.Linear(8, 2))
-        >>> [finding.id for finding in checkup(net, torch.randn(64, 4)) if finding.severity == "error"]
+        >>> [finding.id for finding in checkup(net, torch.randn(64, 4)) if finding.severity != "info"]
         ['NG07']
     """
     if not isinstance(objective, (nn.Module, Objective)):

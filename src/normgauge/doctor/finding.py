@@ -105,13 +105,14 @@ class Check:
     def words(self) -> dict[str, Any]:
         """Id, title, meaning, remedy and references."""
         text = (sys.modules[self.look.__module__].__doc__ or "").strip()
-        head, *parts = text.split("\n\n")
+        head, _, body = text.partition("\n")
+        meaning, _, after = body.partition("\nFix: ")
+        fix, _, met = after.partition("\nReferences: ")
         name, _, title = head.partition(": ")
-        marked = {part.partition(": ")[0]: part.partition(": ")[2] for part in parts[1:]}
-        remedy = "\n".join(line.removeprefix("    ") for line in marked.get("Fix", "").splitlines())
-        found_in = tuple(item.strip(" \n.") for item in marked.get("References", "").split(",") if item.strip(" \n."))
-        meaning = " ".join(parts[0].split()) if parts else ""
-        return {"id": name, "title": title.rstrip("."), "meaning": meaning, "remedy": remedy, "references": found_in}
+        remedy = "\n".join(line.removeprefix("    ") for line in fix.strip().splitlines())
+        references = tuple(item.strip(" \n.") for item in met.split(",") if item.strip(" \n."))
+        words = {"id": name, "title": title.rstrip("."), "meaning": " ".join(meaning.split())}
+        return {**words, "remedy": remedy, "references": references}
 
     def __call__(self, exam: Exam) -> list[Finding]:
         """Return its findings about one network."""

@@ -2,10 +2,8 @@
 
 A statistic of one value takes away that value, and one of two leaves only which is larger. The layer then gives the
 same output whatever the network computed.
-
 Fix: Normalize over at least 8 values: fewer groups, or LayerNorm over the features:
     nn.GroupNorm(groups, channels)  # channels * positions / groups >= 8
-
 References: opacus#567, pytorch#19250, pytorch#45687.
 """
 

@@ -2,15 +2,16 @@
 
 requires_grad=False stops the gradient, not the running statistics, and .eval() on a layer is undone by the next
 model.train(). The frozen part therefore becomes another function while the rest trains.
-
 Fix: Freeze the statistics too, so that train() cannot undo it:
     model = ng.freeze_norms(model, example=batch).model
-
 References: pytorch#86590, pytorch#66073, lightly#1438, Lightning#21652.
 """
 
+from functools import partial
+
 from normgauge.doctor.finding import Exam, Sign, Signs, check
 from normgauge.doctor.probes.statistics import root_mean_square
+from normgauge.surgery import freeze_norms
 
 
 @check("warning", exactness="changes_function")
@@ -30,4 +31,7 @@ def _look(exam: Exam) -> Signs:
         moved = root_mean_square((mean - module.running_mean) / (module.running_var + module.eps).sqrt())
         if moved > 0 and (frozen or undone):
             why = "all its parameters are frozen" if frozen else "it came in eval mode, which train() undoes"
-            yield Sign(name, f"{why}, yet one batch moves its mean by {moved:.2g} deviations", 0.5 + moved)
+            freeze = partial(freeze_norms, where=name, **exam.operation)
+            yield Sign(
+                name, f"{why}, yet one batch moves its mean by {moved:.2g} deviations", 0.5 + moved, repair=freeze
+            )

@@ -2,10 +2,8 @@
 
 track_running_stats was set to False after construction: training uses the batch and updates nothing, eval uses what
 was stored long ago. The two modes drift apart with every step.
-
 Fix: Track again and recalibrate, or freeze for good:
     module.track_running_stats = True
-
 References: pytorch#20967, pytorch#37823, Lightning#15063.
 """
 

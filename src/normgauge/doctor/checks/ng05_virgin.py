@@ -2,10 +2,8 @@
 
 Mean 0 and variance 1 are what the constructor wrote, so in eval mode the layer does not normalize. Causes: a
 checkpoint without buffers, momentum 0, a teacher that copies parameters only, no pass in train mode.
-
 Fix: Measure them on training data:
     model = ng.recalibrate_norms(model, loader).model
-
 References: Lightning#14866, mean-teacher#9, keras-io#198, higher#55.
 """
 
@@ -30,4 +28,4 @@ def _look(exam: Exam) -> Signs:
         elif fresh and exam.trained and max(shift, ratio) > 0.2:
             count = 0 if module.num_batches_tracked is None else int(module.num_batches_tracked)
             said = f"mean 0 and variance 1 after {count} counted batches in a trained model; {off}"
-            yield Sign(name, said, 1 + shift + ratio)
+            yield Sign(name, said, 1 + shift + ratio, repair=exam.recalibration)

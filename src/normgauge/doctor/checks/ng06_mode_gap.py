@@ -2,10 +2,8 @@
 
 On the same batch, with dropout off, the stored statistics are far from the batch's own. The first layer named is
 where it begins: every layer before it agrees.
-
 Fix: Recalibrate on training data, and look why they are off (other findings name causes):
     model = ng.recalibrate_norms(model, loader).model
-
 References: pytorch#4741, pytorch#5406, vision#2079.
 """
 
@@ -34,5 +32,5 @@ def _look(exam: Exam) -> Signs:
                 f" of {2.718281828**ratio:.2g}; the loss is {quiet.loss:.3g} in train and {still.loss:.3g} in eval mode"
             )
             proved = exam.patient.targets and still.loss > 2 * quiet.loss + 0.5 and moved > 0.5
-            yield Sign(call.where, said, off, "error" if proved else "warning")
+            yield Sign(call.where, said, off, "error" if proved else "warning", exam.recalibration)
             return

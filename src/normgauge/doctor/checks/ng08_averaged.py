@@ -2,11 +2,9 @@
 
 The weights are an average over training, the statistics are those of the last model, which nobody averaged. Contested
 for slow moving averages (timm#106 found them good enough): measure both.
-
 Fix: Recalibrate the averaged model, or average buffers as well:
     model = ng.recalibrate_norms(averaged, loader).model
     averaged = AveragedModel(model, use_buffers=True)  # from the start
-
 References: timm#106, timm#224, pytorch#49082, Lightning#8811.
 """
 

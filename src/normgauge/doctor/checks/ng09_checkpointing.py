@@ -2,10 +2,8 @@
 
 The forward pass is computed again in the backward pass, and BatchNorm counts both. Its memory is half as long as the
 momentum says; nothing else changes.
-
 Fix: Take the momentum that gives the same memory:
     module.momentum = 1 - (1 - module.momentum) ** 0.5
-
 References: pytorch#96136, fairscale#1035, Samudra#572.
 """
 

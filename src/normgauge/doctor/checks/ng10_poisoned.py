@@ -2,10 +2,8 @@
 
 One batch with an infinity or NaN enters the running average and never leaves it. A gradient scaler skips the step,
 not the statistics: training looks fine and eval is garbage.
-
 Fix: Reset those channels and recalibrate; keep such batches out of the statistics:
     model = ng.guard_norms(model, example=batch).model
-
 References: pytorch#88474, pytorch#115500, SparseConvNet#190.
 """
 

@@ -2,11 +2,9 @@
 
 Decay pulls gains towards zero, which nobody asked for. For: ResNet and GPT recipes leave them out; against: measured
 gains are small and disagree (van Laarhoven 2017, Summers and Dinneen 2020). Gains stored as 1+w decay to 1.
-
 Fix: Let the roles decide the groups:
     groups = ng.param_groups(objective, dict(lr=1e-3, weight_decay=0.1))
     optimizer = torch.optim.AdamW(groups)
-
 References: pytorch#1402, yolov5#4104, transformers#35927.
 """
 

@@ -2,10 +2,8 @@
 
 It replaces every subclass of BatchNorm by a plain one and drops what the subclass adds, such as an activation.
 The converted network trains and scores, and is another function.
-
 Fix: Convert with a function that keeps the subclass, and compare the outputs before and after:
     ng.checkup(converted, batch, against=model).divergence
-
 References: pytorch#187298, timm#1254, bias_free_denoising#3.
 """
 

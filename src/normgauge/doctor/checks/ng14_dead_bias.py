@@ -2,14 +2,15 @@
 
 The mean over the batch is subtracted right after the bias was added, so it has no effect and no gradient. It costs
 memory and, decayed or not, nothing else: tidy, not urgent.
-
 Fix: Fold it into the stored mean and drop it:
     model = ng.strip_biases(model, example=batch).model
-
 References: Pytorch-UNet#325, Mask_RCNN#1455, PyTorch tuning guide.
 """
 
+from functools import partial
+
 from normgauge.doctor.finding import Affine, Exam, Sign, Signs, check
+from normgauge.surgery import strip_biases
 
 DEAD = 1e-5  # of the weights' gradient: rounding gives 1e-7, a live bias 0.1
 
@@ -26,4 +27,5 @@ def _look(exam: Exam) -> Signs:
         if isinstance(module, Affine) and bias is not None and weight is not None and float(weight.norm()) > 0:
             share = float(bias.norm() / weight.norm())
             if share < DEAD:
-                yield Sign(name, f"its gradient is {share:.1g} of the weights'", 1e-3)
+                strip = partial(strip_biases, **exam.operation)
+                yield Sign(name, f"its gradient is {share:.1g} of the weights'", 1e-3, repair=strip)

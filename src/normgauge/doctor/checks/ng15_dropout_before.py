@@ -2,10 +2,8 @@
 
 Dropout raises the variance of what BatchNorm sees in training; in eval the stored variance is too large.
 Every such layer makes the outputs smaller in eval than in training.
-
 Fix: Put dropout after the last BatchNorm, or recalibrate with dropout off:
     model = ng.recalibrate_norms(model, loader).model
-
 References: arXiv 1801.05134, mlcolvar#267, TMO-Net#12.
 """
 

@@ -2,10 +2,8 @@
 
 The layer is called several times in a pass on differently distributed inputs, each normalized by its own statistics.
 Eval uses the mixture of both, which fits neither; reuse on alike inputs would be harmless.
-
 Fix: Statistics of their own for each use, gains shared if you like:
     self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(uses))
-
 References: pytorch#1738, pytorch#8985, darts#28, ganhacks#9.
 """
 

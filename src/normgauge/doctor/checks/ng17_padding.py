@@ -2,10 +2,8 @@
 
 Positions that only fill up shorter sequences are counted in mean and variance over positions.
 The outputs of real positions then depend on how long the longest sequence of the batch is.
-
 Fix: Leave them out of the statistics, or normalize each position by itself:
     nn.LayerNorm(channels)  # over channels; or a masked BatchNorm
-
 References: pytorch#70529, pytorch#81985, deepspeech.pytorch#312.
 """
 

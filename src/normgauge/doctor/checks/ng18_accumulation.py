@@ -2,10 +2,8 @@
 
 Statistics are taken of each micro-batch, and updated once per micro-batch instead of once per step.
 The memory is shorter than the momentum says, and the noise is that of the small batch.
-
 Fix: Take the momentum that gives the same memory with k micro-batches per step, or a norm without batch statistics:
     module.momentum = 1 - (1 - module.momentum) ** (1 / k)
-
 References: pytorch#46516, yolov5#1630, accelerate#791.
 """
 

@@ -2,10 +2,8 @@
 
 Under DistributedDataParallel every process normalizes by its own share of the batch and keeps its own statistics.
 With a small share they are noise, and without broadcast the processes evaluate different networks.
-
 Fix: Share the statistics, or average them before eval:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-
 References: pytorch#22095, timm#110, mmdetection#4582, fvcore#152.
 """
 

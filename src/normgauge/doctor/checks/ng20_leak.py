@@ -2,10 +2,8 @@
 
 With batch statistics the output of a sample depends on the others of its batch: intended in most supervised training.
 It leaks information in contrastive and meta-learning, breaks per-sample privacy (DP-SGD) and targets in RL.
-
 Fix: Where samples must not meet, normalize each by itself:
     surgery = ng.swap_norms(model, "group", example=batch)
-
 References: moco#137, opacus#319, higher#55, SB3#553.
 """
 

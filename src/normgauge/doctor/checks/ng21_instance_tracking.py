@@ -2,10 +2,8 @@
 
 In training every sample is normalized by itself, in eval by an average over samples: another function.
 The original style-transfer and CycleGAN code removed the option for that.
-
 Fix: Do not track, and drop the buffers:
     nn.InstanceNorm2d(channels, affine=True, track_running_stats=False)
-
 References: CycleGAN#395, stargan#140, pytorch#58843.
 """
 

@@ -2,10 +2,8 @@
 
 The layer before writes its features to one axis, the norm takes another one for its channels; sizes happen to agree.
 Statistics then mix what should be apart and keep apart what should be mixed.
-
 Fix: Move the features to where the norm looks for them:
     y = norm(x.transpose(1, -1)).transpose(1, -1)
-
 References: ConvNeXt#112, pytorch#71465, AS-MLP#6.
 """
 

@@ -2,10 +2,8 @@
 
 By default nn.Transformer puts norms behind the additions, where deep stacks need warm-up. nn.TransformerEncoder copies
 one layer, so that all start with the same weights, and with norm_first=True it has no last norm unless given one.
-
 Fix: Say what you want, and draw the copies anew:
     nn.TransformerEncoder(layer, depth, norm=nn.LayerNorm(width))
-
 References: pytorch#55270, pytorch#24930, pytorch#50086, arXiv 2002.04745.
 """
 

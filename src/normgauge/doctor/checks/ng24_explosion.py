@@ -2,10 +2,8 @@
 
 Without skips every BatchNorm layer multiplies the gradient by about 1.2 at the start, whatever the weights' scale.
 Fifty layers make 1e4: the first layers take steps of noise, the last hardly move.
-
 Fix: Add skip connections, or begin with a small gain in each branch:
     nn.init.zeros_(block.norm.weight)  # with a skip around the block
-
 References: arXiv 1902.08129, arXiv 2310.02012.
 """
 

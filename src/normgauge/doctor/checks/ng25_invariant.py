@@ -2,10 +2,8 @@
 
 The loss does not change when these weights are scaled, so their decay only sets the effective rate.
 An L2 term inside of Adam is divided by the gradient's size and acts on each entry differently; AdamW decays evenly.
-
 Fix: Decouple the decay, and keep it on these weights:
     torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-
 References: arXiv 1711.05101, AdamP#13, arXiv 2305.17212.
 """
 

@@ -2,10 +2,8 @@
 
 BatchNorm divides by the scale that the parametrization has just set, so the bound it was meant to give is gone.
 It costs a power iteration per step and changes nothing.
-
 Fix: Drop one of the two; for a Lipschitz bound, drop the BatchNorm:
     torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
-
 References: Self-Attention-GAN#9, pytorch-spectral-norm-gan#17, sngan_projection#38.
 """
 

@@ -2,10 +2,8 @@
 
 The layer before it is used more than once, and not every use is followed by this BatchNorm.
 Fusing tools that look at one use scale the weights for all of them, silently.
-
 Fix: Fold with proof, or leave these two apart:
-    surgery = ng.fold_norms(model, example=batch)  # refuses such pairs by name
-
+    ng.fold_norms(model, example=batch).refused  # names such pairs
 References: pytorch#197539, pytorch#104593, pytorch#122070.
 """
 

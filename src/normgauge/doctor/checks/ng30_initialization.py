@@ -2,10 +2,8 @@
 
 Gains start at 1 (or at 0 where the layer computes 1 + w). Drawn like weights, left uninitialised, or started by the
 other convention they scale every activation by the wrong factor.
-
 Fix: Reset the norms before training; do not touch a trained model:
     module.reset_parameters()
-
 References: llm-foundry#1745, TransformerEngine#2528, transformers#45050.
 """
 

@@ -2,10 +2,8 @@
 
 grad, vmap and jvp of torch.func cannot write running statistics in place, so per-sample gradients and ensembles raise.
 Harmless unless you use them.
-
 Fix: Let the layers keep no statistics there, or use norms without batch statistics:
     torch.func.replace_all_batch_norm_modules_(model)
-
 References: functorch#384, pytorch#85533.
 """
 

@@ -2,10 +2,8 @@
 
 Softmax of logits beyond 50 is one-hot: its gradient is gone, and a small change of the weights makes the loss jump.
 A stream a thousand times the size it started with does the same to the norms that read it.
-
 Fix: Normalize queries and keys, or bound the logits; lower the rate until then:
-    q, k = nn.functional.rms_norm(q, q.shape[-1:]), nn.functional.rms_norm(k, k.shape[-1:])
-
+    q, k = (F.rms_norm(t, t.shape[-1:]) for t in (q, k))
 References: arXiv 2302.05442, marin#1368, PixelDiT#14.
 """
 

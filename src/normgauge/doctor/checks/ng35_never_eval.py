@@ -2,10 +2,8 @@
 
 A norm that ignores eval() gives a sample other outputs in other company: one image alone is not scored like in a batch.
 Intended in some GANs and test-time adaptation; else a hard-coded training=True, or a train() that overrides.
-
 Fix: Pass the flag on:
     F.batch_norm(x, mean, var, weight, bias, training=self.training)
-
 References: smp#128, TRADES#3, examples#514.
 """
 

@@ -2,10 +2,8 @@
 
 num_groups counts the groups, not the channels in one; with as many groups as channels it is InstanceNorm.
 That discards the contrast of every channel, which classification usually needs.
-
 Fix: Divide the channels by the size you want:
     nn.GroupNorm(channels // size, channels)
-
 References: 3d-mri#12, mmcv#723, opacus#390.
 """
 

@@ -2,10 +2,8 @@
 
 A row of equal values has variance zero: the norm gives its bias, and multiplies gradients by up to 1/sqrt(eps).
 Identical samples in a batch do the same to batch statistics. Padding that is masked later is harmless.
-
 Fix: Mask such rows before the norm, or find who makes them:
     x = x + 0 * mask  # look at (x.std(-1) == 0).nonzero()
-
 References: Fast-LLM#220, pytorch#41527.
 """
 

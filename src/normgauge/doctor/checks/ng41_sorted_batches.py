@@ -2,10 +2,8 @@
 
 The batches of the loader differ by far more than chance: sorted by class, by source or by length.
 Batch statistics then tell the network which kind of batch it is in, and stored ones fit no batch.
-
 Fix: Shuffle:
     DataLoader(dataset, batch_size=64, shuffle=True)
-
 References: arXiv 2105.07576, arXiv 1702.03275.
 """
 

@@ -2,10 +2,8 @@
 
 Every step of SGD is orthogonal to these weights and makes them longer, and the effective rate is lr/|w|^2.
 Without decay nothing stops it. Some schedules rely on that; keep decay on these weights unless you mean it.
-
 Fix: Keep weight decay on weights before a norm, and take it off gains:
     groups = ng.param_groups(objective, dict(lr=0.1, weight_decay=5e-4))
-
 References: arXiv 1706.05350, arXiv 2006.08217, arXiv 2305.17212.
 """
 

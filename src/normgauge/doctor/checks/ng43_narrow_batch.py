@@ -2,10 +2,8 @@
 
 The centred batch spans at most one direction less than it has samples, so most directions of the features are not seen.
 Its statistics per feature are right; what depends on their covariance is not.
-
 Fix: A larger batch, or a norm of each sample:
     nn.LayerNorm(features)
-
 References: arXiv 1804.08450, arXiv 1803.08494.
 """
 

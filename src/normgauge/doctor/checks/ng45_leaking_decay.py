@@ -2,11 +2,9 @@
 
 There is a group without decay, so gains were meant to be left out, but some are decayed: filters by name or type miss
 custom norms and names like bn1 or ln_1. Found by what the parameters do, not by how they are called.
-
 Fix: Let the roles decide the groups:
     groups = ng.param_groups(objective, dict(lr=1e-3, weight_decay=0.1))
     optimizer = torch.optim.AdamW(groups)
-
 References: transformers#35927, Fast-LLM#542, DeepSpeed#8440.
 """
 

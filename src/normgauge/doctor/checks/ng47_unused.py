@@ -2,10 +2,8 @@
 
 It is built, trained by nobody and saved in every checkpoint, while the activations it was meant for go unnormalized.
 Usually a line of the forward was forgotten, or its result is not used.
-
 Fix: Call it where it belongs, or delete it:
     x = self.norm(x)
-
 References: modelzoo#85, LA_MIL#3, timm#1851.
 """
 

@@ -2,10 +2,8 @@
 
 Scores change with the batch a sample is in, so results cannot be repeated one by one; rollouts differ from training.
 No BatchNorm explains it here: a custom norm, a softmax or a mean over the wrong axis does.
-
 Fix: Find the axis: the first module named is where the dependence begins:
     ng.identify(module, example=x).axes  # must not hold 0
-
 References: vllm#48271, sglang#28787, RL-Kernel#145.
 """
 

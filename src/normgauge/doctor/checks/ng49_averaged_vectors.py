@@ -2,10 +2,8 @@
 
 Spectral norm keeps two unit vectors as buffers; their average over training is shorter and points nowhere.
 The estimated norm is then too small and the weights too large.
-
 Fix: Do not average these buffers, and iterate anew:
     for _ in range(20): layer.train()(x)  # power iterations
-
 References: miles-credit#394, ema-pytorch#29.
 """
 

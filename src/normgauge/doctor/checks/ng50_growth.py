@@ -2,10 +2,8 @@
 
 Each block adds to the stream, and its norm divides by the stream's size: late blocks change less and less.
 Some growth is normal (the root of the depth); far more makes late blocks idle and low precision coarse.
-
 Fix: Scale the branches down at the start, or norm their outputs (sandwich):
     nn.init.normal_(block.proj.weight, std=0.02 / (2 * depth) ** 0.5)
-
 References: arXiv 2502.05795, marin#1368, arXiv 2206.00330.
 """
 

@@ -2,10 +2,8 @@
 
 Blocks that norm their inputs leave a stream nobody has normalized: the head reads it at whatever size it has grown to.
 Blocks that place norms differently let the stream jump in size between them.
-
 Fix: Norm the stream before the head:
     logits = head(nn.LayerNorm(width)(x))
-
 References: arXiv 2002.04745, pytorch#24930, NeMo#2197.
 """
 

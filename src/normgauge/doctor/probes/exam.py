@@ -18,6 +18,7 @@ from normgauge.network import copy_model, first_tensor, replaced
 from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
 from normgauge.rng import generator, preserved_rng
+from normgauge.surgery import recalibrate_norms
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 NormBase = nn.modules.batchnorm._NormBase
@@ -250,6 +251,17 @@ class Exam:
         after = {n: int(twin.get_submodule(n).num_batches_tracked) for n in trackers}  # type: ignore[arg-type]
         return {n: (len(self.train.calls(n)), after[n] - before[n]) for n in trackers}
 
+    @property
+    def recalibration(self) -> Callable[[nn.Module], Any] | None:
+        """The repair that measures stored statistics anew, where there is a loader."""
+        return None if self.loader is None else lambda model: recalibrate_norms(model, self.loader, inplace=True)
+
+    @property
+    def operation(self) -> dict[str, Any]:
+        """What operations of `surgery` on a copy of this model are told."""
+        call = self.patient.outputs_and_loss
+        return {"example": self.patient.batch, "forward": lambda model, batch: call(model, batch)[0], "inplace": True}
+
     # -- normalizers --------------------------------------------------------------------------------------------
 
     @cached_property
@@ -278,6 +290,8 @@ class Exam:
     def identity(self, call: NormCall) -> NormIdentity:
         """Return what a call's module computes; modules of one class with equal settings are asked once."""
         module = call.module
+        if module is None or call.x.numel() < 2:
+            return NormIdentity(sentence="a function, or too few values", status="skipped")
         settings = sorted((k, v) for k, v in vars(module).items() if isinstance(v, (int, float)))
         key = (type(module), call.x.shape[-1], str(settings))
         if key not in self._identities:

@@ -17,7 +17,7 @@ from normgauge.records import Reading
 from normgauge.results import Result, instrument, spend
 
 Kind = Literal["batch", "layer", "group", "instance", "rms", "l2", "none", "unknown"]
-EXACT = 1e-9  # relative, in float64: rounding stays far below, another formula far above
+EXACT = 1e-7  # relative, in float64: the rounding of a measured eps stays below, another formula far above
 _LADDER = [10.0**power for power in range(-15, 3)]  # scales of the input at which eps is asked for
 _SEED = 7
 
@@ -85,7 +85,7 @@ def identify(norm: Callable[..., Any], *, example: Any) -> NormIdentity:
 
     One value of the input is moved to see which outputs move (axes, groups); signs, shifts and eighteen scales of the
     input give bias, centring and eps with its place; changing each parameter gives the convention of the gain. The
-    formula that comes out is then held against fresh inputs: "unknown" where it is not met to 1e-9.
+    formula that comes out is then held against fresh inputs: "unknown" where it is not met to 1e-7.
 
     Kind: exact up to `residual`. Cost: about forty calls of `norm`.
 
@@ -181,6 +181,8 @@ def _identify(norm: Any, example: Any, given: Tensor) -> NormIdentity:
     if found.kind == "unknown":
         return found
     changes: dict[str, Any] = {"compute_dtype": _compute_dtype(norm, example, given)}
+    if found.eps < 1e-9 and not found.centred:
+        changes |= _default_eps(norm, example, given, found.axes)
     if found.kind == "batch":
         changes["statistics"] = statistics if statistics == "stored" else "batch"
     return replace(found, **changes)
@@ -237,7 +239,7 @@ def _normalization(ask: _Asked, x: Tensor, block: dict[int, slice]) -> NormIdent
     fresh = 0.3 * _noise(x.shape, 3)
     formula = gain * view.normalize(fresh, centred=centred, eps=eps, place=place) + bias
     residual = float((ask(fresh) - formula).abs().max() / formula.abs().max().clamp_min(1e-300))
-    if not residual <= 1e-6 or odd.isnan().any():
+    if not residual <= EXACT or odd.isnan().any():
         return NormIdentity(sentence=f"the formula misses fresh inputs by {residual:.1g}", status="skipped")
     scale = (view.size if place == "inside" else math.sqrt(view.size)) if sum_of_squares else 1.0
     return NormIdentity(
@@ -386,13 +388,33 @@ def _compute_dtype(norm: Any, example: Any, given: Tensor) -> torch.dtype:
     module = copy_model(norm).to(given.dtype) if isinstance(norm, nn.Module) else norm
     ask = _Asked(norm, example, given, norm.training if isinstance(norm, nn.Module) else False)
     x = (_noise(given.shape, 5) * 0.5 + 1).to(given.dtype)
-    inputs = replaced(example, Tensor, lambda t: x if t is given else t)
-    args = inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.no_grad():
-        got = first_tensor(module(**inputs) if isinstance(inputs, dict) else module(*args))
+    got = _call(module, example, given, x)
     truth = ask(x.double())
-    error = float((got.double() - truth).abs().max() / truth.abs().max())  # type: ignore[union-attr]
+    error = float((got - truth).abs().max() / truth.abs().max())
     if given.dtype is torch.float64:
         return torch.float64 if error < 1e-11 else torch.float32
     rounding = float((truth.to(given.dtype).double() - truth).abs().max() / truth.abs().max())
     return torch.float32 if error <= 2.1 * rounding else given.dtype
+
+
+def _call(module: Any, example: Any, given: Tensor, x: Tensor) -> Tensor:
+    """Return the output of the callable as it is, in float64."""
+    inputs = replaced(example, Tensor, lambda t: x if t is given else t)
+    with torch.no_grad():
+        made = first_tensor(module(**inputs) if isinstance(inputs, dict) else module(*_as_tuple(inputs)))
+    return made.double()  # type: ignore[union-attr]
+
+
+def _as_tuple(inputs: Any) -> tuple[Any, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _default_eps(norm: Any, example: Any, given: Tensor, axes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the eps where it is the precision of the input's type, as in torch's RMSNorm without eps."""
+    eps = torch.finfo(given.dtype).eps
+    noise = _noise(given.shape, 6)
+    small, large = (_call(norm, example, given, (s * noise).to(given.dtype)) for s in (eps**0.5, 1.0))
+    square = noise.square().mean(axes, keepdim=True)
+    ratio, wanted = small.abs().sum() / large.abs().sum(), (noise * (eps * square + eps).rsqrt() * eps**0.5).abs().sum()
+    matches = abs(float(ratio * (noise * square.rsqrt()).abs().sum() / wanted) - 1) < 0.01
+    return {"eps": eps, "eps_place": "inside"} if matches and given.dtype is not torch.float64 else {}

@@ -186,6 +186,8 @@ class Watcher(TorchFunctionMode):
     def _add(self, func: Any, given: dict[str, Any], x: Tensor, y: Tensor, stored: tuple[Tensor, ...]) -> None:
         name, module = self._open[-1] if self._open else ("(model)", self._model)
         owner = module if role_of(module) == "normalizer" else None
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+            return  # it standardizes its weights by a norm's function
         kind = _KINDS[func]
         own = bool(given.get("training", given.get("use_input_stats", True)))
         gains = (self._names.get(id(given.get(key))) for key in ("weight", "bias"))
