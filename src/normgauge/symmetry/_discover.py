@@ -208,7 +208,7 @@ def _candidates(
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
         accept(coupled_families(signatures, whole, precision))
     accept(_hidden_shifts(centred_candidates(list(accepted), point, gradient), point, gradient, precision))
-    accept(_hidden_shifts(unread_candidates(point, hints), point, gradient, precision))
+    accept(_hidden_shifts(unread_candidates(point, gradient, hints), point, gradient, precision))
     return [*accepted, *change_of_basis(accepted, point, [gradient], hints, precision)]
 
 

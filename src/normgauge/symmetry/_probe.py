@@ -217,15 +217,22 @@ class Signatures:
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
     ) -> None:
         """Reduce one parameter's gradient; its products are made once and freed before the next parameter's."""
-        product = square = None
+        sums: dict[tuple[type[Term], int], tuple[Tensor, Tensor]] = {}
+        products: dict[type[Term], Tensor] = {}
         for term in terms:
-            if isinstance(term, Scale):
-                if product is None or square is None:
-                    product = self.point[name] * gradient[name]
-                    square = product.square()
-                value, size = term.slot.gather(product), term.slot.gather(square).sqrt()
-            else:
+            kind, place = type(term), term.slot.along(tuple(gradient[name].shape))
+            if kind not in (Scale, Shift) or place is None:
                 value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
+            else:  # most slots run over one axis: the others are summed over once
+                axis, slot = place
+                if kind not in products:
+                    products[kind] = gradient[name] * self.point[name] if kind is Scale else gradient[name]
+                if (kind, axis) not in sums:
+                    rest = [a for a in range(gradient[name].ndim) if a != axis]
+                    pair = products[kind], products[kind].square()
+                    sums[kind, axis] = tuple(p.sum(rest) if rest else p for p in pair)  # type: ignore[assignment]
+                value, size = (slot.gather(part) for part in sums[kind, axis])
+                size = size.sqrt()
             if term in self.averages:
                 self._compare(term, value, size)
             else:

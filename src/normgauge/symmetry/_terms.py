@@ -301,6 +301,12 @@ class Through(Term):
         return f"{self.bias} by {self.slot.name}{self.slot.describe()}"
 
 
+def kernel_basis(reader: Tensor, along: int) -> Tensor:
+    """Return [width, kernel]: an orthonormal basis of what a matrix that reads along an axis maps to zero."""
+    rows = reader.detach().movedim(along, -1).reshape(-1, reader.shape[along])
+    return torch.linalg.qr(rows.mT.double(), mode="complete").Q[:, rows.shape[0] :]
+
+
 @dataclass(frozen=True)
 class Unread(Term):
     """W -> W + c N(R) t: columns of a writer along what its only reader R maps to zero.
@@ -322,9 +328,7 @@ class Unread(Term):
         return self.kernel * self.slot.size
 
     def _basis(self, point: Values) -> Tensor:
-        """Return [width, kernel]: the complement of the rows of the reader."""
-        rows = point[self.reader].detach().movedim(self.along, -1).reshape(-1, point[self.reader].shape[self.along])
-        return torch.linalg.qr(rows.mT.double(), mode="complete").Q[:, rows.shape[0] :]
+        return kernel_basis(point[self.reader], self.along)
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
         """Return c N^T g, column by column."""
