@@ -71,7 +71,9 @@ class Slot:
             cut = [(*view[:axis], *view[len(view) - after :]) for view in (self.view, self.first or shape)]
             inside = set(self.keep) <= set(spans[0]) and (self.narrow is None or self.narrow[0] in spans[1])
             if inside and cut[0] == cut[1] == (*shape[:axis], *shape[axis + 1 :]):
-                view, first = (tuple(v[k] for k in span) for v, span in zip((self.view, self.first or shape), spans, strict=True))
+                view, first = (
+                    tuple(v[k] for k in span) for v, span in zip((self.view, self.first or shape), spans, strict=True)
+                )
                 narrow = None if self.narrow is None else (self.narrow[0] - axis, *self.narrow[1:])
                 return axis, Slot(self.name, view, tuple(k - axis for k in self.keep), narrow, first)
         return None

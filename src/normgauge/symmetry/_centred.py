@@ -39,14 +39,18 @@ def centred_candidates(
         yield from _undone_terms(family, [term for term in scales if term.parameter in gains], point)
 
 
-def _undone_terms(
-    family: Family, vectors: Sequence[Term], point: Mapping[str, Tensor]
-) -> Iterator[tuple[Term, ...]]:
+def _undone_terms(family: Family, vectors: Sequence[Term], point: Mapping[str, Tensor]) -> Iterator[tuple[Term, ...]]:
     """Yield a shift beside a gain, undone by all who read it, where they have no biases for that."""
     readers = [term for term in family.terms if term.coefficient < 0 and term not in vectors]
     plain = all(t.slot.narrow is None and t.slot.view == tuple(point[t.parameter].shape) for t in readers)
     plain &= not any(_biases(t.parameter, point) for t in readers)
-    if family.kind == "rescale" and family.size > 1 and readers and plain and len(vectors) + len(readers) == len(family.terms):
+    if (
+        family.kind == "rescale"
+        and family.size > 1
+        and readers
+        and plain
+        and len(vectors) + len(readers) == len(family.terms)
+    ):
         for gamma, beta in permutations([t for t in vectors if t.coefficient > 0], 2):
             names = gamma.parameter, beta.parameter
             yield (Shift(beta.slot), *(Undone(t.slot, -1.0, *names) for t in readers))

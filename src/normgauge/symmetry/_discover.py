@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import torch
-
 from normgauge.errors import OutOfMemoryError, explain
 from normgauge.linalg import machine_memory
 from normgauge.objective import Objective
@@ -83,14 +81,15 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     Examples:
         Six hidden ReLU units have six rescalings, and nothing else:
 
+        >>> import torch
         >>> from torch import nn
         >>> x = torch.randn(32, 4, generator=generator(0))
         >>> with torch.random.fork_rng():
         ...     _ = torch.manual_seed(0)
         ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         >>> objective = Objective(model, nn.functional.mse_loss, (x, torch.zeros(32, 3)), mode="eval")
-        >>> found = symmetries(objective)
-        >>> found.dimension, found.generators[0].kind, found.generators[0].status
+        >>> free = symmetries(objective)
+        >>> free.dimension, free.generators[0].kind, free.generators[0].status
         (6, 'rescale', 'exact')
 
     References: sun2020, akbar2025.
@@ -110,7 +109,9 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     columns = list_columns(signatures.point, hints, function.coordinates)
     gradient = _probe(function, columns, signatures, seed)
     signatures.admit(alive)
-    families = _candidates(function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed)
+    families = _candidates(
+        function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed
+    )
     del gradient  # as large as the parameters, and so is a point; what follows needs room for graphs
     signatures.point = {}
     certified = certifier.certify(families)

@@ -393,7 +393,7 @@ def _length_frame(
             return frame
         with without_eps(made_by):
             weight = made_by(*((g, v) if direction.endswith("1") else (v,))).detach()
-        mean, rest, lengths = frame._split(v)
+        _, rest, lengths = frame._split(v)
         unit = g.reshape(lengths.shape) * rest / lengths
         factor = float((weight * unit).sum() / unit.square().sum().clamp_min(1e-300))
         if factor > 0 and _same(weight, factor * unit):
