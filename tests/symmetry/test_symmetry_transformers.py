@@ -156,9 +156,9 @@ class Outputs(torch.nn.Module):
         return out.logits if "logits" in out else out.last_hidden_state
 
 
-SMALL = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 11}
-PADS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "use_cache": False, "max_position_embeddings": 6}
-GROUPED = SMALL | PADS | {"num_key_value_heads": 1, "head_dim": 4}
+SMALL = {"hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 13}
+PADS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False, "max_position_embeddings": 6}
+GROUPED = SMALL | PADS | {"num_key_value_heads": 1, "head_dim": 6}
 QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DEFAULTS = {  # class, configuration, settings
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
@@ -172,15 +172,16 @@ DEFAULTS = {  # class, configuration, settings
     "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SMALL | PADS),
     "opt": ("OPTForCausalLM", "OPTConfig", {
         "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "ffn_dim": 6, "num_attention_heads": 2,
-        "max_position_embeddings": 6, "word_embed_proj_dim": 8, "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 0,
+        "max_position_embeddings": 6, "word_embed_proj_dim": 8, "dropout": 0.0, "pad_token_id": None, "bos_token_id": 0,
         "eos_token_id": 0, "use_cache": False}),
     "bert": ("BertForMaskedLM", "BertConfig", SMALL | QUIET | {
-        "max_position_embeddings": 6, "type_vocab_size": 1, "pad_token_id": 0}),
+        "max_position_embeddings": 6, "type_vocab_size": 1, "pad_token_id": None}),
     "t5": ("T5EncoderModel", "T5Config", {
         "vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0,
         "relative_attention_num_buckets": 8}),
-    "vit": ("ViTForImageClassification", "ViTConfig", SMALL | QUIET | {
-        "image_size": 8, "patch_size": 4, "num_channels": 2, "num_labels": 5}),
+    "vit": ("ViTForImageClassification", "ViTConfig", SMALL | QUIET | {  # one layer would read one query
+        "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4,
+        "num_channels": 2, "num_labels": 5}),
     "convnext": ("ConvNextForImageClassification", "ConvNextConfig", {
         "num_channels": 2, "patch_size": 2, "num_stages": 2, "hidden_sizes": [4, 6], "depths": [1, 1],
         "image_size": 16, "num_labels": 5}),
