@@ -203,6 +203,21 @@ def test_the_count_is_the_nullity_over_fresh_batches(name):
     assert (outcome.false, outcome.explained) == ([], outcome.nullity)
 
 
+class TiedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.head = nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 11)
+        self.head.weight = self.into.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(torch.tanh(self.into(tokens))))
+
+
+def test_a_shift_before_a_tied_head_is_absorbed_by_its_bias():
+    result = search(TiedHead(), torch.randint(0, 11, (16, 4)), "eval")
+    assert "norm.bias[i], -head.bias by into.weight[:, i]" in [family.describe() for family in result.families]
+
+
 # -- eps ------------------------------------------------------------------------------------------------------------
 
 

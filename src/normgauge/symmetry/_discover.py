@@ -106,7 +106,7 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     alive = {name: slope != 0 for name, slope in at_user.items()}
     del at_user
     signatures.point = certifier.point(0)
-    columns = list_columns(signatures.point, hints, function.coordinates)
+    columns = list_columns(signatures.point, hints, function.coordinates, function.homes())
     gradient = _probe(function, columns, signatures, seed)
     signatures.admit(alive)
     families = _candidates(
