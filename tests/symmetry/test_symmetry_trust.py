@@ -272,7 +272,7 @@ def test_small_constants_elsewhere_stay():
 
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.02  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.12  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))
