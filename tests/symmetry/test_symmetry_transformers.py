@@ -200,7 +200,7 @@ def subject_of(name):
     return Subject(name, Outputs(model, "input_ids"), tokens, "eval", name)
 
 
-COMPLETE = ("gpt2", "llama", "gemma", "t5")  # nothing missed; the others are in docs/dev/symmetry-discovery.md
+COMPLETE = ("gpt2", "llama", "gemma", "opt", "t5")  # nothing missed; the others are in docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.heavy
