@@ -21,7 +21,7 @@ from torch import nn
 import normgauge as ng
 
 RESULTS = Path(__file__).parent / "results" / "symmetry.json"
-LIMITS = {"resnet18": 16, "gpt12": 30}
+LIMITS = {"resnet18": 16, "gpt12": 30, "gpt2_small": 40, "llama_100m": 40}  # passes over the batch
 
 
 class BasicBlock(nn.Module):
@@ -93,7 +93,41 @@ def gpt12() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return GPT(), tokens, tokens
 
 
-CASES = {"resnet18": resnet18, "gpt12": gpt12}
+class Logits(nn.Module):
+    """A Hugging Face language model that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+
+def gpt2_small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """GPT-2 small, 124M parameters, batch 8 x 16 tokens."""
+    import transformers
+
+    config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    tokens = torch.randint(0, config.vocab_size, (8, 16))
+    return Logits(transformers.GPT2LMHeadModel(config)), tokens, tokens
+
+
+def llama_100m() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A Llama with grouped queries, about 100M parameters, batch 8 x 16 tokens."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=16_000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
+        num_key_value_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    tokens = torch.randint(0, config.vocab_size, (8, 16))
+    return Logits(transformers.LlamaForCausalLM(config)), tokens, tokens
+
+
+CASES = {"resnet18": resnet18, "gpt12": gpt12, "gpt2_small": gpt2_small, "llama_100m": llama_100m}
 
 
 def _peak() -> float:
@@ -119,19 +153,19 @@ def run(name: str, what: str) -> dict[str, object]:
         return {"seconds": seconds, "memory_mb": _peak() - idle}
     objective = ng.Objective(net, lambda out, y: out.square().mean(), (inputs, targets), mode="train")
     start = time.perf_counter()
-    found = ng.symmetries(objective)
+    result = ng.symmetries(objective)
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
         "memory_mb": _peak() - idle,
-        "gradients": found.cost.gradients,
-        "forwards": found.cost.forwards,
-        "cost": found.cost.gradients_worth,
-        "dimension": found.dimension,
-        "matrix_dimension": found.matrix_dimension,
-        "families": len(found.families),
-        "undecided": sum(len(f) for f in found.families if f.status == "undecided"),
-        "table": str(found),
+        "gradients": result.cost.gradients,
+        "forwards": result.cost.forwards,
+        "cost": result.cost.gradients_worth,
+        "dimension": result.dimension,
+        "matrix_dimension": result.matrix_dimension,
+        "families": len(result.families),
+        "undecided": sum(len(f) for f in result.families if f.status == "undecided"),
+        "table": str(result),
     }
 
 

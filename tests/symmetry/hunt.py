@@ -61,9 +61,9 @@ def moves(model, case: Subject, family, seed):
     return float((first - second).abs().max() / first.abs().max())
 
 
-def examine(seed: int) -> Outcome:
-    """Search one network and judge what came back."""
-    case = subject(seed)
+def examine(seed: int, case: Subject | None = None) -> Outcome:
+    """Search one network (that of the seed, or another) and judge what came back."""
+    case = subject(seed) if case is None else case
     outcome, start = Outcome(seed, case.kind, case.what), time.perf_counter()
     result = search(case)
     double = set_eps(copy.deepcopy(case.model).double().train(case.mode == "train"))
@@ -98,7 +98,8 @@ def dense_nullity(model, case: Subject, seed) -> int:
     with torch.no_grad():
         rows = copy.deepcopy(model)(case.inputs).numel()
     batches = []
-    for _ in range(max(2, -(-5 * count // (2 * rows)))):
+    few = 12 if case.mode == "train" else 2  # where a layer is linear but for its statistics, a batch tells little
+    for _ in range(max(few, -(-5 * count // (2 * rows)))):
         if case.inputs.is_floating_point():
             batches.append(torch.randn(case.inputs.shape, generator=source))
         else:

@@ -5,6 +5,8 @@ import torch
 
 import normgauge as ng
 from reference.symmetry import nullity
+from symmetry.hunt import examine, table
+from symmetry.zoo import Subject
 
 transformers = pytest.importorskip("transformers")
 EPS = 1e-14
@@ -139,3 +141,71 @@ def test_convnext_has_layer_scales_and_joint_scales_of_its_depthwise_filters():
     rescaled = [f for f in found.families if any("layer_scale_parameter" in n for n in f.parameters)]
     assert sum(len(f) for f in rescaled if f.kind == "rescale" and f.size > 1) == 4 + 6 + 6
     assert {f.status for f in found.families} <= {"exact", "exact_without_eps"}
+
+
+# -- at default initialization --------------------------------------------------------------------------------------
+
+
+class Outputs(torch.nn.Module):
+    def __init__(self, model, key):
+        super().__init__()
+        self.model, self.key = model, key
+
+    def forward(self, inputs):
+        out = self.model(**{self.key: inputs})
+        return out.logits if "logits" in out else out.last_hidden_state
+
+
+SMALL = {"hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 13}
+PADS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False, "max_position_embeddings": 6}
+GROUPED = SMALL | PADS | {"num_key_value_heads": 1, "head_dim": 6}
+QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DEFAULTS = {  # class, configuration, settings
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {
+        "vocab_size": 9, "n_positions": 6, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_inner": 6, "bos_token_id": 0,
+        "eos_token_id": 0, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "use_cache": False}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", GROUPED),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", GROUPED),
+    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SMALL | PADS),
+    "opt": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "ffn_dim": 6, "num_attention_heads": 2,
+        "max_position_embeddings": 6, "word_embed_proj_dim": 8, "dropout": 0.0, "pad_token_id": None, "bos_token_id": 0,
+        "eos_token_id": 0, "use_cache": False}),
+    "bert": ("BertForMaskedLM", "BertConfig", SMALL | QUIET | {
+        "max_position_embeddings": 6, "type_vocab_size": 1, "pad_token_id": None}),
+    "t5": ("T5EncoderModel", "T5Config", {
+        "vocab_size": 11, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0,
+        "relative_attention_num_buckets": 8}),
+    "vit": ("ViTForImageClassification", "ViTConfig", SMALL | QUIET | {  # one layer would read one query
+        "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4,
+        "num_channels": 2, "num_labels": 5}),
+    "convnext": ("ConvNextForImageClassification", "ConvNextConfig", {
+        "num_channels": 2, "patch_size": 2, "num_stages": 2, "hidden_sizes": [4, 6], "depths": [1, 1],
+        "image_size": 16, "num_labels": 5}),
+}  # fmt: skip
+
+
+def subject_of(name):
+    cls, configuration, settings = DEFAULTS[name]
+    torch.manual_seed(0)
+    settings = {k: v for k, v in settings.items() if not (k == "vocab_size" and "image_size" in settings)}
+    model = getattr(transformers, cls)(getattr(transformers, configuration)(**settings)).double()
+    if "image_size" in settings:
+        size, channels = settings["image_size"], settings["num_channels"]
+        return Subject(name, Outputs(model, "pixel_values"), torch.randn(48, channels, size, size), "eval", name)
+    tokens = torch.randint(0, settings["vocab_size"], (24, 6))
+    return Subject(name, Outputs(model, "input_ids"), tokens, "eval", name)
+
+
+COMPLETE = ("gpt2", "llama", "gemma", "opt", "t5")  # nothing missed; the others are in docs/dev/symmetry-discovery.md
+
+
+@pytest.mark.heavy
+def test_twelve_configurations_at_default_initialization():
+    outcomes = [examine(0, subject_of(name)) for name in DEFAULTS]
+    print(table(outcomes))
+    assert len(outcomes) == 12 and not any(outcome.false for outcome in outcomes)
+    assert [o.kind for o in outcomes if o.kind in COMPLETE and o.missed] == []

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrizations
 import normgauge as ng
 from normgauge.network import WithoutEps, without_eps
 from symmetry.hunt import examine, hunt, table
+from symmetry.zoo import Subject
 
 
 def search(net, inputs, mode="train", **options):
@@ -167,6 +168,56 @@ def test_the_seed_reaches_every_probe():
     assert len({result.dimension for result in results}) == 1
 
 
+def stored(norm):
+    """Give a normalizer the statistics of a training that was."""
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+    return norm
+
+
+WHOLE = {  # networks whose symmetries are all to be found: mode, layers, inputs
+    "GL through stored statistics": ("eval", lambda: [
+        nn.Linear(5, 6), stored(nn.BatchNorm1d(6)), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)], (64, 5)),
+    "scales across stored statistics without gain": ("eval", lambda: [
+        nn.Linear(5, 6), stored(nn.BatchNorm1d(6, affine=False)), nn.LeakyReLU(), nn.Linear(6, 3)], (64, 5)),
+    "standardized rows with gains before layer normalization": ("train", lambda: [
+        ng.nn.scaled_weight_standardization(nn.Linear(5, 6)), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)], (64, 5)),
+    "readers without biases behind layer normalization": ("train", lambda: [
+        nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3)], (64, 5)),
+    "GL of each group of a convolution": ("eval", lambda: [
+        nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(16, 8)], (32, 2, 4, 4)),
+    "deep linear network with batch statistics": ("train", lambda: [
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)], (64, 5)),
+    "whitening": ("train", lambda: [
+        nn.Linear(8, 6), ng.nn.registry.get("whitening").layer(channels=6, spatial=0), nn.Linear(6, 3)], (64, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_count_is_the_nullity_over_fresh_batches(name):
+    """What holds on one batch alone (the scales that GL would need behind batch statistics) is no symmetry."""
+    torch.manual_seed(0)
+    mode, layers, shape = WHOLE[name]
+    outcome = examine(0, Subject(name, nn.Sequential(*layers()), torch.randn(shape), mode, name))
+    assert (outcome.false, outcome.explained) == ([], outcome.nullity)
+
+
+class TiedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.head = nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 11)
+        self.head.weight = self.into.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(torch.tanh(self.into(tokens))))
+
+
+def test_a_shift_before_a_tied_head_is_absorbed_by_its_bias():
+    result = search(TiedHead(), torch.randint(0, 11, (16, 4)), "eval")
+    assert "norm.bias[i], -head.bias by into.weight[:, i]" in [family.describe() for family in result.families]
+
+
 # -- eps ------------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +272,7 @@ def test_small_constants_elsewhere_stay():
 
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.02  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.12  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))

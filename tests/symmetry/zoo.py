@@ -6,6 +6,7 @@ Each is built twice from one seed: as people use it (eps as given) and with eps 
 import math
 import random
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ def set_eps(model, eps=None):
     for module in model.modules():
         if isinstance(module, RMS):
             module.narrow = False
+        elif type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")) and not isinstance(module, nn.RMSNorm):
+            module.forward = MethodType(wide_rms, module)  # Hugging Face's narrow to float32
         if not module.training and list(module.buffers(recurse=False)):
             continue  # beside stored statistics eps is one more constant
         for name, value in list(vars(module).items()):
@@ -41,6 +44,12 @@ def set_eps(model, eps=None):
             if eps is not None and name == "settings" and hasattr(value, "eps"):
                 setattr(module, name, type(value)(**{**vars(value), "eps": eps}))
     return model
+
+
+def wide_rms(module, x):
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    gain = 1 + module.weight if "Gemma" in type(module).__name__ else module.weight
+    return gain * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
 class RMS(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 
 from torch import Tensor
@@ -60,6 +61,22 @@ class Slot:
         part = result.narrow(*self.narrow)
         part.copy_(inner.reshape(part.shape))
         return result.reshape(shape)
+
+    @cache  # noqa: B019 - slots are few and small
+    def along(self, shape: Shape) -> tuple[int, Slot] | None:
+        """Return the one axis of the tensor that the index runs over, and the slot of the sums over all other axes."""
+        for axis in range(len(shape)):
+            after = len(shape) - axis - 1
+            spans = [range(axis, len(view) - after) for view in (self.view, self.first or shape)]
+            cut = [(*view[:axis], *view[len(view) - after :]) for view in (self.view, self.first or shape)]
+            inside = set(self.keep) <= set(spans[0]) and (self.narrow is None or self.narrow[0] in spans[1])
+            if inside and cut[0] == cut[1] == (*shape[:axis], *shape[axis + 1 :]):
+                view, first = (
+                    tuple(v[k] for k in span) for v, span in zip((self.view, self.first or shape), spans, strict=True)
+                )
+                narrow = None if self.narrow is None else (self.narrow[0] - axis, *self.narrow[1:])
+                return axis, Slot(self.name, view, tuple(k - axis for k in self.keep), narrow, first)
+        return None
 
     @property
     def whole(self) -> bool:

@@ -203,7 +203,7 @@ def _readers(families: Sequence[Family], point: Mapping[str, Tensor], size: int,
 
 
 def _units(families: Sequence[Family], point: Mapping[str, Tensor], size: int) -> Iterator[Unit]:
-    """Yield what reads a normalizer's output gain * z + shift: z -> A z is undone behind the gain, the shift follows."""
+    """Yield what reads gain * z + shift: z -> A z is undone behind the gain, and the shift follows."""
     for family in families:
         vectors = [t for t in family.terms if point[t.parameter].numel() == size and t.coefficient > 0]
         wide = [t for t in family.terms if t.coefficient < 0 and point[t.parameter].ndim > 1]
@@ -212,5 +212,3 @@ def _units(families: Sequence[Family], point: Mapping[str, Tensor], size: int) -
             for gain in vectors:
                 parts = (*wide, *(t for t in vectors if t is not gain))
                 yield tuple(MatrixTerm(t.slot, t.coefficient, (), t.slot.keep, by=gain.parameter) for t in parts)
-
-

@@ -10,7 +10,7 @@ from torch import Tensor
 from normgauge.network import owner_of
 from normgauge.symmetry._axes import Slot, element_slot
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._terms import Centred, Offset, Scale, Shift, Term, Undone, Unread
+from normgauge.symmetry._terms import Centred, Offset, Scale, Shift, Term, Undone, Unread, kernel_basis
 from normgauge.symmetry._trace import Hints
 
 WIDEST = 4096  # of a reader whose kernel is written out
@@ -30,56 +30,74 @@ def centred_candidates(
     gains = [name for name, value in point.items() if sum(s > 1 for s in value.shape) == 1]
     for name, value in point.items():
         for axis in range(value.ndim if name not in gains else 0):
-            slopes = gradient[name].movedim(axis, -1).reshape(-1, value.shape[axis])
-            loud = slopes.square().sum(1).topk(min(LOUDEST, len(slopes))).indices
-            for gamma in [gain for gain in gains if point[gain].numel() == value.shape[axis]]:
-                yield from _centred_terms(name, axis, gamma, slopes[loud], loud, point, gradient)
+            matching = [gain for gain in gains if point[gain].numel() == value.shape[axis]]
+            loudest = _loudest(gradient[name], axis) if matching else None
+            for gamma in matching:
+                yield from _centred_terms(name, axis, gamma, loudest, point, gradient)  # type: ignore[arg-type]
     for family in families:
         scales = [term for term in family.terms if isinstance(term, Scale) and term.slot.narrow is None]
         yield from _undone_terms(family, [term for term in scales if term.parameter in gains], point)
 
 
-def _undone_terms(
-    family: Family, vectors: Sequence[Term], point: Mapping[str, Tensor]
-) -> Iterator[tuple[Term, ...]]:
+def _undone_terms(family: Family, vectors: Sequence[Term], point: Mapping[str, Tensor]) -> Iterator[tuple[Term, ...]]:
     """Yield a shift beside a gain, undone by all who read it, where they have no biases for that."""
     readers = [term for term in family.terms if term.coefficient < 0 and term not in vectors]
     plain = all(t.slot.narrow is None and t.slot.view == tuple(point[t.parameter].shape) for t in readers)
     plain &= not any(_biases(t.parameter, point) for t in readers)
-    if family.kind == "rescale" and family.size > 1 and readers and plain and len(vectors) + len(readers) == len(family.terms):
+    if (
+        family.kind == "rescale"
+        and family.size > 1
+        and readers
+        and plain
+        and len(vectors) + len(readers) == len(family.terms)
+    ):
         for gamma, beta in permutations([t for t in vectors if t.coefficient > 0], 2):
             names = gamma.parameter, beta.parameter
             yield (Shift(beta.slot), *(Undone(t.slot, -1.0, *names) for t in readers))
 
 
-def unread_candidates(point: Mapping[str, Tensor], hints: Hints) -> Iterator[tuple[Term, ...]]:
-    """Yield shifts of writers along what a narrower reader maps to zero: the last layers before a small head."""
+def unread_candidates(
+    point: Mapping[str, Tensor], gradient: Mapping[str, Tensor], hints: Hints
+) -> Iterator[tuple[Term, ...]]:
+    """Yield shifts of writers along what a narrower reader maps to zero: the last layers before a small head.
+
+    Every writer of the reader's width is tried, on the slices with the largest gradients first.
+    """
     for reader, matrix in point.items():
         for along, width in enumerate(matrix.shape):
             outputs = matrix.numel() // max(1, width)
             if matrix.ndim != 2 or not 0 < outputs < width or width > WIDEST:
                 continue
+            blind = kernel_basis(matrix, along)
             for name, value in point.items():
                 for axis, size in enumerate(value.shape):
                     if size == width and name != reader and axis not in hints.kernel_axes(tuple(value.shape)):
-                        rest = tuple(a for a in range(value.ndim) if a != axis)
-                        slot = Slot(name, tuple(value.shape), rest)
-                        yield (Unread(slot, 1.0, reader, along, axis, width - outputs),)
+                        slopes = _loudest(gradient[name], axis)[0].double()
+                        if float((slopes @ blind).norm()) < CANDIDATE * float(slopes.norm()):
+                            rest = tuple(a for a in range(value.ndim) if a != axis)
+                            slot = Slot(name, tuple(value.shape), rest)
+                            yield (Unread(slot, 1.0, reader, along, axis, width - outputs),)
+
+
+def _loudest(slope: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the slices along an axis with the largest gradients, and their numbers."""
+    slices = slope.movedim(axis, -1).reshape(-1, slope.shape[axis])
+    rows = slices.square().sum(1).topk(min(LOUDEST, len(slices))).indices
+    return slices[rows], rows
 
 
 def _centred_terms(
     name: str,
     axis: int,
     gamma: str,
-    slopes: Tensor,
-    rows: Tensor,
+    loudest: tuple[Tensor, Tensor],
     point: Mapping[str, Tensor],
     gradient: Mapping[str, Tensor],
 ) -> Iterator[tuple[Term, ...]]:
     """Yield a weight's shift by 1/gamma, alone or with its bias, if some rows of the gradient allow it."""
     shape = tuple(point[name].shape)
     centred = Centred(Slot(name, shape, tuple(a for a in range(len(shape)) if a != axis)), 1.0, gamma)
-    inverse = 1 / point[gamma].reshape(-1)
+    inverse, (slopes, rows) = 1 / point[gamma].reshape(-1), loudest
     sums, sizes = slopes @ inverse, (slopes * inverse).norm(dim=1).clamp_min(1e-300)
     if float((sums.abs() / sizes).max()) < CANDIDATE:
         yield (centred,)

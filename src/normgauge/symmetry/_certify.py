@@ -61,8 +61,9 @@ class Certifier:
         if self._held[0] != number:
             self._held = (-2, {})
             drawn = number >= 0
-            self._held = number, (
-                generic_point(self.function, self._seeds[number], SPREADS[number]) if drawn else self.function.user
+            self._held = (
+                number,
+                (generic_point(self.function, self._seeds[number], SPREADS[number]) if drawn else self.function.user),
             )
         return self._held[1]
 

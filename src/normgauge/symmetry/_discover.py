@@ -81,14 +81,15 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     Examples:
         Six hidden ReLU units have six rescalings, and nothing else:
 
+        >>> import torch
         >>> from torch import nn
         >>> x = torch.randn(32, 4, generator=generator(0))
         >>> with torch.random.fork_rng():
         ...     _ = torch.manual_seed(0)
         ...     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
         >>> objective = Objective(model, nn.functional.mse_loss, (x, torch.zeros(32, 3)), mode="eval")
-        >>> found = symmetries(objective)
-        >>> found.dimension, found.generators[0].kind, found.generators[0].status
+        >>> free = symmetries(objective)
+        >>> free.dimension, free.generators[0].kind, free.generators[0].status
         (6, 'rescale', 'exact')
 
     References: sun2020, akbar2025.
@@ -105,10 +106,12 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     alive = {name: slope != 0 for name, slope in at_user.items()}
     del at_user
     signatures.point = certifier.point(0)
-    columns = list_columns(signatures.point, hints, function.coordinates)
+    columns = list_columns(signatures.point, hints, function.coordinates, function.homes())
     gradient = _probe(function, columns, signatures, seed)
     signatures.admit(alive)
-    families = _candidates(function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed)
+    families = _candidates(
+        function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed
+    )
     del gradient  # as large as the parameters, and so is a point; what follows needs room for graphs
     signatures.point = {}
     certified = certifier.certify(families)
@@ -206,7 +209,7 @@ def _candidates(
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)
         accept(coupled_families(signatures, whole, precision))
     accept(_hidden_shifts(centred_candidates(list(accepted), point, gradient), point, gradient, precision))
-    accept(_hidden_shifts(unread_candidates(point, hints), point, gradient, precision))
+    accept(_hidden_shifts(unread_candidates(point, gradient, hints), point, gradient, precision))
     return [*accepted, *change_of_basis(accepted, point, [gradient], hints, precision)]
 
 

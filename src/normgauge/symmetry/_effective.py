@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -321,7 +320,7 @@ def _module_frame(
         constant = [v for v in (0.0, -1.0) if _same(run(given, **{gain: v}), run(other, **{gain: v}))]
         return OnePlus(prefix + gain) if constant == [-1.0] else None
     for gain, bias in (tuple(vectors), tuple(vectors)[::-1]):
-        constants = _channel_affine(module, given, partial(run, **{gain: 1.0}))
+        constants = _channel_affine(module, given, lambda x, gain=gain: run(x, **{gain: 1.0}))  # type: ignore[misc]
         if constants is not None and _same(run(torch.zeros_like(given), **{bias: 1.0}), torch.ones_like(given)):
             mean = (-constants[1] / constants[0]).double().tolist()
             return StoredAffine(prefix + gain, prefix + bias, tuple(mean), tuple(constants[0].double().tolist()))
@@ -393,7 +392,7 @@ def _length_frame(
             return frame
         with without_eps(made_by):
             weight = made_by(*((g, v) if direction.endswith("1") else (v,))).detach()
-        mean, rest, lengths = frame._split(v)
+        _, rest, lengths = frame._split(v)
         unit = g.reshape(lengths.shape) * rest / lengths
         factor = float((weight * unit).sum() / unit.square().sum().clamp_min(1e-300))
         if factor > 0 and _same(weight, factor * unit):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.network import owner_of
 from normgauge.rng import generator
 from normgauge.symmetry._axes import (
     Slot,
@@ -100,8 +99,10 @@ class Columns:
         return list(dict.fromkeys([*self.scales, *self.shifts, *self.averages]))
 
 
-def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordinates) -> Columns:
-    """List what is to be probed for these parameters."""
+def list_columns(
+    point: Mapping[str, Tensor], hints: Hints, coordinates: Coordinates, homes: Mapping[str, set[str]]
+) -> Columns:
+    """List what is to be probed for these parameters; a tied one has several modules for homes."""
     columns = Columns()
     for name, value in point.items():
         shape = tuple(value.shape)
@@ -118,7 +119,7 @@ def list_columns(point: Mapping[str, Tensor], hints: Hints, coordinates: Coordin
             columns.averages.extend(Shift(slot) for slot in shift_slots(name, shape, hints))
         if value.numel() > 1 and sum(s > 1 for s in shape) == 1:
             columns.averages.extend(Shift(slot) for slot in [*shift_slots(name, shape, hints), whole_slot(name, shape)])
-    columns.shifts.extend(pulls(point, hints))
+    columns.shifts.extend(pulls(point, hints, homes))
     for frame in coordinates.frames:
         if isinstance(frame, StoredAffine):
             gain = element_slot(frame.gain, tuple(point[frame.gain].shape))
@@ -136,11 +137,12 @@ def _rows_of_pieces(name: str, shape: tuple[int, ...], hints: Hints) -> Iterator
                     yield Slot(name, inner, (other,), (axis, start, length))
 
 
-def pulls(point: Mapping[str, Tensor], hints: Hints) -> Iterator[Pull]:
+def pulls(point: Mapping[str, Tensor], hints: Hints, homes: Mapping[str, set[str]]) -> Iterator[Pull]:
     """Yield what a shift of a layer's input does to its bias, for every weight and bias of one module."""
     modules: dict[str, list[str]] = {}
     for name in point:
-        modules.setdefault(owner_of(name), []).append(name)
+        for home in sorted(homes[name]):
+            modules.setdefault(home, []).append(name)
     for names in modules.values():
         for bias in names:
             weights = [w for w in names if point[w].ndim >= 2 and point[bias].ndim == 1]
@@ -217,15 +219,22 @@ class Signatures:
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
     ) -> None:
         """Reduce one parameter's gradient; its products are made once and freed before the next parameter's."""
-        product = square = None
+        sums: dict[tuple[type[Term], int], tuple[Tensor, Tensor]] = {}
+        products: dict[type[Term], Tensor] = {}
         for term in terms:
-            if isinstance(term, Scale):
-                if product is None or square is None:
-                    product = self.point[name] * gradient[name]
-                    square = product.square()
-                value, size = term.slot.gather(product), term.slot.gather(square).sqrt()
-            else:
+            kind, place = type(term), term.slot.along(tuple(gradient[name].shape))
+            if kind not in (Scale, Shift) or place is None:
                 value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
+            else:  # most slots run over one axis: the others are summed over once
+                axis, slot = place
+                if kind not in products:
+                    products[kind] = gradient[name] * self.point[name] if kind is Scale else gradient[name]
+                if (kind, axis) not in sums:
+                    rest = [a for a in range(gradient[name].ndim) if a != axis]
+                    pair = products[kind], products[kind].square()
+                    sums[kind, axis] = tuple(p.sum(rest) if rest else p for p in pair)  # type: ignore[assignment]
+                value, size = (slot.gather(part) for part in sums[kind, axis])
+                size = size.sqrt()
             if term in self.averages:
                 self._compare(term, value, size)
             else:

@@ -17,11 +17,6 @@ CANDIDATE = 1e-3  # an eps that could not be removed gives less; certification r
 MOST_LISTED = 100_000  # entries of one tensor that are named one by one
 
 
-def observed(signatures: Signatures) -> dict[str, Tensor]:
-    """Return, per parameter, which entries had a gradient in some probe."""
-    return {name: largest > 0 for name, largest in signatures.largest.items()}
-
-
 def unused_entries(signatures: Signatures) -> dict[str, Tensor]:
     """Return the masks of entries without any gradient: unobserved in this data, not known to be dead.
 

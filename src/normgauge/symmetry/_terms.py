@@ -18,8 +18,9 @@ Values = Mapping[str, Tensor]
 class Term:
     """One tensor's share in a family of generators: `coefficient` times a field, one field per index.
 
-    `gather` maps a gradient to its inner products with the fields, `field` maps numbers per index to the sum
-    of fields, `act` is the finite change (t is an exponent of two for scales, a length otherwise).
+    `summands` are what a gradient's inner products with the fields are sums of, entry by entry of the slot's tensor,
+    without the coefficient; `gather` are the inner products, `field` maps numbers per index to the sum of fields,
+    `act` is the finite change (t is an exponent of two for scales, a length otherwise).
     """
 
     slot: Slot
@@ -48,13 +49,17 @@ class Term:
         """Return the same term with another coefficient."""
         return replace(self, coefficient=value)
 
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return what the inner products sum."""
+        raise NotImplementedError
+
     def gather(self, point: Values, gradient: Values) -> Tensor:
         """Return the inner products of a gradient with the fields (coefficient included)."""
-        raise NotImplementedError
+        return self.coefficient * self.slot.gather(self.summands(point, gradient))
 
     def magnitude(self, point: Values, gradient: Values) -> Tensor:
         """Return the size the inner products would have if their summands had random signs."""
-        raise NotImplementedError
+        return abs(self.coefficient) * self.slot.gather(self.summands(point, gradient).square()).sqrt()
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return the tangent vector, on the tensor's shape, of the sum of fields with these amounts."""
@@ -79,14 +84,9 @@ class Scale(Term):
     role = "scale"
     finite_scale = True
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c <slice, gradient of slice>."""
-        return self.coefficient * self.slot.gather(point[self.parameter] * gradient[self.parameter])
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squares of the summands."""
-        product = point[self.parameter] * gradient[self.parameter]
-        return abs(self.coefficient) * self.slot.gather(product.square()).sqrt()
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return the entries times their gradients."""
+        return point[self.parameter] * gradient[self.parameter]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c t_i times slice i."""
@@ -105,13 +105,9 @@ class Shift(Term):
 
     role = "shift"
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c times the summed gradient of each slice."""
-        return self.coefficient * self.slot.gather(gradient[self.parameter])
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squared gradients of each slice."""
-        return abs(self.coefficient) * self.slot.gather(gradient[self.parameter].square()).sqrt()
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return the gradient."""
+        return gradient[self.parameter]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c t_i on slice i."""
@@ -136,31 +132,17 @@ class Pull(Term):
         """The bias."""
         return self.bias
 
-    def _matrix(self, point: Values) -> Tensor:
-        """Return W as [bias entries, inputs], kernels summed; shared axes (groups) become block diagonal."""
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return the weights times the gradient of the bias."""
         view = self.slot.view_of(point[self.slot.name])
-        rest = [axis for axis in range(view.ndim) if axis not in self.slot.keep and axis not in self.out]
-        return view.sum(rest, keepdim=True) if rest else view
-
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c W^T g_b."""
-        matrix = self._matrix(point)
-        slope = gradient[self.bias].reshape([s if a in self.out else 1 for a, s in enumerate(matrix.shape)])
-        drop = [axis for axis in range(matrix.ndim) if axis not in self.slot.keep]
-        return self.coefficient * (matrix * slope).sum(drop).reshape(-1)
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squares of the summands."""
-        matrix = self._matrix(point)
-        slope = gradient[self.bias].reshape([s if a in self.out else 1 for a, s in enumerate(matrix.shape)])
-        drop = [axis for axis in range(matrix.ndim) if axis not in self.slot.keep]
-        return abs(self.coefficient) * (matrix * slope).square().sum(drop).sqrt().reshape(-1)
+        slope = gradient[self.bias].reshape([s if a in self.out else 1 for a, s in enumerate(view.shape)])
+        return (view * slope).reshape(point[self.slot.name].shape)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c W t."""
-        matrix = self._matrix(point)
-        inputs = amounts.to(matrix).reshape([s if a in self.slot.keep else 1 for a, s in enumerate(matrix.shape)])
+        matrix = self.slot.view_of(point[self.slot.name])
         drop = [axis for axis in range(matrix.ndim) if axis not in self.out]
+        inputs = self.slot.spread(amounts.to(matrix), self.slot.view)
         return self.coefficient * (matrix * inputs).sum(drop).reshape(point[self.bias].shape)
 
     def describe(self) -> str:
@@ -183,14 +165,9 @@ class Centred(Term):
         (axis,) = [a for a in range(len(self.slot.view)) if a not in self.slot.keep]
         return (1 / point[self.by]).reshape([-1 if a == axis else 1 for a in range(len(self.slot.view))])
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c sum_j g_jk / gamma_j."""
-        return self.coefficient * self.slot.gather(self.slot.view_of(gradient[self.slot.name]) * self._weights(point))
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squares of the summands."""
-        weighted = self.slot.view_of(gradient[self.slot.name]) * self._weights(point)
-        return abs(self.coefficient) * self.slot.gather(weighted.square()).sqrt()
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return the gradient over gamma."""
+        return self.slot.view_of(gradient[self.slot.name]) * self._weights(point)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c t_k / gamma_j."""
@@ -213,20 +190,16 @@ class Offset(Term):
     role = "offset"
 
     def _factor(self, point: Values) -> Tensor:
-        return self.coefficient * (point[self.beta] / point[self.by]).sum()
+        return (point[self.beta] / point[self.by]).sum()
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c (sum beta / gamma) g_b."""
-        return self._factor(point) * self.slot.gather(gradient[self.slot.name])
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the absolute values of `gather`."""
-        return self.gather(point, gradient).abs()
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return (sum beta / gamma) g_b."""
+        return self._factor(point) * gradient[self.slot.name]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c t_i (sum beta / gamma)."""
         value = point[self.slot.name]
-        return self._factor(point) * self.slot.spread(amounts.to(value), tuple(value.shape))
+        return self.coefficient * self._factor(point) * self.slot.spread(amounts.to(value), tuple(value.shape))
 
 
 @dataclass(frozen=True)
@@ -242,23 +215,18 @@ class Undone(Centred):
 
     def _weights(self, point: Values) -> Tensor:
         wide = [-1 if a in self.slot.keep else 1 for a in range(len(self.slot.view))]
-        return (self.coefficient / point[self.by] / (point[self.beta] / point[self.by]).sum()).reshape(wide)
+        return (1 / point[self.by] / (point[self.beta] / point[self.by]).sum()).reshape(wide)
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c <W[:, i] (1/gamma)^T, g> / <beta, 1/gamma>."""
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return W times the sum of its gradient over gamma, over <beta, 1/gamma>."""
         along = (gradient[self.slot.name] * self._weights(point)).sum(self.slot.keep, keepdim=True)
-        return self.slot.gather(point[self.slot.name] * along)
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the root of the sum of squares of the summands."""
-        along = (gradient[self.slot.name] * self._weights(point)).square().sum(self.slot.keep, keepdim=True)
-        return self.slot.gather(point[self.slot.name].square() * along).sqrt()
+        return point[self.slot.name] * along
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c W t (1/gamma)^T / <beta, 1/gamma>."""
         value = point[self.slot.name]
         moved = (value * self.slot.spread(amounts.to(value), self.slot.view)).sum(self.slot.keep, keepdim=True)
-        return moved * self._weights(point)
+        return self.coefficient * moved * self._weights(point)
 
     def act(self, point: Values, amounts: Tensor) -> Tensor:
         """Return W after the finite change of beta by t."""
@@ -283,13 +251,9 @@ class Through(Term):
         """The bias."""
         return self.bias
 
-    def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c gain_i g_i."""
-        return self.coefficient * (point[self.slot.name] * gradient[self.bias]).reshape(-1)
-
-    def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the absolute values of `gather`."""
-        return self.gather(point, gradient).abs()
+    def summands(self, point: Values, gradient: Values) -> Tensor:
+        """Return the gains times the gradient of the bias."""
+        return point[self.slot.name] * gradient[self.bias].reshape(point[self.slot.name].shape)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
         """Return c t_i gain_i."""
@@ -299,6 +263,12 @@ class Through(Term):
     def describe(self) -> str:
         """Name the bias and the gain that carries the shift."""
         return f"{self.bias} by {self.slot.name}{self.slot.describe()}"
+
+
+def kernel_basis(reader: Tensor, along: int) -> Tensor:
+    """Return [width, kernel]: an orthonormal basis of what a matrix that reads along an axis maps to zero."""
+    rows = reader.detach().movedim(along, -1).reshape(-1, reader.shape[along])
+    return torch.linalg.qr(rows.mT.double(), mode="complete").Q[:, rows.shape[0] :]
 
 
 @dataclass(frozen=True)
@@ -322,9 +292,7 @@ class Unread(Term):
         return self.kernel * self.slot.size
 
     def _basis(self, point: Values) -> Tensor:
-        """Return [width, kernel]: the complement of the rows of the reader."""
-        rows = point[self.reader].detach().movedim(self.along, -1).reshape(-1, point[self.reader].shape[self.along])
-        return torch.linalg.qr(rows.mT.double(), mode="complete").Q[:, rows.shape[0] :]
+        return kernel_basis(point[self.reader], self.along)
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
         """Return c N^T g, column by column."""
@@ -349,7 +317,9 @@ class Unread(Term):
         return f"{self.slot.name}{self.slot.describe()} in the kernel of {self.reader}"
 
 
-ROLES: dict[str, type[Term]] = {kind.role: kind for kind in (Scale, Shift, Pull, Centred, Undone, Offset, Through, Unread)}
+ROLES: dict[str, type[Term]] = {
+    kind.role: kind for kind in (Scale, Shift, Pull, Centred, Undone, Offset, Through, Unread)
+}
 
 
 def term_from_json(data: Mapping[str, Any]) -> Term:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, explain
@@ -27,14 +26,12 @@ class Hints:
         pieces: size -> `(start, length)` of slices and parts of concatenations.
         convolutions: shape of a kernel -> groups.
         few: the batch normalization with too few values per channel, and their number.
-        narrow: whether the model computes something in a type narrower than float64.
     """
 
     factors: dict[int, set[Shape]] = field(default_factory=dict)
     pieces: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     convolutions: dict[Shape, int] = field(default_factory=dict)
     few: tuple[str, int] | None = None
-    narrow: bool = False
 
     def kernel_axes(self, shape: Shape) -> range:
         """Return the spatial axes of a convolution's kernel: they carry no channel."""
@@ -79,8 +76,6 @@ def note(hints: Hints, name: str, args: Sequence[Any], result: Any) -> None:
         _note_pieces(hints, result.shape[axis], parts)
     elif name == "slice" and isinstance(args[0], Tensor):
         _note_slice(hints, args)
-    elif name == "_to_copy":
-        hints.narrow |= result.is_floating_point() and args[0].dtype == torch.float64 != result.dtype
     elif name == "convolution":
         hints.convolutions[tuple(args[1].shape)] = int(args[8])
     elif name == "native_group_norm":

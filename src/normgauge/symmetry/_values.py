@@ -20,7 +20,7 @@ from normgauge.errors import (
     NotDifferentiableError,
     explain,
 )
-from normgauge.network import KeepDouble, without_eps
+from normgauge.network import KeepDouble, owner_of, without_eps
 from normgauge.objective import Mode, Objective, sample_count, tensors, twice_differentiable
 from normgauge.rng import generator
 from normgauge.symmetry._effective import Coordinates, find_coordinates
@@ -75,6 +75,13 @@ class Function:
         self.coordinates = self.run(
             lambda model, batch: find_coordinates(model, lambda: objective.outputs_of(model, batch), self.names)
         )
+
+    def homes(self) -> dict[str, set[str]]:
+        """Return the modules that hold each parameter: several where it is tied."""
+        holders: dict[int, set[str]] = {}
+        for name, parameter in self.objective.model.named_parameters(remove_duplicate=False):
+            holders.setdefault(id(parameter), set()).add(owner_of(name))
+        return {name: holders[id(self.objective.model.get_parameter(name))] for name in self.names}
 
     @property
     def user(self) -> Point:
