@@ -104,12 +104,10 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            explain(
-                purpose,
-                f"the package {module.split('.')[0]!r} is needed and is part of the extra {extra!r}",
-                str(error) or "no such package",
-                f"Install it with: pip install 'normgauge[{extra}]'",
-            )
+            purpose,
+            f"the package {module.split('.')[0]!r} is needed and is part of the extra {extra!r}",
+            str(error) or "no such package",
+            f"Install it with: pip install 'normgauge[{extra}]'",
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normgauge.cli._symmetries import call_factory, random_inputs
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help stays quick
     from normgauge.doctor import Checkup
@@ -39,7 +39,7 @@ def doctor(
     """Find what is wrong with a model's normalization, prove it, explain it, fix it."""
     if bool(target) == example or (as_json and sarif):
         step = "Name a factory, or pass --example; choose --json or --sarif"
-        raise InputError(explain("doctor", "it looks at one model and prints one document", target or "nothing", step))
+        raise InputError("doctor", "it looks at one model and prints one document", target or "nothing", step)
     inputs = (input, tokens, batch)
     checkup = _examine(target, data, inputs, optimizer, against, quick=quick, ignore=ignore or [])
     if as_json or sarif:
@@ -77,7 +77,7 @@ def _examine(
         subject, given = subject
     if not isinstance(subject, (nn.Module, Objective)):
         step = "Return a module, (module, batch) or an Objective"
-        raise InputError(explain(f"doctor {target}", "the factory returns a model", type(subject).__name__, step))
+        raise InputError(f"doctor {target}", "the factory returns a model", type(subject).__name__, step)
     if data:
         given = call_function("data", data, "a function that returns a batch")
         if not isinstance(given, (tuple, dict)) and hasattr(given, "__iter__") and not hasattr(given, "ndim"):

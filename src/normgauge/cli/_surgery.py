@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from normgauge.cli._symmetries import load_objective
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 
 _VERBS = {
     "fold": "fold_norms",
@@ -60,7 +60,7 @@ def surgery(
         if result.unexpected_keys or len(result.missing_keys) > len(dict(room.ties(model))):
             got = f"missing {result.missing_keys[:3]}, unexpected {result.unexpected_keys[:3]}"
             step = "Give the checkpoint of this factory's model"
-            raise InputError(explain(f"surgery {target}", "the checkpoint fits the model", got, step))
+            raise InputError(f"surgery {target}", "the checkpoint fits the model", got, step)
     options: dict[str, Any] = {"example": example}
     if operation in ("swap", "freeze", "guard", "split", "recalibrate") and where:
         options["where"] = where

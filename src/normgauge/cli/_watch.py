@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from normgauge.errors import StoreError, explain
+from normgauge.errors import StoreError
 
 
 def watch(
@@ -25,7 +25,7 @@ def watch(
     log, title = folder / LOG_NAME, f"Training run {folder.resolve().name}"
     if not log.is_file():
         rule = "the folder must hold the log of a monitored run"
-        raise StoreError(explain("watch", rule, str(folder), "Start one: ng.Monitor(model, optimizer, sinks=['run'])"))
+        raise StoreError("watch", rule, str(folder), "Start one: ng.Monitor(model, optimizer, sinks=['run'])")
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -50,7 +50,7 @@ def watch(
     except KeyboardInterrupt:
         pass  # the page is written below: that is what Ctrl-C is for here
     except OSError as error:
-        raise StoreError(explain("watch", "the port must be free", f"{port} ({error})", "Leave --port out")) from error
+        raise StoreError("watch", "the port must be free", f"{port} ({error})", "Leave --port out") from error
     finally:
         page = folder / "monitor.html" if out is None else out
         write_whole(page, watch_page(log.read_text(encoding="utf-8"), title))

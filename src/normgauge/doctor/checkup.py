@@ -19,7 +19,7 @@ from normgauge.doctor.checks import all_checks
 from normgauge.doctor.finding import Check, Exactness, Finding
 from normgauge.doctor.probes.divergence import Divergence, first_divergence
 from normgauge.doctor.probes.exam import Exam, Patient, patient_of
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.network import copy_model, first_tensor
 from normgauge.objective import Objective, tensors, untouched
 from normgauge.records import Reading, plain
@@ -210,7 +210,7 @@ class Checkup(Result):
             safe_only: apply exact and state-only repairs; else also those that change the function.
         """
         if self.patient is None:
-            raise InputError(explain("Checkup.fix", "the model is at hand", "a checkup read from a file", "Check anew"))
+            raise InputError("Checkup.fix", "the model is at hand", "a checkup read from a file", "Check anew")
         model, rows, worst = copy_model(self.patient.model), [], 0.0
         for finding in self.findings:
             wanted = finding.exactness in _SAFE or not safe_only
@@ -320,13 +320,13 @@ def checkup(
     """
     if not isinstance(objective, (nn.Module, Objective)):
         step = "Write ng.checkup(model, batch) or ng.checkup(ng.Objective(...))"
-        raise InputError(explain("checkup", "it examines a model or an Objective", type(objective).__name__, step))
+        raise InputError("checkup", "it examines a model or an Objective", type(objective).__name__, step)
     if isinstance(objective, nn.Module) and next(tensors(batch), None) is None:
         step = "Write ng.checkup(model, batch), or pass an Objective"
-        raise InputError(explain("checkup", "a model is looked at on a batch", repr(batch)[:80], step))
+        raise InputError("checkup", "a model is looked at on a batch", repr(batch)[:80], step)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         step = "Pass the optimizer that holds the model's parameters"
-        raise InputError(explain("checkup", "optimizer is a torch optimizer", type(optimizer).__name__, step))
+        raise InputError("checkup", "optimizer is a torch optimizer", type(optimizer).__name__, step)
     findings, made, left = [], [], {}
     with preserved_rng(), torch.inference_mode(False), torch.enable_grad(), counting() as cost:
         exam = Exam(patient_of(objective, batch, real=real), optimizer, loader, quick)

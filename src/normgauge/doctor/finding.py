@@ -13,7 +13,7 @@ from normgauge.doctor.probes.exam import Affine as Affine
 from normgauge.doctor.probes.exam import Exam as Exam
 from normgauge.doctor.probes.exam import NormBase as NormBase
 from normgauge.doctor.probes.passes import NormCall as NormCall
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 Severity = Literal["info", "warning", "error"]
 Exactness = Literal["exact", "state_only", "changes_function", "none"]
@@ -99,7 +99,7 @@ class Check:
         """Refuse words outside the vocabulary."""
         for word, words in ((self.severity, Severity), (self.needs, Need), (self.exactness, Exactness)):
             if word not in get_args(words):
-                raise InputError(explain("check", f"use one of {', '.join(get_args(words))}", repr(word), "Correct it"))
+                raise InputError("check", f"use one of {', '.join(get_args(words))}", repr(word), "Correct it")
 
     @property
     def words(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def check(severity: Severity, **declared: Any) -> Callable[[Callable[[Exam], Ite
         name = made.words["id"]
         if name in CHECKS or not name or not made.words["remedy"]:
             rule = "the file's docstring has an id of its own, a title, a meaning and `Fix: ...`"
-            raise InputError(explain(f"check {name!r}", rule, repr(made.words["title"]), "Write it"))
+            raise InputError(f"check {name!r}", rule, repr(made.words["title"]), "Write it")
         CHECKS[name] = made
         return made
 

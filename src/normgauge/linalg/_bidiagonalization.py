@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.linalg.convolution import Convolution
 from normgauge.rng import generator
 
@@ -159,18 +159,14 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
         kuczynski1992.
     """
     if not 0.0 < delta < 1.0:
-        raise InputError(
-            explain("random_start_bound", "delta must lie in (0, 1)", repr(delta), "Use for example delta=1e-10")
-        )
+        raise InputError("random_start_bound", "delta must lie in (0, 1)", repr(delta), "Use for example delta=1e-10")
     root = math.log(1.648 * math.sqrt(dimension) / delta) / (2 * steps - 1)
     if root >= 1.0:
         needed = math.ceil((math.log(1.648 * math.sqrt(dimension) / delta) + 1) / 2) + 1
         raise InputError(
-            explain(
-                "random_start_bound",
-                f"delta={delta:g} needs at least {needed} steps in dimension {dimension}",
-                f"{steps} steps",
-                "Raise the iterations or delta",
-            )
+            "random_start_bound",
+            f"delta={delta:g} needs at least {needed} steps in dimension {dimension}",
+            f"{steps} steps",
+            "Raise the iterations or delta",
         )
     return ritz / math.sqrt(1.0 - root**2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -41,12 +41,10 @@ class Operator(ABC):
         """
         if vector.shape != (self.shape[1],):
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    f"a vector must have shape ({self.shape[1]},)",
-                    str(tuple(vector.shape)),
-                    "Use matmat for several vectors as columns",
-                )
+                type(self).__name__,
+                f"a vector must have shape ({self.shape[1]},)",
+                str(tuple(vector.shape)),
+                "Use matmat for several vectors as columns",
             )
         return self._matvec(vector.to(device=self.device, dtype=self.dtype))
 
@@ -60,12 +58,10 @@ class Operator(ABC):
         """Return the product of the transpose with one flat vector of length `shape[0]`."""
         if vector.shape != (self.shape[0],):
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    f"the transpose takes a vector of shape ({self.shape[0]},)",
-                    str(tuple(vector.shape)),
-                    "Pass one entry per row of the map",
-                )
+                type(self).__name__,
+                f"the transpose takes a vector of shape ({self.shape[0]},)",
+                str(tuple(vector.shape)),
+                "Pass one entry per row of the map",
             )
         return self._rmatvec(vector.to(device=self.device, dtype=self.dtype))
 
@@ -73,12 +69,10 @@ class Operator(ABC):
         """Return the products with the columns of `[shape[1], k]`."""
         if matrix.ndim != 2 or matrix.shape[0] != self.shape[1]:
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    f"matmat takes a matrix with {self.shape[1]} rows",
-                    f"shape {tuple(matrix.shape)}",
-                    "Put one vector in each column",
-                )
+                type(self).__name__,
+                f"matmat takes a matrix with {self.shape[1]} rows",
+                f"shape {tuple(matrix.shape)}",
+                "Put one vector in each column",
             )
         if matrix.shape[1] == 0:
             return matrix.new_zeros(self.shape[0], 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.linalg._operator import Operator
 
 if TYPE_CHECKING:
@@ -67,12 +67,10 @@ class Convolution(Operator):
         axes = weight.ndim - 2
         if not 1 <= axes <= 3 or len(size) != axes:
             raise InputError(
-                explain(
-                    "Convolution",
-                    "weight has 1 to 3 kernel axes and size has one entry for each",
-                    f"weight {tuple(weight.shape)} and size {tuple(size)}",
-                    "Give the spatial size only, without batch and channels",
-                )
+                "Convolution",
+                "weight has 1 to 3 kernel axes and size has one entry for each",
+                f"weight {tuple(weight.shape)} and size {tuple(size)}",
+                "Give the spatial size only, without batch and channels",
             )
         self.weight = weight.detach()
         self.size = tuple(int(n) for n in size)
@@ -87,12 +85,10 @@ class Convolution(Operator):
         )
         if min(every) < 1 or min(self.size) < 1:
             raise InputError(
-                explain(
-                    "Convolution",
-                    "the padded input must hold the kernel at least once",
-                    f"size {self.size}, kernel span {self.span}, padding {self.padding}",
-                    "Give the size the layer sees in the network",
-                )
+                "Convolution",
+                "the padded input must hold the kernel at least once",
+                f"size {self.size}, kernel span {self.span}, padding {self.padding}",
+                "Give the size the layer sees in the network",
             )
         self.outputs = every if outputs is None else tuple(outputs)
         self._whole = self.outputs == every
@@ -140,12 +136,10 @@ class Convolution(Operator):
         if isinstance(layer, TransposedLayer):
             return cls._transpose_of(layer, tuple(size), weight)
         raise InputError(
-            explain(
-                "Convolution.of",
-                "the layer must be Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d",
-                type(layer).__name__,
-                "Build Convolution from a weight, a size and the stride yourself",
-            )
+            "Convolution.of",
+            "the layer must be Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d",
+            type(layer).__name__,
+            "Build Convolution from a weight, a size and the stride yourself",
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, OutOfMemoryError, explain, offer_partial
+from normgauge.errors import InputError, OutOfMemoryError, offer_partial
 from normgauge.linalg._basis import inner, norm, out_of_memory_message
 from normgauge.linalg._drift import drift_limit
 from normgauge.linalg._operator import Operator
@@ -97,7 +97,7 @@ def eigenpairs(
     _check(operator, top, bottom, tol)
     if max_products is not None and max_products < 1:
         raise InputError(
-            explain("Lanczos", "max_products is at least 1", str(max_products), "Leave it out for up to a thousand")
+            "Lanczos", "max_products is at least 1", str(max_products), "Leave it out for up to a thousand"
         )
     size = operator.shape[0]
     capacity = _capacity(operator, top, bottom, memory)
@@ -190,12 +190,10 @@ def _first_vector(operator: Operator, start: Tensor | None, random: Tensor) -> T
     rows = start.reshape(-1, start.shape[-1]).to(device=operator.device, dtype=operator.dtype)
     if rows.shape[1] != operator.shape[0] or not len(rows):
         raise InputError(
-            explain(
-                "Lanczos",
-                f"start is a vector of length {operator.shape[0]}, or several as rows",
-                f"shape {tuple(start.shape)}",
-                "Pass the vectors of an earlier result on the same parameters",
-            )
+            "Lanczos",
+            f"start is a vector of length {operator.shape[0]}, or several as rows",
+            f"shape {tuple(start.shape)}",
+            "Pass the vectors of an earlier result on the same parameters",
         )
     lengths = torch.tensor([norm(row) for row in rows], device=rows.device, dtype=rows.dtype)
     direction = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
@@ -206,31 +204,25 @@ def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
     rows, columns = operator.shape
     if rows != columns or not operator.self_adjoint:
         raise InputError(
-            explain(
-                "Lanczos",
-                "the operator must be square and self-adjoint",
-                f"{type(operator).__name__} of shape {operator.shape}, self_adjoint={operator.self_adjoint}",
-                "Use the singular values of J by way of J^T J",
-            )
+            "Lanczos",
+            "the operator must be square and self-adjoint",
+            f"{type(operator).__name__} of shape {operator.shape}, self_adjoint={operator.self_adjoint}",
+            "Use the singular values of J by way of J^T J",
         )
     if min(top, bottom) < 0 or top + bottom == 0 or max(top, bottom) > rows:
         raise InputError(
-            explain(
-                "Lanczos",
-                f"top and bottom count eigenvalues of an operator with {rows} of them, at least one in all",
-                f"top={top}, bottom={bottom}",
-                f"Ask for at most {rows} at each end",
-            )
+            "Lanczos",
+            f"top and bottom count eigenvalues of an operator with {rows} of them, at least one in all",
+            f"top={top}, bottom={bottom}",
+            f"Ask for at most {rows} at each end",
         )
     least = 10 * torch.finfo(operator.dtype).eps
     if not least <= tol < 1.0:
         raise InputError(
-            explain(
-                "Lanczos",
-                f"tol is a relative residual below 1 and not below {least:.2g}, what {operator.dtype} can give",
-                f"{tol:.3g}",
-                "Raise tol, or use model.double() and data in float64",
-            )
+            "Lanczos",
+            f"tol is a relative residual below 1 and not below {least:.2g}, what {operator.dtype} can give",
+            f"{tol:.3g}",
+            "Raise tol, or use model.double() and data in float64",
         )
 
 

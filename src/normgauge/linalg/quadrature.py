@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, offer_partial
+from normgauge.errors import InputError, offer_partial
 from normgauge.linalg._basis import inner
 from normgauge.linalg._operator import Operator
 from normgauge.linalg._sequence import Sequences
@@ -125,9 +125,7 @@ def hutchinson(
     """
     _check(operator, probes=probes, steps=1)
     if not relative_error > 0.0:
-        raise InputError(
-            explain("trace", "relative_error must be positive", f"{relative_error:g}", "Ask for 0.05, say")
-        )
+        raise InputError("trace", "relative_error must be positive", f"{relative_error:g}", "Ask for 0.05, say")
     draw = generator(seed)
     mean, spread = 0.0, 0.0
     estimate = TraceEstimate(0.0, float("inf"), 0)
@@ -150,14 +148,12 @@ def hutchinson(
 def _check(operator: Operator, *, probes: int, steps: int) -> None:
     if operator.shape[0] != operator.shape[1] or not operator.self_adjoint:
         raise InputError(
-            explain(
-                "quadrature",
-                "the operator must be square and self-adjoint",
-                f"{type(operator).__name__} of shape {operator.shape}",
-                "Pass a Hessian or Gauss-Newton operator",
-            )
+            "quadrature",
+            "the operator must be square and self-adjoint",
+            f"{type(operator).__name__} of shape {operator.shape}",
+            "Pass a Hessian or Gauss-Newton operator",
         )
     if min(probes, steps) < 1:
         raise InputError(
-            explain("quadrature", "probes and steps are at least 1", f"probes={probes}, steps={steps}", "Raise them")
+            "quadrature", "probes and steps are at least 1", f"probes={probes}, steps={steps}", "Raise them"
         )

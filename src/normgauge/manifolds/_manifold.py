@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.manifolds import sphere
 
 
@@ -87,18 +87,16 @@ class Oblique:
     def __post_init__(self) -> None:
         """Refuse a radius that is no radius."""
         if not self.radius > 0:
-            raise InputError(explain(type(self).__name__, "a radius is positive", str(self.radius), "Pass radius=1.0"))
+            raise InputError(type(self).__name__, "a radius is positive", str(self.radius), "Pass radius=1.0")
 
     def _rows(self, x: Tensor) -> Tensor:
         count = self.count if self.count is not None else (x.shape[0] if x.ndim else 1)
         if count < 1 or x.numel() % count or (x.ndim and x.shape[0] % count and count != 1):
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    f"{count} spheres need a first axis that divides into {count} blocks",
-                    f"shape {tuple(x.shape)}",
-                    "Pass another count",
-                )
+                type(self).__name__,
+                f"{count} spheres need a first axis that divides into {count} blocks",
+                f"shape {tuple(x.shape)}",
+                "Pass another count",
             )
         return x.reshape(count, -1)
 

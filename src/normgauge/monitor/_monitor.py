@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.measure.curvature.edge import critical_rate
 from normgauge.monitor._blocks import Blocks
 from normgauge.monitor._look import Look, unchanged
@@ -80,11 +80,9 @@ class Monitor:
         optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
         if not isinstance(model, nn.Module) or not all(isinstance(o, torch.optim.Optimizer) for o in optimizers):
             got = f"{type(model).__name__}, {type(optimizer).__name__}"
-            raise InputError(
-                explain("Monitor", "it takes a model and its torch optimizer", got, "Monitor(model, optimizer)")
-            )
+            raise InputError("Monitor", "it takes a model and its torch optimizer", got, "Monitor(model, optimizer)")
         if every < 1:
-            raise InputError(explain("Monitor", "every is a number of steps, at least 1", str(every), "Leave it at 50"))
+            raise InputError("Monitor", "every is a number of steps, at least 1", str(every), "Leave it at 50")
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self.compiled = hasattr(inner, "_orig_mod") or any(
             getattr(module, "_compiled_call_impl", None) is not None for module in inner.modules()
@@ -96,7 +94,7 @@ class Monitor:
         self.blocks = Blocks(self.model, optimizers, every)
         if not self.blocks.places:
             rule, step = "the optimizer must hold parameters of the model", "Make it from the same model"
-            raise InputError(explain("Monitor", rule, type(optimizer).__name__, step))
+            raise InputError("Monitor", rule, type(optimizer).__name__, step)
         self.seen = Seen(self.blocks)
         self.warnings: list[EarlyWarning] = []
         self.rows: list[dict[str, Any]] = []
@@ -152,7 +150,7 @@ class Monitor:
                 "step is called between start and close",
                 "with ng.Monitor(model, optimizer) as monitor: ...",
             )
-            raise InputError(explain("Monitor", rule, "a call outside", next_step))
+            raise InputError("Monitor", rule, "a call outside", next_step)
         if loss is not None:
             self._pending.append((self.steps, loss.detach() if isinstance(loss, Tensor) else loss))
         if self.steps and self.steps % self.every == 0 and self._beaten != self.steps:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from normgauge.errors import InputError, MissingExtraError, explain
+from normgauge.errors import InputError, MissingExtraError
 from normgauge.records import Run, plain
 from normgauge.store import STORE_NAME, Store
 
@@ -47,12 +47,7 @@ class TensorBoardSink:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtraError(
-                explain(
-                    "TensorBoardSink",
-                    "it writes with tensorboard",
-                    "an environment without it",
-                    "pip install tensorboard",
-                )
+                "TensorBoardSink", "it writes with tensorboard", "an environment without it", "pip install tensorboard"
             ) from error
         self._writer: Any = SummaryWriter(str(folder))
 
@@ -101,9 +96,7 @@ def sink_of(target: Sink | str | Path) -> Sink:
     if isinstance(target, (str, Path)):
         return CSVSink(target) if str(target).endswith(".csv") else FolderSink(target)
     raise InputError(
-        explain(
-            "Monitor", "a sink is a callable (step, values) or a path", type(target).__name__, "Pass 'run' or print"
-        )
+        "Monitor", "a sink is a callable (step, values) or a path", type(target).__name__, "Pass 'run' or print"
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.threads import MEASURING
 
 
@@ -33,7 +33,7 @@ def copy_model(model: nn.Module) -> nn.Module:
             twin = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AssertionError) as error:
         raise ModelError(
-            explain(type(model).__name__, "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps")
+            type(model).__name__, "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps"
         ) from error
     for module in twin.modules():
         if parametrize.is_parametrized(module):  # a class of its own: removing a parametrization changes the class

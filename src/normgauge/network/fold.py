@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -36,12 +36,10 @@ def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
     if layer.training or layer.running_var is None:
         state = "train mode" if layer.training else "no running statistics"
         raise ModelError(
-            explain(
-                type(layer).__name__,
-                "only in evaluation mode, with running statistics, is BatchNorm a linear map",
-                state,
-                "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
-            )
+            type(layer).__name__,
+            "only in evaluation mode, with running statistics, is BatchNorm a linear map",
+            state,
+            "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
         )
     return folded_affine(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps)
 
@@ -63,12 +61,10 @@ def fold_channels(layer: nn.Module, weight: Tensor, factors: Tensor, *, after: b
     expected = next(getattr(layer, name) for name in names if hasattr(layer, name))
     if len(factors) != expected:
         raise ModelError(
-            explain(
-                "operator_norm",
-                f"BatchNorm beside {type(layer).__name__} must have {expected} features",
-                f"{len(factors)}",
-                "Check the order of the layers",
-            )
+            "operator_norm",
+            f"BatchNorm beside {type(layer).__name__} must have {expected} features",
+            f"{len(factors)}",
+            "Check the order of the layers",
         )
     # rows of the weight are output channels; of a transposed convolution they are input channels
     tail = (1,) * (weight.ndim - 2)

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.nn import registry
 
 
@@ -49,12 +49,10 @@ def cascade(
     _check_widths(widths)
     if len(sizes) != len(widths) - 1 or not all(math.isfinite(size) and size >= 0 for size in sizes):
         raise InputError(
-            explain(
-                "cascade",
-                f"sizes must be {len(widths) - 1} finite numbers >= 0, one per layer",
-                str(list(sizes)),
-                "Pass one size per pair of neighbouring widths",
-            )
+            "cascade",
+            f"sizes must be {len(widths) - 1} finite numbers >= 0, one per layer",
+            str(list(sizes)),
+            "Pass one size per pair of neighbouring widths",
         )
     declaration = registry.get(norm)
     _check_room(sizes, norm, torch.get_default_dtype() if dtype is None else dtype)
@@ -99,9 +97,7 @@ def network_with_slope(
     """
     _check_widths(widths)
     if not (math.isfinite(slope) and slope >= 0):
-        raise InputError(
-            explain("network_with_slope", "slope must be a finite number >= 0", repr(slope), "Pass slope=1e6")
-        )
+        raise InputError("network_with_slope", "slope must be a finite number >= 0", repr(slope), "Pass slope=1e6")
     depth = len(widths) - 1
     sizes = [slope ** (1 / depth)] * depth
     if slope > 0:  # the last one makes the product exact, not only the sizes equal
@@ -151,12 +147,10 @@ def network_with_gradient(
     depth = len(widths) - 1
     if not (math.isfinite(size) and size > 0) or not 1 <= layer < depth:
         raise InputError(
-            explain(
-                "network_with_gradient",
-                f"size must be positive and layer lie between 1 and {depth - 1}, below the last layer",
-                f"size={size!r}, layer={layer!r}",
-                "Pass size=1e12 and more widths, or a lower layer",
-            )
+            "network_with_gradient",
+            f"size must be positive and layer lie between 1 and {depth - 1}, below the last layer",
+            f"size={size!r}, layer={layer!r}",
+            "Pass size=1e12 and more widths, or a lower layer",
         )
     inputs, targets = batch
     unit = _append_last_layer(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
@@ -166,12 +160,10 @@ def network_with_gradient(
     norm = float(gradient.norm())
     if not (math.isfinite(norm) and norm > 0):
         raise InputError(
-            explain(
-                "network_with_gradient",
-                "the loss must have a slope at these data",
-                f"a gradient of norm {norm:g} for the net of unit sizes",
-                "Pass inputs with positive entries among the first min(widths), or other targets",
-            )
+            "network_with_gradient",
+            "the loss must have a slope at these data",
+            f"a gradient of norm {norm:g} for the net of unit sizes",
+            "Pass inputs with positive entries among the first min(widths), or other targets",
         )
     factor = size / norm
     above = depth - layer
@@ -196,22 +188,18 @@ def _check_room(sizes: Sequence[float], norm: str, dtype: torch.dtype) -> None:
     reached = [2 * log for log in logs] if norm != "none" else [*accumulate(logs), *accumulate(reversed(logs))]
     if not math.log10(room.tiny) < min(reached) <= max(reached) < math.log10(room.max):
         raise InputError(
-            explain(
-                "sizes",
-                f"{dtype} holds numbers from {room.tiny:.1e} to {room.max:.1e}, and the network must stay among them",
-                f"values from 10^{min(reached):.1f} to 10^{max(reached):.1f}",
-                "Pass dtype=torch.float64, or less extreme sizes" if dtype != torch.float64 else "Pass milder sizes",
-            )
+            "sizes",
+            f"{dtype} holds numbers from {room.tiny:.1e} to {room.max:.1e}, and the network must stay among them",
+            f"values from 10^{min(reached):.1f} to 10^{max(reached):.1f}",
+            "Pass dtype=torch.float64, or less extreme sizes" if dtype != torch.float64 else "Pass milder sizes",
         )
 
 
 def _check_widths(widths: Sequence[int]) -> None:
     if len(widths) < 2 or not all(isinstance(width, int) and width > 0 for width in widths):
         raise InputError(
-            explain(
-                "widths",
-                "a network needs the width of its input and of at least one layer, all positive",
-                str(list(widths)),
-                "Pass for example widths=[4, 8, 8, 3]",
-            )
+            "widths",
+            "a network needs the width of its input and of at least one layer, all positive",
+            str(list(widths)),
+            "Pass for example widths=[4, 8, 8, 3]",
         )

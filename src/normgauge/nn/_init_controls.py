@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, ModelError, NonFiniteError, explain
+from normgauge.errors import InputError, ModelError, NonFiniteError
 from normgauge.nn import _init_draws as draws
 from normgauge.rng import preserved_rng
 
@@ -68,12 +68,10 @@ def fixup(
     residual_blocks = [part for part in model.modules() if is_block(part)]
     if not residual_blocks:
         raise ModelError(
-            explain(
-                "init.fixup",
-                "the model needs residual blocks: children `branch`, or `conv1` and `conv2`",
-                f"none in {type(model).__name__}",
-                "Pass blocks=lambda module: isinstance(module, YourBlock)",
-            )
+            "init.fixup",
+            "the model needs residual blocks: children `branch`, or `conv1` and `conv2`",
+            f"none in {type(model).__name__}",
+            "Pass blocks=lambda module: isinstance(module, YourBlock)",
         )
     draws.he(model, seed=seed)
     inside: set[int] = set()
@@ -82,9 +80,7 @@ def fixup(
             inside |= {id(layer) for layer in draws.weight_layers(block)}
             layers = _branch_layers(block)
             if not layers:
-                raise ModelError(
-                    explain("init.fixup", "a branch needs a weight layer", type(block).__name__, "Check `blocks`")
-                )
+                raise ModelError("init.fixup", "a branch needs a weight layer", type(block).__name__, "Check `blocks`")
             for layer in layers[:-1]:
                 layer.weight.mul_(len(residual_blocks) ** (-1.0 / (2 * len(layers) - 2)))  # type: ignore[operator]
             layers[-1].weight.zero_()  # type: ignore[operator]
@@ -110,14 +106,12 @@ def _head(model: nn.Module, name: str | None, inside: set[int]) -> nn.Module:
     if name is not None:
         if name not in named or not isinstance(named[name], draws.WeightLayer):
             raise ModelError(
-                explain("init.fixup", "head names a weight layer of the model", repr(name), "Look at named_modules")
+                "init.fixup", "head names a weight layer of the model", repr(name), "Look at named_modules"
             )
         return named[name]
     outside = [part for part in model.modules() if isinstance(part, nn.Linear) and id(part) not in inside]
     if not outside:
-        raise ModelError(
-            explain("init.fixup", "the model needs a Linear head outside its blocks", "none", "Pass head='name'")
-        )
+        raise ModelError("init.fixup", "the model needs a Linear head outside its blocks", "none", "Pass head='name'")
     return outside[-1]
 
 
@@ -128,12 +122,10 @@ def _refuse_normalizers(model: nn.Module) -> None:
     for name, part in model.named_modules():
         if isinstance(part, kinds):
             raise ModelError(
-                explain(
-                    "init.fixup",
-                    "the network must have no normalization: Fixup replaces it",
-                    f"{type(part).__name__} at {name!r}",
-                    "Replace it by ScalarBias",
-                )
+                "init.fixup",
+                "the network must have no normalization: Fixup replaces it",
+                f"{type(part).__name__} at {name!r}",
+                "Replace it by ScalarBias",
             )
 
 
@@ -166,12 +158,10 @@ def lsuv(
     """
     if not tolerance > 0 or rounds < 1 or not gain > 0:
         raise InputError(
-            explain(
-                "init.lsuv",
-                "tolerance, rounds and gain must be positive",
-                f"tolerance={tolerance}, rounds={rounds}, gain={gain}",
-                "Leave them at their defaults",
-            )
+            "init.lsuv",
+            "tolerance, rounds and gain must be positive",
+            f"tolerance={tolerance}, rounds={rounds}, gain={gain}",
+            "Leave them at their defaults",
         )
     draws.orthogonal(model, seed=seed)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -196,17 +186,13 @@ def _scale_layer(model: nn.Module, inputs: Any, layer: nn.Module, tolerance: flo
             _run(model, inputs)
             variance = sum(variances) / len(variances)
             if not math.isfinite(variance):
-                raise NonFiniteError(
-                    explain("init.lsuv", "activations must be finite", "inf or nan", "Scale the inputs first")
-                )
+                raise NonFiniteError("init.lsuv", "activations must be finite", "inf or nan", "Scale the inputs first")
             if variance == 0.0:
                 raise ModelError(
-                    explain(
-                        "init.lsuv",
-                        "every layer's output must vary over the batch",
-                        f"a constant output of {layer}",
-                        "Use a larger batch, or inputs that are not all equal",
-                    )
+                    "init.lsuv",
+                    "every layer's output must vary over the batch",
+                    f"a constant output of {layer}",
+                    "Use a larger batch, or inputs that are not all equal",
                 )
             if abs(variance / gain**2 - 1.0) < tolerance:
                 return
@@ -228,12 +214,10 @@ def _order_of_use(model: nn.Module, inputs: Any) -> list[nn.Module]:
     missed = [layer for layer in layers if layer not in unique]
     if missed:
         raise ModelError(
-            explain(
-                "init.lsuv",
-                "the forward pass must reach every weight layer",
-                f"{len(missed)} never reached, the first {missed[0]}",
-                "Pass the part of the model that runs",
-            )
+            "init.lsuv",
+            "the forward pass must reach every weight layer",
+            f"{len(missed)} never reached, the first {missed[0]}",
+            "Pass the part of the model that runs",
         )
     return unique
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.rng import generator
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -85,7 +85,7 @@ def selu(model: nn.Module, *, seed: int = 0) -> nn.Module:
     """
     if not any(isinstance(part, nn.SELU) for part in model.modules()):
         raise ModelError(
-            explain("init.selu", "the model must contain SELU activations", "none", "Use init.he for ReLU networks")
+            "init.selu", "the model must contain SELU activations", "none", "Use init.he for ReLU networks"
         )
     return he(model, gain=1.0, seed=seed)
 
@@ -135,9 +135,7 @@ def delta_orthogonal(model: nn.Module, *, gain: float = 1.0, seed: int = 0) -> n
         even = any(k % 2 == 0 for k in getattr(layer, "kernel_size", ()))
         if isinstance(layer, _TRANSPOSED) or getattr(layer, "groups", 1) != 1 or even:
             raise ModelError(
-                explain(
-                    "init.delta_orthogonal", "convolutions have odd kernels and groups=1", repr(layer), "Use orthogonal"
-                )
+                "init.delta_orthogonal", "convolutions have odd kernels and groups=1", repr(layer), "Use orthogonal"
             )
 
     def draw_one(weight: Tensor, fans: tuple[int, int], draw: torch.Generator) -> Tensor:
@@ -184,12 +182,10 @@ def _fill(
     layers = list(weight_layers(model))
     if not layers:
         raise ModelError(
-            explain(
-                "initialization",
-                "the model must have a Linear, Conv or ConvTranspose layer",
-                type(model).__name__,
-                "Pass the whole model",
-            )
+            "initialization",
+            "the model must have a Linear, Conv or ConvTranspose layer",
+            type(model).__name__,
+            "Pass the whole model",
         )
     draw = generator(seed)
     with torch.no_grad():
@@ -204,12 +200,10 @@ def set_weight(
     """Fill one layer's weight on the CPU, so that every device gets the same numbers, and zero its bias."""
     if parametrize.is_parametrized(layer, "weight"):
         raise InputError(
-            explain(
-                "initialization",
-                "weights must be plain, not parametrized",
-                f"{type(layer).__name__} with a weight normalizer",
-                "Initialize first, then normalize the weights",
-            )
+            "initialization",
+            "weights must be plain, not parametrized",
+            f"{type(layer).__name__} with a weight normalizer",
+            "Initialize first, then normalize the weights",
         )
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)  # for the type checker

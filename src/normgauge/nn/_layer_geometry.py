@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, InputError, NonFiniteError, explain
+from normgauge.errors import DataError, InputError, NonFiniteError
 from normgauge.records import Reading
 from normgauge.results import Result, instrument, spend
 
@@ -237,20 +237,16 @@ def _check_layer(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     w, x = weight.detach().double().cpu().flatten(1), inputs.detach().double().cpu()
     if x.dim() != 2 or x.shape[1] != w.shape[1]:
         raise InputError(
-            explain(
-                "layer_geometry",
-                "inputs are (B, n) with n the entries of a row of the weight",
-                f"inputs {tuple(inputs.shape)} and weight {tuple(weight.shape)}",
-                "Flatten the inputs, or cut a convolution's inputs into patches with torch.nn.functional.unfold",
-            )
+            "layer_geometry",
+            "inputs are (B, n) with n the entries of a row of the weight",
+            f"inputs {tuple(inputs.shape)} and weight {tuple(weight.shape)}",
+            "Flatten the inputs, or cut a convolution's inputs into patches with torch.nn.functional.unfold",
         )
     if len(x) < 2:
-        raise DataError(
-            explain("layer_geometry", "the batch needs at least two samples", f"{len(x)}", "Give a larger batch")
-        )
+        raise DataError("layer_geometry", "the batch needs at least two samples", f"{len(x)}", "Give a larger batch")
     if not bool(torch.isfinite(w).all() and torch.isfinite(x).all()):
         raise NonFiniteError(
-            explain("layer_geometry", "weights and inputs are finite", "inf or nan", "Look for a diverged layer")
+            "layer_geometry", "weights and inputs are finite", "inf or nan", "Look for a diverged layer"
         )
     return w, x
 
@@ -258,11 +254,9 @@ def _check_layer(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
 def _per_row(name: str, value: Tensor, weight: Tensor) -> Tensor:
     if value.shape != (len(weight),):
         raise InputError(
-            explain(
-                "layer_geometry",
-                f"{name} has one number per row",
-                f"shape {tuple(value.shape)} for {len(weight)} rows",
-                "Pass the normalizer's own parameter",
-            )
+            "layer_geometry",
+            f"{name} has one number per row",
+            f"shape {tuple(value.shape)} for {len(weight)} rows",
+            "Pass the normalizer's own parameter",
         )
     return value.detach().double().cpu()

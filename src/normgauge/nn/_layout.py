@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 
 
 def reduced_axes(inputs: Tensor) -> tuple[int, ...]:
@@ -25,13 +25,11 @@ def check_channels(layer: str, inputs: Tensor, channels: int) -> None:
     """
     if not 2 <= inputs.dim() <= 5 or inputs.shape[1] != channels:
         raise DataError(
-            explain(
-                f"{layer}({channels})",
-                f"input must be (batch, {channels}, *space) with at most three axes of space",
-                f"shape {tuple(inputs.shape)}",
-                f"Build the layer with {inputs.shape[1] if inputs.dim() > 1 else 'as many'} channels, "
-                "or move the channels to axis 1",
-            )
+            f"{layer}({channels})",
+            f"input must be (batch, {channels}, *space) with at most three axes of space",
+            f"shape {tuple(inputs.shape)}",
+            f"Build the layer with {inputs.shape[1] if inputs.dim() > 1 else 'as many'} channels, "
+            "or move the channels to axis 1",
         )
     check_not_empty(layer, inputs)
 
@@ -44,12 +42,10 @@ def check_not_empty(layer: str, inputs: Tensor) -> None:
     """
     if inputs.numel() == 0:
         raise DataError(
-            explain(
-                layer,
-                "input must hold at least one value",
-                f"shape {tuple(inputs.shape)}",
-                "Drop the empty batch before the layer",
-            )
+            layer,
+            "input must hold at least one value",
+            f"shape {tuple(inputs.shape)}",
+            "Drop the empty batch before the layer",
         )
 
 
@@ -62,10 +58,8 @@ def check_enough(layer: str, inputs: Tensor, smallest: int) -> None:
     values = inputs.numel() // inputs.shape[1]
     if values < smallest:
         raise DataError(
-            explain(
-                layer,
-                f"training needs at least {smallest} values per channel (batch times space)",
-                f"{values} in shape {tuple(inputs.shape)}",
-                "Use a larger batch, or layer.eval() to use the stored statistics",
-            )
+            layer,
+            f"training needs at least {smallest} values per channel (batch times space)",
+            f"{values} in shape {tuple(inputs.shape)}",
+            "Use a larger batch, or layer.eval() to use the stored statistics",
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.nn import registry
 
 RELU_MEAN = math.sqrt(1 / (2 * math.pi))
@@ -68,16 +68,14 @@ def norm_propagation(module: torch.nn.Module, *, after: Literal["relu", "data"] 
     References: arpit2016.
     """
     if after not in ("relu", "data"):
-        raise InputError(explain("norm_propagation", "after is 'relu' or 'data'", repr(after), "Say what comes in"))
+        raise InputError("norm_propagation", "after is 'relu' or 'data'", repr(after), "Say what comes in")
     weight = module.weight
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         raise InputError(
-            explain(
-                "norm_propagation",
-                "the module needs a weight of at least two axes",
-                type(module).__name__,
-                "Give a Linear or Conv layer",
-            )
+            "norm_propagation",
+            "the module needs a weight of at least two axes",
+            type(module).__name__,
+            "Give a Linear or Conv layer",
         )
     rows = UnitRows(weight.shape[0]).to(weight.device, weight.dtype)
     parametrize.register_parametrization(module, "weight", rows)

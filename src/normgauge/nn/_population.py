@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, InputError, explain
+from normgauge.errors import DataError, InputError
 from normgauge.nn._layout import check_channels, check_enough, per_channel, reduced_axes
 
 
@@ -34,12 +34,10 @@ class BatchStatisticsNorm(torch.nn.Module):
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__()
         if num_features < 1:
-            raise InputError(
-                explain(type(self).__name__, "num_features is at least 1", str(num_features), "Count the channels")
-            )
+            raise InputError(type(self).__name__, "num_features is at least 1", str(num_features), "Count the channels")
         if momentum is not None and not 0 <= momentum <= 1:
             raise InputError(
-                explain(type(self).__name__, "momentum is between 0 and 1, or None", str(momentum), "Use 0.1 or None")
+                type(self).__name__, "momentum is between 0 and 1, or None", str(momentum), "Use 0.1 or None"
             )
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         self.weight = torch.nn.Parameter(torch.ones(num_features)) if affine else None
@@ -115,7 +113,5 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         mean = batch_mean if count == 1 else mean.lerp(batch_mean, 1 / count)
         var = batch_var if count == 1 else var.lerp(batch_var, 1 / count)
     if not count:
-        raise DataError(
-            explain("population_statistics", "at least one batch is needed", "none", "Pass the loader's inputs")
-        )
+        raise DataError("population_statistics", "at least one batch is needed", "none", "Pass the loader's inputs")
     return mean, var

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.nn.functional import _weights as maps
 
 Gain = Literal["none", "row"]
@@ -160,7 +160,5 @@ def _lengths(rows: Tensor, rule: str = "a row must not be zero") -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1)
     if bool((lengths == 0).any()):
         number = int((lengths == 0).nonzero()[0])
-        raise InputError(
-            explain("weight normalizer", f"{rule}: it has no direction", f"row {number}", "Initialize it first")
-        )
+        raise InputError("weight normalizer", f"{rule}: it has no direction", f"row {number}", "Initialize it first")
     return lengths

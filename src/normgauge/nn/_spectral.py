@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.linalg import Convolution, top_singular_pair
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -51,12 +51,10 @@ class SpectralNorm(nn.Module):
         """Return the weight divided by the norm of its operator."""
         if self.operator is None or self.right is None:
             raise InputError(
-                explain(
-                    "spectral_norm",
-                    "the norm of a convolution depends on the size of its input, which is learned at the first forward",
-                    "a weight asked for before any forward",
-                    "Run the layer once, or wrap it with input_shape=(height, width)",
-                )
+                "spectral_norm",
+                "the norm of a convolution depends on the size of its input, which is learned at the first forward",
+                "a weight asked for before any forward",
+                "Run the layer once, or wrap it with input_shape=(height, width)",
             )
         kernel = raw.unsqueeze(-1) if raw.ndim == 2 else raw
         with torch.autocast(raw.device.type, enabled=False):
@@ -143,26 +141,22 @@ def spectral_norm(
     """
     if not isinstance(module, _LAYERS) or name != "weight":
         raise InputError(
-            explain(
-                "spectral_norm",
-                "the module must be Linear, Conv or ConvTranspose, normalized by its weight",
-                f"{type(module).__name__}, {name!r}",
-                "Wrap each layer of the model itself",
-            )
+            "spectral_norm",
+            "the module must be Linear, Conv or ConvTranspose, normalized by its weight",
+            f"{type(module).__name__}, {name!r}",
+            "Wrap each layer of the model itself",
         )
     if parametrize.is_parametrized(module, name):
         raise InputError(
-            explain(
-                "spectral_norm",
-                "the weight may carry one normalizer",
-                "a layer that is parametrized already",
-                "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
-            )
+            "spectral_norm",
+            "the weight may carry one normalizer",
+            "a layer that is parametrized already",
+            "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
         )
     if steps < 1:
-        raise InputError(explain("spectral_norm", "steps is at least 1", repr(steps), "Use steps=1"))
+        raise InputError("spectral_norm", "steps is at least 1", repr(steps), "Use steps=1")
     if not bool(module.weight.detach().any()):
-        raise InputError(explain("spectral_norm", "the weight must not be zero", "zeros", "Initialize it first"))
+        raise InputError("spectral_norm", "the weight must not be zero", "zeros", "Initialize it first")
     part = SpectralNorm(steps, name)
     # unsafe: torch's check would ask for the weight before the size is known
     parametrize.register_parametrization(module, name, part, unsafe=True)
@@ -174,12 +168,7 @@ def spectral_norm(
             if len(input_shape) < axes:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=False)
                 raise InputError(
-                    explain(
-                        "spectral_norm",
-                        f"input_shape has {axes} sizes",
-                        str(tuple(input_shape)),
-                        "Give the spatial size",
-                    )
+                    "spectral_norm", f"input_shape has {axes} sizes", str(tuple(input_shape)), "Give the spatial size"
                 )
             part.learn(module, tuple(input_shape)[-axes:])
         module.register_forward_pre_hook(_LearnSize(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.nn import registry
 from normgauge.nn.group import fitting_groups
 from normgauge.nn.stat import StatNorm, _check_words
@@ -41,9 +41,7 @@ def stat_point(options: str) -> registry.Declaration:
     for pair in filter(None, options.split(",")):
         key, sign, value = pair.partition("=")
         if not sign:
-            raise InputError(
-                explain("stat:", "options are key=value, joined by commas", repr(pair), "Write stat:center=median")
-            )
+            raise InputError("stat:", "options are key=value, joined by commas", repr(pair), "Write stat:center=median")
         if key not in _OPTIONS:
             raise unknown_name("option of StatNorm", key, _OPTIONS)
         settings[key] = _number(value) if _OPTIONS[key] is float else value
@@ -55,7 +53,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InputError(explain("stat:", "quantile is a number", repr(text), "Write stat:quantile=0.1")) from None
+        raise InputError("stat:", "quantile is a number", repr(text), "Write stat:quantile=0.1") from None
 
 
 def _declare(name: str, axes: str, center: str, scale: str, quantile: float) -> registry.Declaration:

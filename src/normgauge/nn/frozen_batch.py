@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.nn import registry
 from normgauge.nn._layout import check_channels, per_channel
 
@@ -56,12 +56,10 @@ class FrozenBatchNorm(torch.nn.Module):
         """
         if layer.running_mean is None or layer.running_var is None:
             raise ModelError(
-                explain(
-                    "FrozenBatchNorm.of",
-                    "the layer must store statistics",
-                    "track_running_stats=False",
-                    "Train with track_running_stats=True, or compute population_statistics first",
-                )
+                "FrozenBatchNorm.of",
+                "the layer must store statistics",
+                "track_running_stats=False",
+                "Train with track_running_stats=True, or compute population_statistics first",
             )
         frozen = cls(layer.num_features, layer.eps)
         frozen.running_mean, frozen.running_var = layer.running_mean.clone(), layer.running_var.clone()

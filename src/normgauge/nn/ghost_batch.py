@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.nn import registry
 from normgauge.nn._layout import check_enough
 from normgauge.nn._population import BatchStatisticsNorm
@@ -53,9 +53,7 @@ class GhostBatchNorm(BatchStatisticsNorm):
     ) -> None:
         if ghost_size < 2:
             raise InputError(
-                explain(
-                    "GhostBatchNorm", "ghost_size is at least 2", str(ghost_size), "Use LayerNorm for single samples"
-                )
+                "GhostBatchNorm", "ghost_size is at least 2", str(ghost_size), "Use LayerNorm for single samples"
             )
         super().__init__(num_features, eps, momentum, affine)
         self.ghost_size = ghost_size

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.nn import registry
 from normgauge.nn._layout import check_channels
 from normgauge.nn.layer import LayerNorm
@@ -49,12 +49,10 @@ class InstanceNorm(_InstanceNorm):
         uses_input = self.training or not self.track_running_stats
         if uses_input and input.numel() // (input.shape[0] * input.shape[1]) < 2:
             raise DataError(
-                explain(
-                    f"InstanceNorm({self.num_features})",
-                    "a channel needs at least two values in space",
-                    f"shape {tuple(input.shape)}",
-                    "Use LayerNorm for inputs without space",
-                )
+                f"InstanceNorm({self.num_features})",
+                "a channel needs at least two values in space",
+                f"shape {tuple(input.shape)}",
+                "Use LayerNorm for inputs without space",
             )
 
 

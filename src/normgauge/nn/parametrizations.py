@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.nn import registry
 from normgauge.nn._rows import (
     CenteredWeightNorm,
@@ -171,7 +171,7 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
     References: salimans2016, sun2020.
     """
     if not radius > 0:
-        raise InputError(explain("unit_sphere", "radius must be positive", repr(radius), "Use for example radius=1.0"))
+        raise InputError("unit_sphere", "radius must be positive", repr(radius), "Use for example radius=1.0")
     return _attach(module, name, UnitSphere(module, radius))
 
 
@@ -187,28 +187,24 @@ def _weight_of(module: nn.Module, name: str, subject: str) -> Tensor:
     weight = getattr(module, name, None) if isinstance(module, nn.Module) else None
     if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(weight, nn.UninitializedParameter):
         raise InputError(
-            explain(
-                subject,
-                f"the module must have a tensor {name!r} with at least two axes, as Linear and Conv have",
-                type(module).__name__,
-                "Wrap each Linear or Conv layer of the model itself",
-            )
+            subject,
+            f"the module must have a tensor {name!r} with at least two axes, as Linear and Conv have",
+            type(module).__name__,
+            "Wrap each Linear or Conv layer of the model itself",
         )
     if parametrize.is_parametrized(module, name):
         raise InputError(
-            explain(
-                subject,
-                f"the {name} may carry one normalizer",
-                "a layer that is parametrized already",
-                "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
-            )
+            subject,
+            f"the {name} may carry one normalizer",
+            "a layer that is parametrized already",
+            "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
         )
     return weight
 
 
 def _check_gain(subject: str, gain: str) -> None:
     if gain not in ("none", "row"):
-        raise InputError(explain(subject, "gain is 'none' or 'row'", repr(gain), "Use one of them"))
+        raise InputError(subject, "gain is 'none' or 'row'", repr(gain), "Use one of them")
 
 
 # What nn/registry.py declares about each: keyword arguments of Declaration, with `parametrize` as the builder.

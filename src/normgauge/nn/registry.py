@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 
 Placement = Literal["none", "activation", "weights"]
 Source = Literal["none", "batch", "sample", "group", "weights", "running"]
@@ -30,12 +30,10 @@ def _check_words(record: Any) -> None:
         value = getattr(record, item.name)
         if item.name in _WORDS and value not in _WORDS[item.name]:
             raise InputError(
-                explain(
-                    type(record).__name__,
-                    f"{item.name} is one of {', '.join(_WORDS[item.name])}",
-                    repr(value),
-                    "Use one of these words, or extend the vocabulary in nn/registry.py",
-                )
+                type(record).__name__,
+                f"{item.name} is one of {', '.join(_WORDS[item.name])}",
+                repr(value),
+                "Use one of these words, or extend the vocabulary in nn/registry.py",
             )
 
 
@@ -134,12 +132,10 @@ class Declaration:
         if wanted is None:
             needed = "parametrize" if self.placement == "weights" else "make"
             raise InputError(
-                explain(
-                    f"Declaration({self.name!r})",
-                    f"placement {self.placement!r} needs {needed}",
-                    f"{needed}=None",
-                    "Give the function that builds the normalizer",
-                )
+                f"Declaration({self.name!r})",
+                f"placement {self.placement!r} needs {needed}",
+                f"{needed}=None",
+                "Give the function that builds the normalizer",
             )
 
     def layer(self, channels: int, spatial: int) -> torch.nn.Module:
@@ -150,21 +146,17 @@ class Declaration:
         """
         if self.make is None:
             raise InputError(
-                explain(
-                    f"normalizer {self.name!r}",
-                    "layer() is for placement 'activation' and 'none'",
-                    f"placement {self.placement!r}",
-                    "Use wrap(module) on the Linear or Conv layer",
-                )
+                f"normalizer {self.name!r}",
+                "layer() is for placement 'activation' and 'none'",
+                f"placement {self.placement!r}",
+                "Use wrap(module) on the Linear or Conv layer",
             )
         if channels < 1 or spatial not in (0, 1, 2, 3):
             raise InputError(
-                explain(
-                    f"normalizer {self.name!r}",
-                    "channels is at least 1 and spatial is 0, 1, 2 or 3",
-                    f"channels={channels}, spatial={spatial}",
-                    "Count the axes after (batch, channels)",
-                )
+                f"normalizer {self.name!r}",
+                "channels is at least 1 and spatial is 0, 1, 2 or 3",
+                f"channels={channels}, spatial={spatial}",
+                "Count the axes after (batch, channels)",
             )
         return self.make(channels, spatial)
 
@@ -176,22 +168,18 @@ class Declaration:
         """
         if self.parametrize is None:
             raise InputError(
-                explain(
-                    f"normalizer {self.name!r}",
-                    "wrap() is for placement 'weights'",
-                    f"placement {self.placement!r}",
-                    "Put layer(channels, spatial) behind the Linear or Conv layer",
-                )
+                f"normalizer {self.name!r}",
+                "wrap() is for placement 'weights'",
+                f"placement {self.placement!r}",
+                "Put layer(channels, spatial) behind the Linear or Conv layer",
             )
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() < 2:
             raise InputError(
-                explain(
-                    f"normalizer {self.name!r}",
-                    "wrap() needs a module with a weight of at least two axes, as Linear and Conv have",
-                    type(module).__name__,
-                    "Wrap the Linear or Conv layer itself",
-                )
+                f"normalizer {self.name!r}",
+                "wrap() needs a module with a weight of at least two axes, as Linear and Conv have",
+                type(module).__name__,
+                "Wrap the Linear or Conv layer itself",
             )
         return self.parametrize(module)
 
@@ -209,12 +197,10 @@ def register(declaration: Declaration) -> Declaration:
     taken = declaration.name in _DECLARATIONS
     if taken or ":" in declaration.name:
         raise InputError(
-            explain(
-                "registry.register",
-                "a normalizer needs a name of its own, without a colon",
-                f"{declaration.name!r}, {'already registered' if taken else 'with a colon'}",
-                "Choose another name",
-            )
+            "registry.register",
+            "a normalizer needs a name of its own, without a colon",
+            f"{declaration.name!r}, {'already registered' if taken else 'with a colon'}",
+            "Choose another name",
         )
     _DECLARATIONS[declaration.name] = declaration
     return declaration
@@ -228,7 +214,7 @@ def register_family(name: str, build: Callable[[str], Declaration]) -> None:
     """
     if name in _FAMILIES:
         raise InputError(
-            explain("registry.register_family", "a family needs a name of its own", repr(name), "Choose another name")
+            "registry.register_family", "a family needs a name of its own", repr(name), "Choose another name"
         )
     _FAMILIES[name] = build
 

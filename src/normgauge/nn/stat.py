@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.nn._population import BatchStatisticsNorm
 from normgauge.nn.functional._lp import check_power, lp_root
 from normgauge.nn.lp_batch import lp_normalize
@@ -76,12 +76,10 @@ class StatNorm(BatchStatisticsNorm):
         _check_words(axes, center, scale, quantile)
         if groups < 1 or num_features % groups:
             raise InputError(
-                explain(
-                    "StatNorm",
-                    "groups divides the channels",
-                    f"{groups} groups for {num_features} channels",
-                    "Choose a divisor",
-                )
+                "StatNorm",
+                "groups divides the channels",
+                f"{groups} groups for {num_features} channels",
+                "Choose a divisor",
             )
         self.axes, self.center, self.scale, self.quantile, self.groups = axes, center, scale, quantile, groups
         self.power = _power(scale)
@@ -175,5 +173,5 @@ def _check_words(axes: str, center: str, scale: str, quantile: float) -> None:
         check_power(float(scale[1:]))
     if not 0 <= quantile < 0.5:
         raise InputError(
-            explain("StatNorm", "quantile is at least 0 and below 0.5", str(quantile), "Use 0.25 for the quartiles")
+            "StatNorm", "quantile is at least 0 and below 0.5", str(quantile), "Use 0.25 for the quartiles"
         )

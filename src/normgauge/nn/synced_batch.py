@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.nn._layout import per_channel, reduced_axes
 from normgauge.nn._population import BatchStatisticsNorm
 
@@ -84,12 +84,10 @@ class SyncedBatchNorm(BatchStatisticsNorm):
         count = sums[-1].detach()
         if float(count) < 2:
             raise DataError(
-                explain(
-                    "SyncedBatchNorm",
-                    "training needs at least 2 values per channel in all processes together",
-                    f"{int(count)}",
-                    "Use a larger batch, or layer.eval() to use the stored statistics",
-                )
+                "SyncedBatchNorm",
+                "training needs at least 2 values per channel in all processes together",
+                f"{int(count)}",
+                "Use a larger batch, or layer.eval() to use the stored statistics",
             )
         mean = sums[:-1] / count
         centred = exact - per_channel(mean, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.nn import registry
 from normgauge.nn._layout import check_channels, check_enough, per_channel
 from normgauge.nn._whitening_kernel import Settings, apply_root, whiten
@@ -64,12 +64,10 @@ class WhiteningNorm(torch.nn.Module):
         super().__init__()
         if groups < 1 or num_features < 1 or num_features % groups:
             raise InputError(
-                explain(
-                    "WhiteningNorm",
-                    "groups divides the channels",
-                    f"{groups} groups for {num_features} channels",
-                    "Choose a divisor",
-                )
+                "WhiteningNorm",
+                "groups divides the channels",
+                f"{groups} groups for {num_features} channels",
+                "Choose a divisor",
             )
         self.num_features, self.groups, self.iterations = num_features, groups, iterations
         self.eps, self.momentum, self.affine = eps, momentum, affine

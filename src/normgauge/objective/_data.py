@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.rng import Restore, preserved_rng, save_generator, save_global_states, seed_everything
 
 
@@ -32,10 +32,10 @@ def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
         [0, 1, 4]
     """
     if count is not None and count < 1:
-        raise DataError(explain("take", "count must be at least 1", str(count), "Ask for one batch or more"))
+        raise DataError("take", "count must be at least 1", str(count), "Ask for one batch or more")
     batches = list(islice(loader, count))
     if not batches:
-        raise DataError(explain("take", "the source must give at least one batch", "none", "Make a fresh iterator"))
+        raise DataError("take", "the source must give at least one batch", "none", "Make a fresh iterator")
     return batches
 
 
@@ -130,9 +130,7 @@ class Batches:
             count, total = count + 1, total + self.size(batch)
             yield number, batch
         if count == 0:
-            raise DataError(
-                explain("Objective", "data must hold at least one batch", "none", "Check dataset and sampler")
-            )
+            raise DataError("Objective", "data must hold at least one batch", "none", "Check dataset and sampler")
         self._total = total
         if self._stable:
             return
@@ -163,33 +161,27 @@ class Batches:
 
 def _changed_data_error(difference: str) -> DataError:
     return DataError(
-        explain(
-            "Objective",
-            "data must give the same batches at every pass",
-            difference,
-            "Turn off shuffling and random augmentation, or pass ng.take(loader, n)",
-        )
+        "Objective",
+        "data must give the same batches at every pass",
+        difference,
+        "Turn off shuffling and random augmentation, or pass ng.take(loader, n)",
     )
 
 
 def _reiterable(data: Any) -> Iterable[Any]:
     if not isinstance(data, Iterable):
         raise DataError(
-            explain(
-                "Objective",
-                "data is one batch (inputs, targets) or a re-iterable of batches",
-                type(data).__name__,
-                "Pass a tuple (inputs, targets), a list of them, or a DataLoader",
-            )
+            "Objective",
+            "data is one batch (inputs, targets) or a re-iterable of batches",
+            type(data).__name__,
+            "Pass a tuple (inputs, targets), a list of them, or a DataLoader",
         )
     if isinstance(data, Iterator):
         raise DataError(
-            explain(
-                "Objective",
-                "data must be readable more than once",
-                f"a one-shot {type(data).__name__}",
-                "Pass ng.take(source, n), which materialises n batches",
-            )
+            "Objective",
+            "data must be readable more than once",
+            f"a one-shot {type(data).__name__}",
+            "Pass ng.take(source, n), which materialises n batches",
         )
     return data
 
@@ -204,12 +196,10 @@ def check_pair(batch: Any, number: int) -> None:
     if not is_pair(batch):
         size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise DataError(
-            explain(
-                "Objective",
-                "each batch is a pair (inputs, targets)",
-                f"{type(batch).__name__}{size} as batch {number}",
-                "Pass one batch as a tuple (inputs, targets), or use Objective.from_step for other batches",
-            )
+            "Objective",
+            "each batch is a pair (inputs, targets)",
+            f"{type(batch).__name__}{size} as batch {number}",
+            "Pass one batch as a tuple (inputs, targets), or use Objective.from_step for other batches",
         )
 
 
@@ -295,12 +285,10 @@ def sample_count(batch: Any) -> int:
         if tensor.ndim > 0:
             return tensor.shape[0]
     raise DataError(
-        explain(
-            "Objective",
-            "a batch must hold a tensor whose first axis counts samples",
-            type(batch).__name__,
-            "Pass weight=lambda batch: ... to Objective.from_step",
-        )
+        "Objective",
+        "a batch must hold a tensor whose first axis counts samples",
+        type(batch).__name__,
+        "Pass weight=lambda batch: ... to Objective.from_step",
     )
 
 
@@ -318,6 +306,6 @@ def checked_weight(total: float) -> float:
     """Return the sum of the batches' weights, which must be positive."""
     if not total > 0:
         raise DataError(
-            explain("Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches")
+            "Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches"
         )
     return total

@@ -11,30 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError, explain
+from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError
 from normgauge.objective._graph import graph_nodes
 
 
 def check_callable(subject: str, rule: str, value: Any) -> None:
     """Raise unless `value` can be called."""
     if not callable(value):
-        raise InputError(explain(subject, rule, type(value).__name__, "The order is model, loss or step, data"))
+        raise InputError(subject, rule, type(value).__name__, "The order is model, loss or step, data")
 
 
 def check_scalar(value: Any, name: str, number: int) -> None:
     """Raise unless a loss term is a real 0-d floating tensor."""
     if not isinstance(value, Tensor):
         raise InputError(
-            explain("Objective", f"{name} must be a 0-d tensor", type(value).__name__, "Return the tensor, not .item()")
+            "Objective", f"{name} must be a 0-d tensor", type(value).__name__, "Return the tensor, not .item()"
         )
     if value.ndim != 0 or not value.is_floating_point():
         raise InputError(
-            explain(
-                "Objective",
-                f"{name} must be a real 0-d tensor, the mean over the samples",
-                f"shape {tuple(value.shape)} of {value.dtype} in batch {number}",
-                "Use reduction='mean', or call .mean() in the loss",
-            )
+            "Objective",
+            f"{name} must be a real 0-d tensor, the mean over the samples",
+            f"shape {tuple(value.shape)} of {value.dtype} in batch {number}",
+            "Use reduction='mean', or call .mean() in the loss",
         )
 
 
@@ -42,12 +40,10 @@ def check_finite(value: Tensor, name: str, number: int) -> None:
     """Raise when a loss term is infinite or not a number, naming the batch."""
     if not bool(torch.isfinite(value.detach())):
         raise NonFiniteError(
-            explain(
-                "Objective",
-                f"{name} must be finite",
-                f"{float(value.detach())} in batch {number}",
-                "Look at that batch's inputs and targets, lower the learning rate, or use float64",
-            )
+            "Objective",
+            f"{name} must be finite",
+            f"{float(value.detach())} in batch {number}",
+            "Look at that batch's inputs and targets, lower the learning rate, or use float64",
         )
 
 
@@ -55,12 +51,10 @@ def check_depends(value: Tensor) -> None:
     """Raise unless the loss depends on the variables through differentiable operations."""
     if not value.requires_grad:
         raise NotDifferentiableError(
-            explain(
-                "Objective",
-                "the loss must depend on the selected parameters by differentiable operations",
-                "a loss without graph",
-                "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
-            )
+            "Objective",
+            "the loss must depend on the selected parameters by differentiable operations",
+            "a loss without graph",
+            "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
         )
 
 
@@ -69,12 +63,10 @@ def check_same_values(leaves: Mapping[str, Tensor], before: Mapping[str, Tensor]
     for name, leaf in leaves.items():
         if not torch.equal(leaf, before[name]) and not bool(leaf.isnan().any()):
             raise NotDifferentiableError(
-                explain(
-                    f"parameter {name!r}",
-                    "a forward whose derivative is asked must not write into its parameters",
-                    "values that differ after the forward",
-                    "Do it after the optimizer's step, or as a parametrization (torch.nn.utils.parametrize)",
-                )
+                f"parameter {name!r}",
+                "a forward whose derivative is asked must not write into its parameters",
+                "values that differ after the forward",
+                "Do it after the optimizer's step, or as a parametrization (torch.nn.utils.parametrize)",
             )
 
 
@@ -87,12 +79,10 @@ def check_recomputes_nothing(value: Tensor) -> None:
     for node in graph_nodes(value):
         if "checkpoint" in node.name().lower():
             raise NotDifferentiableError(
-                explain(
-                    "Objective",
-                    "activations must not be computed again in the backward pass",
-                    f"{node.name()}, an activation checkpoint",
-                    "Turn activation checkpointing off in the model; torch.utils.checkpoint may stay",
-                )
+                "Objective",
+                "activations must not be computed again in the backward pass",
+                f"{node.name()}, an activation checkpoint",
+                "Turn activation checkpointing off in the model; torch.utils.checkpoint may stay",
             )
 
 
@@ -107,12 +97,10 @@ def check_twice_differentiable(value: Tensor) -> None:
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
         if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE:
             raise NotDifferentiableError(
-                explain(
-                    "Objective",
-                    "every operation in model and loss must be twice differentiable",
-                    f"{node.name()}, whose backward is marked once_differentiable",
-                    "Write its backward with differentiable operations, or measure first derivatives only",
-                )
+                "Objective",
+                "every operation in model and loss must be twice differentiable",
+                f"{node.name()}, whose backward is marked once_differentiable",
+                "Write its backward with differentiable operations, or measure first derivatives only",
             )
 
 
@@ -131,24 +119,20 @@ def explain_failures(model: nn.Module, mode: str, number: int) -> Iterator[None]
         if "more than 1 value per channel" in str(error) or "more than 1 spatial element" in str(error):
             layer = _deepest_module(model, error.__traceback__)
             raise ModelError(
-                explain(
-                    f"layer {layer}",
-                    f"batch statistics in mode={mode!r} need more than one value per channel",
-                    f"{str(error).rsplit('got ', 1)[-1]} in batch {number}",
-                    "Use batches of two or more samples (drop_last=True), or mode='eval'",
-                )
+                f"layer {layer}",
+                f"batch statistics in mode={mode!r} need more than one value per channel",
+                f"{str(error).rsplit('got ', 1)[-1]} in batch {number}",
+                "Use batches of two or more samples (drop_last=True), or mode='eval'",
             ) from error
         _note(error, model, mode, number)
         raise
     except RuntimeError as error:
         if "derivative for" in str(error) and "not implemented" in str(error):
             raise NotDifferentiableError(
-                explain(
-                    "Objective",
-                    "every operation in model and loss must have the derivative asked for",
-                    str(error).splitlines()[0],
-                    "Replace the operation, or measure something that needs first derivatives only",
-                )
+                "Objective",
+                "every operation in model and loss must have the derivative asked for",
+                str(error).splitlines()[0],
+                "Replace the operation, or measure something that needs first derivatives only",
             ) from error
         _note(error, model, mode, number)
         raise

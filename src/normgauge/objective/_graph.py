@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normgauge.errors import NotDifferentiableError, explain
+from normgauge.errors import NotDifferentiableError
 from normgauge.objective._data import tensors
 
 
@@ -52,12 +52,10 @@ def check_differentiable(subject: str, slopes: Any) -> None:
     for node in graph_nodes(slopes):
         if node.name() == "torch::autograd::Error":
             raise NotDifferentiableError(
-                explain(
-                    subject,
-                    "every operation in model and loss must be twice differentiable",
-                    "an operation marked once_differentiable",
-                    "Write its backward with differentiable operations on saved tensors",
-                )
+                subject,
+                "every operation in model and loss must be twice differentiable",
+                "an operation marked once_differentiable",
+                "Write its backward with differentiable operations on saved tensors",
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.objective._composites import iterates_norm
 from normgauge.objective._data import checked_weight, copy_batch, to_device
 from normgauge.objective._diagnose import (
@@ -125,21 +125,17 @@ class Objective:
     def _set_up(self, model: nn.Module, recipe: Recipe, data: Any, mode: Mode, selection: Selection) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
-                explain(
-                    "Objective",
-                    "model is a torch.nn.Module",
-                    type(model).__name__,
-                    "Write Objective(model, loss, data, mode='train'); wrap functions in a module",
-                )
+                "Objective",
+                "model is a torch.nn.Module",
+                type(model).__name__,
+                "Write Objective(model, loss, data, mode='train'); wrap functions in a module",
             )
         if mode not in ("train", "eval"):
             raise InputError(
-                explain(
-                    "Objective",
-                    "mode must be 'train' or 'eval'",
-                    repr(mode),
-                    "Pass mode='train' to measure with batch statistics, mode='eval' with stored ones",
-                )
+                "Objective",
+                "mode must be 'train' or 'eval'",
+                repr(mode),
+                "Pass mode='train' to measure with batch statistics, mode='eval' with stored ones",
             )
         self.model = model
         self.mode: Mode = mode
@@ -187,12 +183,10 @@ class Objective:
         """Split a flat vector into a dict shaped and typed like the variables."""
         if vector.shape != (self.dimension,):
             raise InputError(
-                explain(
-                    "Objective.unflatten",
-                    f"a flat vector of the variables has shape ({self.dimension},)",
-                    str(tuple(vector.shape)),
-                    "Use objective.flatten to make one",
-                )
+                "Objective.unflatten",
+                f"a flat vector of the variables has shape ({self.dimension},)",
+                str(tuple(vector.shape)),
+                "Use objective.flatten to make one",
             )
         result, start = {}, 0
         for name, value in self.parameters.items():
@@ -209,12 +203,10 @@ class Objective:
         for name, value in values.items():
             if value.shape != current[name].shape:
                 raise InputError(
-                    explain(
-                        f"Objective.at({name!r})",
-                        f"the value must have the parameter's shape {tuple(current[name].shape)}",
-                        str(tuple(value.shape)),
-                        "Reshape it",
-                    )
+                    f"Objective.at({name!r})",
+                    f"the value must have the parameter's shape {tuple(current[name].shape)}",
+                    str(tuple(value.shape)),
+                    "Reshape it",
                 )
         other = copy.copy(self)
         other._fixed = {**self._fixed, **{name: value.detach().to(current[name]) for name, value in values.items()}}
@@ -248,12 +240,10 @@ class Objective:
         missing = [name for name in self.names if name not in values] if complete else []
         if missing:
             raise InputError(
-                explain(
-                    "Objective.flatten",
-                    f"a value is needed for each of the {len(self.names)} variables",
-                    f"none for {', '.join(missing[:3])}",
-                    "Start from dict(objective.parameters)",
-                )
+                "Objective.flatten",
+                f"a value is needed for each of the {len(self.names)} variables",
+                f"none for {', '.join(missing[:3])}",
+                "Start from dict(objective.parameters)",
             )
 
     # -- evaluation ---------------------------------------------------------------------------------------------

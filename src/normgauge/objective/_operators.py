@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError, explain
+from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError
 from normgauge.linalg import Operator
 from normgauge.objective._graph import check_differentiable, graph_bytes
 from normgauge.results import spend
@@ -243,12 +243,10 @@ class HessianOperator(ObjectiveOperator):
         for name, once, twice in zip(slopes, *shifts, strict=True):
             if once > 0.01 * size * float(slopes[name].norm()) and 1.6 < twice / once < 2.4:
                 raise NotDifferentiableError(
-                    explain(
-                        type(self).__name__,
-                        "every operation in model and loss must be twice differentiable",
-                        f"a gradient of {name!r} that comes without a graph, though it changes with the parameters",
-                        "Write the custom backward with differentiable operations on saved tensors",
-                    )
+                    type(self).__name__,
+                    "every operation in model and loss must be twice differentiable",
+                    f"a gradient of {name!r} that comes without a graph, though it changes with the parameters",
+                    "Write the custom backward with differentiable operations on saved tensors",
                 )
 
 
@@ -263,23 +261,19 @@ def explain_product_failures(subject: str, number: int) -> Iterator[None]:
         text = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "t allocate memory" in text:
             raise OutOfMemoryError(
-                explain(
-                    subject,
-                    f"the graph of batch {number} must fit into memory",
-                    text,
-                    "Pass smaller batches (mode='eval' gives the same mean; batch statistics change in mode='train'), "
-                    "or select fewer parameters",
-                )
+                subject,
+                f"the graph of batch {number} must fit into memory",
+                text,
+                "Pass smaller batches (mode='eval' gives the same mean; batch statistics change in mode='train'), "
+                "or select fewer parameters",
             ) from error
         if "derivative" in text or "differentiat" in text or "does not require grad" in text:
             raise NotDifferentiableError(
-                explain(
-                    subject,
-                    "every operation in model and loss must be twice differentiable",
-                    text,
-                    "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton "
-                    "matrix, which bends the loss but not the model",
-                )
+                subject,
+                "every operation in model and loss must be twice differentiable",
+                text,
+                "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton "
+                "matrix, which bends the loss but not the model",
             ) from error
         raise
 
@@ -289,10 +283,8 @@ def _check_finite(subject: str, product: Tensor, number: int) -> None:
     if math.isfinite(float(product.sum())) or bool(torch.isfinite(product).all()):
         return
     raise NonFiniteError(
-        explain(
-            subject,
-            "products must be finite",
-            f"inf or nan from batch {number}",
-            "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss",
-        )
+        subject,
+        "products must be finite",
+        f"inf or nan from batch {number}",
+        "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss",
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, NotDifferentiableError, explain
+from normgauge.errors import DataError, NotDifferentiableError
 from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
 from normgauge.objective._graph import check_differentiable
@@ -77,12 +77,10 @@ class GaussNewtonOperator(ObjectiveOperator):
         slopes = torch.autograd.grad(value, outputs, create_graph=True, allow_unused=True) if outputs else ()
         if all(slope is None for slope in slopes):
             raise NotDifferentiableError(
-                explain(
-                    "Gauss-Newton",
-                    "the loss must be computed from the outputs",
-                    f"{len(outputs)} differentiable output tensors, none of which the loss depends on",
-                    "Let step and outputs call the model on the same tensors, or use loss(output, target)",
-                )
+                "Gauss-Newton",
+                "the loss must be computed from the outputs",
+                f"{len(outputs)} differentiable output tensors, none of which the loss depends on",
+                "Let step and outputs call the model on the same tensors, or use loss(output, target)",
             )
         used = [index for index, slope in enumerate(slopes) if slope is not None]
         line = _Linearized(list(leaves.values()), [outputs[index] for index in used])
@@ -133,12 +131,10 @@ class EmpiricalFisherOperator(GaussNewtonOperator):
         samples = sample_count(batch)
         if any(output.ndim == 0 or output.shape[0] != samples for output in outputs):
             raise DataError(
-                explain(
-                    "EmpiricalFisherOperator",
-                    f"the first axis of every output must count the {samples} samples of the batch",
-                    f"outputs of shape {', '.join(str(tuple(output.shape)) for output in outputs)}",
-                    "Use the Gauss-Newton matrix, or return outputs with samples first",
-                )
+                "EmpiricalFisherOperator",
+                f"the first axis of every output must count the {samples} samples of the batch",
+                f"outputs of shape {', '.join(str(tuple(output.shape)) for output in outputs)}",
+                "Use the Gauss-Newton matrix, or return outputs with samples first",
             )
         return samples
 

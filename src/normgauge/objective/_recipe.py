@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, explain
+from normgauge.errors import DataError, InputError
 from normgauge.objective._data import Batches, check_anything, check_pair, is_pair, sample_count, tensors
 
 Terms = dict[str, Tensor]
@@ -111,12 +111,10 @@ class StepRecipe:
         """
         if self.outputs_of is None:
             raise InputError(
-                explain(
-                    "Objective.from_step",
-                    "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs",
-                    "outputs=None",
-                    "Pass outputs=lambda model, batch: ... to Objective.from_step",
-                )
+                "Objective.from_step",
+                "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs",
+                "outputs=None",
+                "Pass outputs=lambda model, batch: ... to Objective.from_step",
             )
         return self.outputs_of(model, batch)
 
@@ -167,21 +165,17 @@ def _remember_answers(model: nn.Module) -> Iterator[None]:
 def _one_pair(data: Any) -> bool:
     if isinstance(data, Mapping):
         raise DataError(
-            explain(
-                "Objective",
-                "data is one batch (inputs, targets) or a re-iterable of batches",
-                f"a mapping with keys {', '.join(map(str, list(data)[:5]))}",
-                "Pass (mapping, targets), or use Objective.from_step for batches that carry their own targets",
-            )
+            "Objective",
+            "data is one batch (inputs, targets) or a re-iterable of batches",
+            f"a mapping with keys {', '.join(map(str, list(data)[:5]))}",
+            "Pass (mapping, targets), or use Objective.from_step for batches that carry their own targets",
         )
     if isinstance(data, list) and is_pair(data) and all(isinstance(part, Tensor) for part in data):
         raise DataError(
-            explain(
-                "Objective",
-                "one batch is a tuple (inputs, targets), a list is a list of batches",
-                "a list of two tensors",
-                "Pass (inputs, targets) as a tuple",
-            )
+            "Objective",
+            "one batch is a tuple (inputs, targets), a list is a list of batches",
+            "a list of two tensors",
+            "Pass (inputs, targets) as a tuple",
         )
     return isinstance(data, tuple) and is_pair(data) and not all(_looks_like_batch(part) for part in data)
 

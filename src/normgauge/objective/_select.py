@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, ModelError, explain, unknown_name
+from normgauge.errors import InputError, ModelError, unknown_name
 
 Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 
@@ -30,24 +30,20 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
     if not trainable:
         description = f"{len(every)} parameters, all frozen" if every else "none"
         raise ModelError(
-            explain(
-                f"Objective({type(model).__name__})",
-                "the model must have a trainable parameter",
-                description,
-                "Set requires_grad_(True) on what should vary",
-            )
+            f"Objective({type(model).__name__})",
+            "the model must have a trainable parameter",
+            description,
+            "Set requires_grad_(True) on what should vary",
         )
     _check_one_device(model, every)
     _check_values(model, every)
     chosen = tuple(trainable) if selection is None else tuple(_matching_names(model, every, trainable, selection))
     if not chosen:
         raise InputError(
-            explain(
-                "Objective",
-                "parameters= must select at least one trainable parameter",
-                f"{selection!r}, which selects none of {len(trainable)}",
-                f"Trainable names begin with {', '.join(list(trainable)[:4])}",
-            )
+            "Objective",
+            "parameters= must select at least one trainable parameter",
+            f"{selection!r}, which selects none of {len(trainable)}",
+            f"Trainable names begin with {', '.join(list(trainable)[:4])}",
         )
     return chosen
 
@@ -84,12 +80,10 @@ def _check_values(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
         lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
         if lazy or parameter.is_meta:
             raise ModelError(
-                explain(
-                    f"Objective({type(model).__name__})",
-                    "parameters must have values",
-                    f"{name!r}, " + ("which has no shape yet" if lazy else "on the meta device"),
-                    "Call the model once" if lazy else "Call model.to_empty(device='cpu') and load its weights",
-                )
+                f"Objective({type(model).__name__})",
+                "parameters must have values",
+                f"{name!r}, " + ("which has no shape yet" if lazy else "on the meta device"),
+                "Call the model once" if lazy else "Call model.to_empty(device='cpu') and load its weights",
             )
 
 
@@ -100,10 +94,8 @@ def _check_one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> Non
     if len(places) > 1:
         devices = ", ".join(f"{name} on {device}" for device, name in places.items())
         raise ModelError(
-            explain(
-                f"Objective({type(model).__name__})",
-                "all parameters must be on one device",
-                devices,
-                "Call model.to(device) first",
-            )
+            f"Objective({type(model).__name__})",
+            "all parameters must be on one device",
+            devices,
+            "Call model.to(device) first",
         )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from normgauge.errors import NonFiniteError, explain
+from normgauge.errors import NonFiniteError
 from normgauge.linalg import Operator
 from normgauge.objective._operators import ObjectiveOperator
 
@@ -49,11 +49,9 @@ class ShardedOperator(Operator):
             raise failure
         if not bool(torch.isfinite(product.sum())) and not bool(torch.isfinite(product).all()):
             raise NonFiniteError(
-                explain(
-                    "ShardedOperator",
-                    "products of all ranks must be finite",
-                    "inf or nan from another rank",
-                    "Look at the error of the other ranks",
-                )
+                "ShardedOperator",
+                "products of all ranks must be finite",
+                "inf or nan from another rank",
+                "Look at the error of the other ranks",
             )
         return product

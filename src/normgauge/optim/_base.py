@@ -171,12 +171,10 @@ class GeometricOptimizer(Optimizer):
         norms = torch.linalg.vector_norm(view, dim=1, dtype=working_dtype(param.dtype))
         if not bool((norms > 0).all()):  # the only look at values; once per parameter
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    "a row on a sphere needs a direction, so it must not be zero",
-                    f"{int((norms == 0).sum())} zero rows in a parameter of shape {tuple(param.shape)}",
-                    "Put it into a group with geometry='euclidean', or initialize it otherwise",
-                )
+                type(self).__name__,
+                "a row on a sphere needs a direction, so it must not be zero",
+                f"{int((norms == 0).sum())} zero rows in a parameter of shape {tuple(param.shape)}",
+                "Put it into a group with geometry='euclidean', or initialize it otherwise",
             )
         if radius is None:
             return norms.to(param.dtype)
@@ -189,64 +187,50 @@ class GeometricOptimizer(Optimizer):
     def _refuse(self, param: Tensor, grad: Tensor) -> None:
         if grad.layout != torch.strided:
             raise InputError(
-                explain(
-                    type(self).__name__,
-                    "gradients must be dense",
-                    str(grad.layout),
-                    "Use torch.optim.SGD for sparse embeddings",
-                )
+                type(self).__name__,
+                "gradients must be dense",
+                str(grad.layout),
+                "Use torch.optim.SGD for sparse embeddings",
             )
         if param.is_complex():
-            raise InputError(
-                explain(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
-            )
+            raise InputError(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
 
     def _check(self, group: dict[str, Any]) -> None:
         name, lr = type(self).__name__, group["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise InputError(
-                explain(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
-            )
+            raise InputError(f"{name}(lr)", "a tensor lr has one element", str(tuple(lr.shape)), "Pass a number")
         for key, why in (
             ("capturable", "steps read the learning rate and count on the host, which a graph cannot"),
             ("differentiable", "steps change weights in place, outside autograd"),
         ):
             if group.get(key):
-                raise InputError(explain(f"{name}({key})", why, f"{key}=True", "Leave it out, or use torch.optim"))
+                raise InputError(f"{name}({key})", why, f"{key}=True", "Leave it out, or use torch.optim")
         for key in ("lr", "momentum", "weight_decay", "eps", "damping"):
             if key in group and not 0 <= float(group[key]) < math.inf:
-                raise InputError(
-                    explain(f"{name}({key})", "must be finite and not negative", str(group[key]), "Correct it")
-                )
+                raise InputError(f"{name}({key})", "must be finite and not negative", str(group[key]), "Correct it")
         for beta in group.get("betas", ()):
             if not 0 <= float(beta) < 1:
-                raise InputError(explain(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it"))
+                raise InputError(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it")
         if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
             raise InputError(
-                explain(
-                    f"{name}(nesterov)",
-                    "Nesterov momentum needs momentum > 0 and dampening = 0",
-                    f"momentum={group['momentum']}, dampening={group['dampening']}",
-                    "Pass momentum=0.9, dampening=0",
-                )
+                f"{name}(nesterov)",
+                "Nesterov momentum needs momentum > 0 and dampening = 0",
+                f"momentum={group['momentum']}, dampening={group['dampening']}",
+                "Pass momentum=0.9, dampening=0",
             )
         if group["geometry"] not in (None, *self.geometries):
             raise InputError(
-                explain(
-                    f"{name}(geometry)",
-                    f"geometry is None or one of {', '.join(self.geometries)}",
-                    repr(group["geometry"]),
-                    "Correct the group",
-                )
+                f"{name}(geometry)",
+                f"geometry is None or one of {', '.join(self.geometries)}",
+                repr(group["geometry"]),
+                "Correct the group",
             )
         radius = group.get("radius")
         if radius is not None and not 0 < float(radius) < math.inf:
-            raise InputError(explain(f"{name}(radius)", "a radius is positive", str(radius), "Pass None to keep norms"))
+            raise InputError(f"{name}(radius)", "a radius is positive", str(radius), "Pass None to keep norms")
         if group["fused"] and group["foreach"]:
             raise InputError(
-                explain(
-                    name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them"
-                )
+                name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them"
             )
         for param in group["params"]:
             if self.is_curved(param, group):

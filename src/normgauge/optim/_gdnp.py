@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.optim._gdnp_problems import LOSSES, GaussianHalfspace, LeastSquares, Problem
 from normgauge.records import Reading, Status
 from normgauge.results import Result, instrument
@@ -292,19 +292,15 @@ def _check_smoothness(problem: Problem, smoothness: float | None, L: float) -> f
     if smoothness is None:
         return 2 * L if isinstance(problem, LeastSquares) else LOSSES[problem.loss][2] * L
     if not 0 < smoothness < math.inf:
-        raise InputError(
-            explain("gdnp", "smoothness is a positive number", repr(smoothness), "Leave it out for sup|phi''| L")
-        )
+        raise InputError("gdnp", "smoothness is a positive number", repr(smoothness), "Leave it out for sup|phi''| L")
     return smoothness
 
 
 def _check_start(w: Tensor, u: Tensor) -> None:
     if float(w @ w) == 0 or abs(float(u @ w)) <= 1e-14 * float(u.norm() * w.norm()):
         raise InputError(
-            explain(
-                "gdnp",
-                "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical",
-                f"u^T w = {float(u @ w):.3g}",
-                "Pass another start, for example -u",
-            )
+            "gdnp",
+            "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical",
+            f"u^T w = {float(u @ w):.3g}",
+            "Pass another start, for example -u",
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.optim._gdnp_problems import _samples, _second_moment
 from normgauge.records import Reading
 from normgauge.results import Result, instrument, spend
@@ -114,9 +114,7 @@ def gdnp_network(
     units, d = len(theta), x.shape[1]
     W = torch.randn(units, d, generator=generator(seed), dtype=x.dtype) if start is None else start.to(x).clone()
     if W.shape != (units, d):
-        raise InputError(
-            explain("gdnp_network", f"start is [{units}, {d}]", str(tuple(W.shape)), "One row per output weight")
-        )
+        raise InputError("gdnp_network", f"start is [{units}, {d}]", str(tuple(W.shape)), "One row per output weight")
     inverse, L = torch.linalg.inv(S), float(torch.linalg.eigvalsh(S)[-1])
     target = inverse @ (-(y @ x) / len(x))
 

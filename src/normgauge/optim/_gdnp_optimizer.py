@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import Optimizer
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 _COLUMNS = 4096  # patches of a convolution that make a second moment, at most
 _PROBE = 1e-2  # of the weights' size: the first step, which only measures the curvature
@@ -118,7 +118,7 @@ class GDNP(Optimizer):
         if not (lr > 0 and 0 < damping <= 1 and 0 <= decay < 1 and refresh >= 1 and tries >= 1):
             given = f"lr={lr}, damping={damping}, decay={decay}, refresh={refresh}, tries={tries}"
             rule = "lr > 0, 0 < damping <= 1, 0 <= decay < 1, refresh and tries at least 1"
-            raise InputError(explain("GDNP", rule, given, "Leave them out for their defaults"))
+            raise InputError("GDNP", rule, given, "Leave them out for their defaults")
         self.evaluations = 0
         self._layers = [_Layer(m) for m in dict.fromkeys(model.modules()) if _is_layer(m)]
         defaults = {"lr": lr, "damping": damping, "decay": decay, "refresh": refresh, "tries": tries}
@@ -142,9 +142,7 @@ class GDNP(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step; `closure` clears the gradients, computes the loss of one batch and its gradients, returns it."""
         if closure is None:
-            raise InputError(
-                explain("GDNP.step", "the step compares losses of one batch", "no closure", "Pass closure=")
-            )
+            raise InputError("GDNP.step", "the step compares losses of one batch", "no closure", "Pass closure=")
         options = self.param_groups[0]
         with self._watching():
             loss = self._evaluate(closure)

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, InputError, explain, unknown_name
+from normgauge.errors import DataError, InputError, unknown_name
 from normgauge.results import spend
 
 _PANEL_NODES = 20
@@ -69,12 +69,10 @@ def _check_regular(S: Tensor, subject: str) -> Tensor:
     low = float(torch.linalg.eigvalsh(S)[0])
     if not low > 0:
         raise DataError(
-            explain(
-                subject,
-                "the second moment S = E[x x^T] must be positive definite",
-                f"a smallest eigenvalue of {low:.3g}",
-                "Pass more samples than features, or drop features that repeat others",
-            )
+            subject,
+            "the second moment S = E[x x^T] must be positive definite",
+            f"a smallest eigenvalue of {low:.3g}",
+            "Pass more samples than features, or drop features that repeat others",
         )
     return S
 
@@ -173,12 +171,10 @@ Problem = LeastSquares | GaussianHalfspace | SampleHalfspace
 def _samples(x: Tensor, y: Tensor, subject: str) -> tuple[Tensor, Tensor]:
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise InputError(
-            explain(
-                subject,
-                "x is [samples, features] and y is [samples]",
-                f"{tuple(x.shape)} and {tuple(y.shape)}",
-                "Reshape them",
-            )
+            subject,
+            "x is [samples, features] and y is [samples]",
+            f"{tuple(x.shape)} and {tuple(y.shape)}",
+            "Reshape them",
         )
     return x.double(), y.double()
 
@@ -205,7 +201,7 @@ def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspac
     """
     x, y = _samples(x, y, "halfspace")
     if not bool((y.abs() == 1).all()):
-        raise DataError(explain("halfspace", "labels are -1 or 1", f"{y.unique()[:4].tolist()}", "Map the classes"))
+        raise DataError("halfspace", "labels are -1 or 1", f"{y.unique()[:4].tolist()}", "Map the classes")
     problem = SampleHalfspace(-y[:, None] * x, loss)
     _loss(loss)
     _check_regular(problem.S, "halfspace")
@@ -222,11 +218,9 @@ def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> Gauss
     u, S = u.double(), _check_regular(S.double(), "gaussian_halfspace")
     if float(u @ torch.linalg.solve(S, u)) >= 1:
         raise DataError(
-            explain(
-                "gaussian_halfspace",
-                "S - u u^T must be a covariance, so u^T S^-1 u < 1",
-                f"{float(u @ torch.linalg.solve(S, u)):.3g}",
-                "S is the second moment E[z z^T], not the covariance",
-            )
+            "gaussian_halfspace",
+            "S - u u^T must be a covariance, so u^T S^-1 u < 1",
+            f"{float(u @ torch.linalg.solve(S, u)):.3g}",
+            "S is the second moment E[z z^T], not the covariance",
         )
     return GaussianHalfspace(u, S, loss)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 _FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
@@ -27,12 +27,10 @@ def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
     """
     if fused and not fused_works(name, tensor):
         raise InputError(
-            explain(
-                "fused=True",
-                f"torch must have a fused {name} kernel for the parameters",
-                f"{tensor.dtype} on {tensor.device}",
-                "Pass fused=None to use it where it exists",
-            )
+            "fused=True",
+            f"torch must have a fused {name} kernel for the parameters",
+            f"{tensor.dtype} on {tensor.device}",
+            "Pass fused=None to use it where it exists",
         )
     return fused is not False and fused_works(name, tensor)
 

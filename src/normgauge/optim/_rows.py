@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.optim._sums import Column, numbers
 
 CHUNK = 1 << 19  # elements: of 64k to 2M the fastest or next to it; less costs calls, more leaves a cache of 32 MiB
@@ -96,7 +96,7 @@ def orient(tensor: Tensor, granularity: str | int) -> Tensor:
         return tensor
     if tensor.ndim < 2:
         raise InputError(
-            explain("granularity", "columns need two axes", f"shape {tuple(tensor.shape)}", "Pass 'row' or 'tensor'")
+            "granularity", "columns need two axes", f"shape {tuple(tensor.shape)}", "Pass 'row' or 'tensor'"
         )
     return tensor.transpose(0, 1)
 
@@ -113,12 +113,10 @@ def count_rows(param: Tensor, granularity: str | int) -> int:
         return param.shape[0]
     if not isinstance(granularity, int) or granularity < 1 or param.shape[0] % granularity:
         raise InputError(
-            explain(
-                "granularity",
-                f"a parameter of shape {tuple(param.shape)} divides into blocks of its first axis",
-                repr(granularity),
-                "Pass 'row', 'column', 'tensor', or a divisor of the first axis",
-            )
+            "granularity",
+            f"a parameter of shape {tuple(param.shape)} divides into blocks of its first axis",
+            repr(granularity),
+            "Pass 'row', 'column', 'tensor', or a divisor of the first axis",
         )
     return granularity
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim.sphere_sgd import flat_sgd
@@ -64,9 +64,7 @@ class NormalizedSGD(GeometricOptimizer):
         super()._check(group)
         for key, neutral in (("fused", None), ("dampening", 0), ("nesterov", False), ("weight_decay", 0)):
             if group[key] != neutral:
-                raise InputError(
-                    explain("NormalizedSGD", f"there is no {key} here", f"{key}={group[key]}", "Leave it out")
-                )
+                raise InputError("NormalizedSGD", f"there is no {key} here", f"{key}={group[key]}", "Leave it out")
 
     def _step_flat(self, group: dict[str, Any], params: list[Tensor]) -> None:
         flat_sgd(group, params, self.state)
@@ -144,9 +142,7 @@ def damped_gauss_newton(
     References: martens2020
     """
     if not damping > 0:
-        raise InputError(
-            explain("damped_gauss_newton", "damping must be positive", str(damping), "Pass damping=1e-3 or more")
-        )
+        raise InputError("damped_gauss_newton", "damping must be positive", str(damping), "Pass damping=1e-3 or more")
     matrix, slope = objective.gauss_newton(), objective.flatten(objective.gradient())
     x = torch.zeros_like(slope)
     r = -slope

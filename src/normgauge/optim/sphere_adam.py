@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 from torch.optim.optimizer import ParamsT
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import adam_, choose
 from normgauge.optim._rows import Block, adjacent_rows, lay_side_by_side
@@ -159,9 +159,7 @@ class GeodesicAdam(AdamGroups):
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         if group["fused"] and any(self.is_curved(param, group) for param in group["params"]):
-            raise InputError(
-                explain("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
-            )
+            raise InputError("GeodesicAdam", "there is no fused kernel of Adam-G", "fused=True", "Pass fused=None")
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for step, chosen in self._count_steps(params).items():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd as torch_sgd
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
 from normgauge.optim._kernels import choose, sgd_
@@ -62,9 +62,7 @@ def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
     squares = [row.detach().double().flatten(1).square().sum(1) for row in weights]
     if not squares or not all(bool((part > 0).all()) for part in squares):
         raise InputError(
-            explain(
-                "unit_sphere_rate", "weights have rows, none of them zero", f"{len(squares)} tensors", "Leave it out"
-            )
+            "unit_sphere_rate", "weights have rows, none of them zero", f"{len(squares)} tensors", "Leave it out"
         )
     return lr * sum(float((1 / part).sum()) for part in squares) / sum(len(part) for part in squares)
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from normgauge.documents import NEEDED, SIZES, About
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.lab.study import Study
 from normgauge.papers.court import criteria
 from normgauge.papers.figures import Figure
@@ -66,7 +66,7 @@ class Experiment:
         if missing or (tuned and not self.choose_by):
             lack = f"no {', '.join(missing)}" if missing else "tuned knobs and an empty choose_by"
             rule = "an experiment has a smoke, a small and a paper size, and says by what its knobs are tuned"
-            raise InputError(explain(f"Experiment({self.name})", rule, lack, "Add it"))
+            raise InputError(f"Experiment({self.name})", rule, lack, "Add it")
 
     def parts(self, size: str) -> tuple[Study, ...]:
         """Return the studies of a size.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from normgauge.errors import NormgaugeError, explain, unknown_name
+from normgauge.errors import NormgaugeError, unknown_name
 from normgauge.lab.runs.run import guard_run
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.shelf import studies
@@ -20,9 +20,7 @@ def register(experiment: Experiment) -> Experiment:
         NormgaugeError: when the name is taken.
     """
     if experiment.name in _EXPERIMENTS:
-        raise NormgaugeError(
-            explain("register", "an experiment's name is its own", experiment.name, "Choose another name")
-        )
+        raise NormgaugeError("register", "an experiment's name is its own", experiment.name, "Choose another name")
     _EXPERIMENTS[experiment.name] = experiment
     return experiment
 

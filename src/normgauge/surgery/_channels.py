@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.network import Graph, Network, Step
 
 # Normalizers whose statistics belong to one channel: taking a channel away leaves the others as they are.
@@ -86,7 +86,7 @@ def channel_paths(model: nn.Module, example: Any) -> list[ChannelPath]:
     graph = Network(model, example).graph
     if graph.steered:
         rule = "a trace of one input must hold for all"
-        raise ModelError(explain("surgery", rule, graph.why, "Move data-dependent control flow out of forward"))
+        raise ModelError("surgery", rule, graph.why, "Move data-dependent control flow out of forward")
     return [_path(step, graph) for step in graph.steps if isinstance(step.module, (*PER_CHANNEL, *SHARED))]
 
 

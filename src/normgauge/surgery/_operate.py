@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, ModelError, explain
+from normgauge.errors import InputError, ModelError
 from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, is_leaf, replaced, without_eps
 from normgauge.objective import Mode, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
@@ -79,7 +79,7 @@ class Patient:
         except (RuntimeError, TypeError, ValueError) as error:
             rule = "the model must run on the example, also in float64, in which results are proved"
             step = "Check the example; choose kernels that know float64 (Hugging Face: experts_implementation='eager')"
-            raise ModelError(explain("surgery", rule, f"{type(error).__name__}: {error}", step)) from error
+            raise ModelError("surgery", rule, f"{type(error).__name__}: {error}", step) from error
 
     @property
     def graph(self) -> Graph:
@@ -307,4 +307,4 @@ def require_selection(operation: str, where: Where, model: nn.Module, taken: Ite
     if where is not None and not list(taken):
         names = ", ".join(name for name, _ in list(model.named_modules())[1:6])
         rule = "where selects modules by glob, names or predicate(name, module)"
-        raise InputError(explain(operation, rule, f"{where!r}, which selects nothing", f"Modules are: {names}, ..."))
+        raise InputError(operation, rule, f"{where!r}, which selects nothing", f"Modules are: {names}, ...")

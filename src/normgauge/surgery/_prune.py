@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.network import copy_model
 from normgauge.objective import call_model
 from normgauge.results import instrument
@@ -86,7 +86,7 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
     if by not in _WAYS:
         raise unknown_name("by", by, _WAYS)
     if not 0 <= share < 1:
-        raise InputError(explain("prune_norms", "share lies in 0 <= share < 1", str(share), "Give 0.5 for half"))
+        raise InputError("prune_norms", "share lies in 0 <= share < 1", str(share), "Give 0.5 for half")
     paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
     modules = dict(model.named_modules())

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch import nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.results import instrument
 from normgauge.surgery._operate import Options, Patient, Where, is_selected, operate, require_selection
 from normgauge.surgery._statistics import Guarded, class_over, has_statistics
@@ -39,7 +39,7 @@ def guard_norms(
     """
     if accumulation < 1:
         rule = "accumulation is the number of batches per optimizer step"
-        raise InputError(explain("guard_norms", rule, str(accumulation), "Give 1 without accumulation"))
+        raise InputError("guard_norms", rule, str(accumulation), "Give 1 without accumulation")
 
     def edit(patient: Patient) -> str:
         for name, module in patient.model.named_modules():

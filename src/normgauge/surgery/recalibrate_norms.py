@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.network import KeepDouble
 from normgauge.objective import call_model, call_purely, tensors, untouched
 from normgauge.results import instrument, spend
@@ -55,7 +55,7 @@ def recalibrate_norms(
     taken = list(islice(iter(loader), batches))
     if not taken:
         step = "Give a loader, or a list of batches"
-        raise DataError(explain("recalibrate_norms", "there must be a batch", "an empty loader", step))
+        raise DataError("recalibrate_norms", "there must be a batch", "an empty loader", step)
     call = forward or (lambda twin, batch: call_model(twin, _inputs(batch)))
 
     def score(twin: nn.Module, chosen: list[nn.Module]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, StoreError, explain
+from normgauge.errors import InputError, StoreError
 from normgauge.network import copy_model
 from normgauge.surgery import _statistics
 from normgauge.surgery._surgery import Surgery
@@ -32,11 +32,11 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         step = "Give a .safetensors file, or a .pt file with a state_dict"
-        raise StoreError(explain("surgery", f"{path} must hold weights", str(error), step)) from error
+        raise StoreError("surgery", f"{path} must hold weights", str(error), step) from error
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):
         rule = "a .pt file holds a state_dict"
-        raise StoreError(explain("surgery", rule, type(content).__name__, "Save model.state_dict()"))
+        raise StoreError("surgery", rule, type(content).__name__, "Save model.state_dict()")
     return content
 
 
@@ -45,9 +45,7 @@ def _safetensors() -> Any:
         return importlib.import_module("safetensors.torch")
     except ImportError as error:
         rule = "files .safetensors need the package safetensors"
-        raise InputError(
-            explain("surgery", rule, str(error), "Install it: pip install safetensors, or use .pt")
-        ) from error
+        raise InputError("surgery", rule, str(error), "Install it: pip install safetensors, or use .pt") from error
 
 
 def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
@@ -66,9 +64,7 @@ def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
     lost = [entry["class"] for entry in modules.values() if _class(entry["class"]) is None]
     if lost:
         rule = "a recipe rebuilds modules from classes that can be imported"
-        raise InputError(
-            explain("surgery.save", rule, ", ".join(sorted(set(lost))), "Use torch.save(surgery.model, path)")
-        )
+        raise InputError("surgery.save", rule, ", ".join(sorted(set(lost))), "Use torch.save(surgery.model, path)")
     state = {name: value.detach().contiguous() for name, value in surgery.model.state_dict().items()}
     shared = ties(surgery.model)
     if Path(path).suffix == ".safetensors":
@@ -105,7 +101,7 @@ def load(factory: Callable[[], nn.Module] | nn.Module, path: str | Path) -> nn.M
     model = copy_model(factory) if isinstance(factory, nn.Module) else factory()
     place = Path(f"{path}.recipe.json")
     if not place.is_file():
-        raise StoreError(explain("surgery.load", "a recipe lies beside the weights", f"no {place}", "Copy both files"))
+        raise StoreError("surgery.load", "a recipe lies beside the weights", f"no {place}", "Copy both files")
     recipe = json.loads(place.read_text(encoding="utf-8"))
     for name, entry in sorted(recipe["modules"].items(), key=lambda item: item[0].count(".") if item[0] else -1):
         _rebuild(model, name, entry)
@@ -125,7 +121,7 @@ def load(factory: Callable[[], nn.Module] | nn.Module, path: str | Path) -> nn.M
     if result.missing_keys or result.unexpected_keys:
         got = f"missing {result.missing_keys[:3]}, unexpected {result.unexpected_keys[:3]}"
         rule = "the factory makes the model the recipe was written for"
-        raise StoreError(explain("surgery.load", rule, got, "Give the same factory"))
+        raise StoreError("surgery.load", rule, got, "Give the same factory")
     return model
 
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.network import KeepDouble
 from normgauge.objective import untouched
 from normgauge.results import instrument, spend
@@ -120,14 +120,14 @@ def _matrix(rotation: str | Tensor | None, width: int, seed: int, patient: Patie
         if gap > 1e-6:
             rule = f"rotation is an orthogonal matrix of width {width}"
             got = f"shape {tuple(given.shape)}, |QQ' - I| = {gap:.2g}"
-            raise InputError(explain("rotate_stream", rule, got, "Take the Q of torch.linalg.qr"))
+            raise InputError("rotate_stream", rule, got, "Take the Q of torch.linalg.qr")
         return torch.linalg.qr(given)[0] * torch.linalg.qr(given)[1].diagonal().sign()  # orthogonal to float64
     if rotation == "pca":
         return _principal_axes(patient, stream)
     if rotation == "hadamard":
         if width & (width - 1):
             rule = "a Hadamard matrix of this kind has a power of two as its width"
-            raise InputError(explain("rotate_stream", rule, str(width), "Use rotation='random'"))
+            raise InputError("rotate_stream", rule, str(width), "Use rotation='random'")
         matrix = torch.ones(1, 1, dtype=torch.float64)
         while len(matrix) < width:
             matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.network import Step, exchange, role_of
 from normgauge.nn import registry
 from normgauge.results import instrument
@@ -78,7 +78,7 @@ def swap_norms(
     make = to if callable(to) else registry.get(to).layer
     if isinstance(to, str) and registry.get(to).placement == "weights":
         rule = "swap_norms puts normalizers of activations in the place of others"
-        raise InputError(explain("swap_norms", rule, f"{to!r}, of weights", "Use ng.nn.registry.get(name).wrap(layer)"))
+        raise InputError("swap_norms", rule, f"{to!r}, of weights", "Use ng.nn.registry.get(name).wrap(layer)")
 
     def edit(patient: Patient) -> str:
         steps: dict[nn.Module, Step] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from normgauge.errors import OutOfMemoryError, explain
+from normgauge.errors import OutOfMemoryError
 from normgauge.linalg import machine_memory
 from normgauge.objective import Objective
 from normgauge.results import instrument
@@ -134,12 +134,10 @@ def _check_room(objective: Objective, memory: int | None) -> None:
     room = machine_memory(objective.device) if memory is None else memory
     if BYTES * count > room:
         raise OutOfMemoryError(
-            explain(
-                f"symmetries({type(objective.model).__name__})",
-                f"{count} parameters need about {BYTES * count / 2**30:.3g} GiB, and the graph of a forward",
-                f"{room / 2**30:.3g} GiB" + ("" if memory is None else f" (memory={memory})"),
-                "Ask about a smaller model of the same kind (fewer blocks, narrower), which has the same families",
-            )
+            f"symmetries({type(objective.model).__name__})",
+            f"{count} parameters need about {BYTES * count / 2**30:.3g} GiB, and the graph of a forward",
+            f"{room / 2**30:.3g} GiB" + ("" if memory is None else f" (memory={memory})"),
+            "Ask about a smaller model of the same kind (fewer blocks, narrower), which has the same families",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.network import Network, owner_of
 from normgauge.objective import Objective
 from normgauge.records import Reading
@@ -192,9 +192,7 @@ def _match_overrides(
     for pattern, extra in overrides.items():
         if "params" in extra:
             raise InputError(
-                explain(
-                    "param_groups", "an override gives options, not params", repr(pattern), "Name lr, weight_decay, ..."
-                )
+                "param_groups", "an override gives options, not params", repr(pattern), "Name lr, weight_decay, ..."
             )
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:

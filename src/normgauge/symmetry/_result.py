@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, StoreError, explain
+from normgauge.errors import InputError, StoreError
 from normgauge.records import Reading, plain
 from normgauge.results import Cost, Result
 from normgauge.symmetry import _gauge
@@ -99,12 +99,10 @@ class Symmetries(Result):
             return self._dict(parameters, "parameters")
         if self.parameters is None:
             raise InputError(
-                explain(
-                    "Symmetries",
-                    "symmetries read from a file do not hold the parameters",
-                    "none",
-                    "Pass parameters=dict(objective.parameters), or load with objective=",
-                )
+                "Symmetries",
+                "symmetries read from a file do not hold the parameters",
+                "none",
+                "Pass parameters=dict(objective.parameters), or load with objective=",
             )
         return dict(self.parameters)
 
@@ -113,24 +111,20 @@ class Symmetries(Result):
             sizes = [int(torch.Size(shape).numel()) for shape in self.shapes.values()]
             if values.shape != (sum(sizes),):
                 raise InputError(
-                    explain(
-                        f"Symmetries.{method}",
-                        f"a flat vector has shape ({sum(sizes)},)",
-                        str(tuple(values.shape)),
-                        "Use objective.flatten, or pass a dict by name",
-                    )
+                    f"Symmetries.{method}",
+                    f"a flat vector has shape ({sum(sizes)},)",
+                    str(tuple(values.shape)),
+                    "Use objective.flatten, or pass a dict by name",
                 )
             parts = values.double().split(sizes)
             return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         wrong = [name for name, shape in self.shapes.items() if name not in values or values[name].shape != shape]
         if wrong:
             raise InputError(
-                explain(
-                    f"Symmetries.{method}",
-                    f"a tensor of the parameter's shape is needed for each of the {len(self.shapes)} parameters",
-                    f"none, or one of another shape, for {', '.join(wrong[:3])}",
-                    "Start from dict(objective.parameters)",
-                )
+                f"Symmetries.{method}",
+                f"a tensor of the parameter's shape is needed for each of the {len(self.shapes)} parameters",
+                f"none, or one of another shape, for {', '.join(wrong[:3])}",
+                "Start from dict(objective.parameters)",
             )
         return {name: values[name].detach().double() for name in self.shapes}
 
@@ -271,9 +265,7 @@ class Symmetries(Result):
             families = tuple(_family(entry) for entry in data["families"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                explain(
-                    f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again"
-                )
+                f"Symmetries.load({str(path)!r})", "the file must be one that save wrote", str(error), "Save again"
             ) from error
         rest = {name: value for name, value in data.items() if name not in ("format", "families", "shapes", "cost")}
         shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.network import Operations
 
 Shape = tuple[int, ...]
@@ -153,12 +153,10 @@ def check_enough_samples(hints: Hints, mode: str) -> None:
     """
     if hints.few is not None:
         raise DataError(
-            explain(
-                f"symmetries in mode={mode!r}",
-                f"batch statistics need at least {FEWEST_VALUES} values per channel to tell symmetries apart",
-                f"{hints.few[1]} in {hints.few[0]}",
-                "Use a larger batch, or mode='eval'",
-            )
+            f"symmetries in mode={mode!r}",
+            f"batch statistics need at least {FEWEST_VALUES} values per channel to tell symmetries apart",
+            f"{hints.few[1]} in {hints.few[0]}",
+            "Use a larger batch, or mode='eval'",
         )
 
 

@@ -18,7 +18,6 @@ from normgauge.errors import (
     NonFiniteError,
     NormgaugeError,
     NotDifferentiableError,
-    explain,
 )
 from normgauge.network import KeepDouble, owner_of, without_eps
 from normgauge.objective import Mode, Objective, sample_count, tensors, twice_differentiable
@@ -61,7 +60,7 @@ class Function:
     def __init__(self, objective: Objective, of: Of, seed: int) -> None:
         if of not in ("outputs", "loss"):
             raise InputError(
-                explain("symmetries", "of is 'outputs' or 'loss'", repr(of), "Pass of='outputs', the usual question")
+                "symmetries", "of is 'outputs' or 'loss'", repr(of), "Pass of='outputs', the usual question"
             )
         self.objective = objective
         self.of = of
@@ -110,14 +109,12 @@ class Function:
         scale = float(first.abs().max()) + 1e-300
         if first.shape != again.shape or float((first - again).abs().max()) > 1e-6 * scale:
             raise ModelError(
-                explain(
-                    f"symmetries({type(self.objective.model).__name__})",
-                    "the forward must give the same outputs twice; its randomness must come from the global generators",
-                    f"outputs that differ by {float((first - again).abs().max()):.3g}"
-                    if first.shape == again.shape
-                    else "outputs of another shape",
-                    "Draw from torch's global generator, or turn the randomness off",
-                )
+                f"symmetries({type(self.objective.model).__name__})",
+                "the forward must give the same outputs twice; its randomness must come from the global generators",
+                f"outputs that differ by {float((first - again).abs().max()):.3g}"
+                if first.shape == again.shape
+                else "outputs of another shape",
+                "Draw from torch's global generator, or turn the randomness off",
             )
 
     def _draw_inputs(self, source: torch.Generator) -> Any:
@@ -148,12 +145,10 @@ class Function:
             flat = self._flat_outputs(dict(point), 0, part, setting)
         if not bool(torch.isfinite(flat).all()):
             raise NonFiniteError(
-                explain(
-                    f"symmetries({type(self.objective.model).__name__})",
-                    "the outputs must be finite",
-                    f"{int((~torch.isfinite(flat)).sum())} of {flat.numel()} that are not",
-                    "Look at the inputs and parameters, or lower the learning rate that led here",
-                )
+                f"symmetries({type(self.objective.model).__name__})",
+                "the outputs must be finite",
+                f"{int((~torch.isfinite(flat)).sum())} of {flat.numel()} that are not",
+                "Look at the inputs and parameters, or lower the learning rate that led here",
             )
         return flat
 
@@ -172,12 +167,10 @@ class Function:
             flat = self._flat_outputs(leaves, index, part, setting)
         if not flat.requires_grad:
             raise NotDifferentiableError(
-                explain(
-                    f"symmetries({type(self.objective.model).__name__})",
-                    "the outputs must depend on the parameters by differentiable operations",
-                    "outputs without graph",
-                    "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
-                )
+                f"symmetries({type(self.objective.model).__name__})",
+                "the outputs must depend on the parameters by differentiable operations",
+                "outputs without graph",
+                "Remove .detach(), argmax or no_grad from the forward, or pass forward= that returns the logits",
             )
         self.objective.count_backward(self._batch(index, part, setting))
         cotangent = torch.randn(flat.shape, generator=source, dtype=torch.float64).to(flat)
@@ -226,12 +219,10 @@ class Function:
                 pieces.append(self._evaluate(point, index, setting, loss).reshape(1))
         if not pieces:
             raise NotDifferentiableError(
-                explain(
-                    f"symmetries({type(self.objective.model).__name__})",
-                    "the outputs must hold a floating tensor",
-                    "none",
-                    "Pass forward= that returns the logits, not their argmax",
-                )
+                f"symmetries({type(self.objective.model).__name__})",
+                "the outputs must hold a floating tensor",
+                "none",
+                "Pass forward= that returns the logits, not their argmax",
             )
         return torch.cat([piece.to(self.dtype) for piece in pieces])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, prod
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.theory.stationarity import goldstein_evaluations
 
 
@@ -164,11 +164,9 @@ def _constants(norms: Sequence[float], normalizers: Sequence[float] | None, laye
     constants = [1.0] * len(norms) if normalizers is None else list(normalizers)
     if len(constants) != len(norms) or not 1 <= layer <= len(norms):
         raise InputError(
-            explain(
-                "iteration complexity",
-                "norms and normalizers have one entry per layer, and layer is one of 1, ..., K",
-                f"{len(norms)} norms, {len(constants)} normalizers, layer {layer}",
-                "Pass normalizers=None for a network without, and count layers from 1",
-            )
+            "iteration complexity",
+            "norms and normalizers have one entry per layer, and layer is one of 1, ..., K",
+            f"{len(norms)} norms, {len(constants)} normalizers, layer {layer}",
+            "Pass normalizers=None for a network without, and count layers from 1",
         )
     return constants

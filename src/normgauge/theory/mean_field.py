@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy import special
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 
 Curve = Callable[[np.ndarray], np.ndarray]
 _TAIL, _PANEL, _PER_PANEL, _TERMS = 12.0, 0.25, 8, 48  # reach and panel in y, nodes per panel, polynomials
@@ -225,12 +225,10 @@ def batchnorm_layer(
         raise unknown_name("activation", activation, ACTIVATIONS)
     if not batch >= 4 or (math.isfinite(batch) and batch != int(batch)):
         raise InputError(
-            explain(
-                "mean_field.batchnorm_layer",
-                "batch must be a whole number of at least 4, or inf: 1 / (B - 3) is the mean of the inverse variance",
-                f"{batch:g}",
-                "Use larger batches",
-            )
+            "mean_field.batchnorm_layer",
+            "batch must be a whole number of at least 4, or inf: 1 / (B - 3) is the mean of the inverse variance",
+            f"{batch:g}",
+            "Use larger batches",
         )
     name, (phi, slope) = (activation, _CURVES[activation]) if isinstance(activation, str) else ("", activation)
     law, normal = law_of(batch), law_of()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normgauge.doctor.probes.exam import Patient, unwrap
 from normgauge.doctor.probes.identity import identify_call
 from normgauge.doctor.probes.passes import is_normalizer
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.network import KeepDouble, ModuleCall, first_tensor, replaced, role_of, watched
 from normgauge.objective import call_purely, tensors, untouched
 
@@ -90,7 +90,7 @@ def _trace(model: nn.Module, patient: Patient, *, double: bool) -> list[Call]:
         if double:
             raise
         step = "Give both the inputs they share"
-        raise ModelError(explain("checkup against", "both models take the batch", str(error), step)) from error
+        raise ModelError("checkup against", "both models take the batch", str(error), step) from error
     return [*calls, ModuleCall("(output)", model, (), {}, _cloned(out))]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.network import KeepDouble, copy_model, first_tensor, replaced
 from normgauge.objective import tensors, untouched
 from normgauge.records import Reading
@@ -100,7 +100,7 @@ def identify(norm: Callable[..., Any], *, example: Any) -> NormIdentity:
         ('layer', (2,), 0.001, 'w')
     """
     if not callable(norm):
-        raise InputError(explain("identify", "norm is a module or a function", type(norm).__name__, "Pass the layer"))
+        raise InputError("identify", "norm is a module or a function", type(norm).__name__, "Pass the layer")
     return identify_call(norm, example)
 
 
@@ -108,9 +108,7 @@ def identify_call(norm: Any, example: Any) -> NormIdentity:
     """Return what `identify` does, without its bookkeeping."""
     given = next((t for t in _floats(example)), None)
     if given is None or given.numel() < 2:
-        raise InputError(
-            explain("identify", "example holds a floating tensor", repr(type(example)), "Pass such inputs")
-        )
+        raise InputError("identify", "example holds a floating tensor", repr(type(example)), "Pass such inputs")
     try:
         return _identify(norm, example, given)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:

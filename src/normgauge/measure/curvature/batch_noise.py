@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.linalg import Operator
 from normgauge.linalg.quadrature import rademacher
 from normgauge.objective import Objective, join_batches, sample_count, take_rows
@@ -187,13 +187,11 @@ def batch_noise(
         rule = (
             f"sizes lie between 2 and {count - 1} (the samples but one), draws are at least 3, the objective has a loss"
         )
-        raise InputError(
-            explain("batch_noise", rule, f"sizes={list(sizes)}, draws={draws}", "Give more data, or others")
-        )
+        raise InputError("batch_noise", rule, f"sizes={list(sizes)}, draws={draws}", "Give more data, or others")
     whole, draw = objective.replace(data=pool), generator(seed)
     leaves, outputs, value = whole.graph(0, pool, outputs=True)
     if not isinstance(outputs, Tensor) or outputs.shape[:1] != (count,):
-        raise InputError(explain("batch_noise", "outputs are one tensor, a row per sample", "others", "Pass forward="))
+        raise InputError("batch_noise", "outputs are one tensor, a row per sample", "others", "Pass forward=")
     variables, targets = list(leaves.values()), pool[1]
     gradient = _flat(torch.autograd.grad(value, variables, retain_graph=True, materialize_grads=True))
     with torch.no_grad():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from normgauge.errors import InputError, explain, offer_partial
+from normgauge.errors import InputError, offer_partial
 from normgauge.linalg import Nodes, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
@@ -127,7 +127,7 @@ class Density(Result):
         """
         if min(len(self.nodes), len(other.nodes)) < 2:
             rule = "both densities have two probes or more"
-            raise InputError(explain("Density.distance", rule, "one", "Measure with probes=10, or error=0.01"))
+            raise InputError("Density.distance", rule, "one", "Measure with probes=10, or error=0.01")
         sides, draw = (self.nodes, other.nodes), random.Random(seed)
 
         def again(side: Sequence[Nodes]) -> list[Nodes]:
@@ -296,7 +296,7 @@ def density(
     """
     if points < 2 or any(value is not None and not 0.0 < value < math.inf for value in (width, error)):
         rule = "width is positive and points at least 2; so is error"
-        raise InputError(explain("density", rule, f"width={width}, points={points}, error={error}", "Change it"))
+        raise InputError("density", rule, f"width={width}, points={points}, error={error}", "Change it")
     most = (1 if error is None else 100) if probes is None else probes
 
     def result(nodes: list[Nodes]) -> Density:

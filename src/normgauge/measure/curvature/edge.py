@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, NonFiniteError, explain
+from normgauge.errors import InputError, NonFiniteError
 from normgauge.linalg import Eigenpairs, Operator, eigenpairs
 from normgauge.measure.signal.updates import apply_update
 from normgauge.objective import HessianOperator, Objective
@@ -128,12 +128,10 @@ def _groups_by_name(objective: Objective, optimizer: Any) -> dict[str, dict[str,
     groups = {name: owners[id(named[name])] for name in objective.names if id(named[name]) in owners}
     if not groups:
         raise InputError(
-            explain(
-                "optimizer",
-                "it is a torch.optim.Optimizer that holds parameters of the objective's model",
-                f"{type(optimizer).__name__} with {len(owners)} others",
-                "Make it from the same model; moving or copying a model makes new parameters",
-            )
+            "optimizer",
+            "it is a torch.optim.Optimizer that holds parameters of the objective's model",
+            f"{type(optimizer).__name__} with {len(owners)} others",
+            "Make it from the same model; moving or copying a model makes new parameters",
         )
     return groups
 

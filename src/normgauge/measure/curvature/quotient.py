@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.linalg import Operator
 from normgauge.objective import HessianOperator, Objective
 
@@ -49,12 +49,10 @@ class QuotientOperator(Operator):
         squares = self._sums(self.weights * self.weights)
         if self.count and not bool((squares > 0).all()):
             raise InputError(
-                explain(
-                    "quotient",
-                    "every block must have a positive norm",
-                    f"{int((squares <= 0).sum())} blocks of zeros",
-                    "Leave those rows out of the blocks",
-                )
+                "quotient",
+                "every block must have a positive norm",
+                f"{int((squares <= 0).sum())} blocks of zeros",
+                "Leave those rows out of the blocks",
             )
         self.squares = squares
         self.radius = self._broadcast(squares.sqrt(), 1.0)
@@ -101,21 +99,17 @@ def block_owners(objective: Objective, blocks: Sequence[Family]) -> Tensor:
         counts = {_slices(owners, name, axis) for name, axis in family}
         if len(counts) != 1:
             raise InputError(
-                explain(
-                    "quotient",
-                    "the parts of a block family have equally many slices",
-                    f"{sorted(counts)} for {list(family)!r}",
-                    "Give each part the axis that counts the same units",
-                )
+                "quotient",
+                "the parts of a block family have equally many slices",
+                f"{sorted(counts)} for {list(family)!r}",
+                "Give each part the axis that counts the same units",
             )
         count = counts.pop()
         numbers = torch.arange(total, total + count, device=objective.device)
         for name, axis in family:
             owner = owners[name]
             if bool((owner >= 0).any()):
-                raise InputError(
-                    explain("quotient", "blocks share no entry", f"{name!r} in two of them", "Name it once")
-                )
+                raise InputError("quotient", "blocks share no entry", f"{name!r} in two of them", "Name it once")
             shape = [1] * owner.ndim
             if axis is not None:
                 shape[axis] = count
@@ -154,7 +148,5 @@ def _slices(owners: dict[str, Tensor], name: str, axis: int | None) -> int:
     if axis is None:
         return 1
     if not -owners[name].ndim <= axis < owners[name].ndim:
-        raise InputError(
-            explain("quotient", f"{name!r} has {owners[name].ndim} axes", f"axis {axis}", "Count axes from zero")
-        )
+        raise InputError("quotient", f"{name!r} has {owners[name].ndim} axes", f"axis {axis}", "Count axes from zero")
     return owners[name].shape[axis]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.measure.curvature.edge import FULL_BATCH, critical_rate, edge_of
 from normgauge.measure.curvature.stable_rate import largest_eigenvalues
 from normgauge.objective import Objective
@@ -148,7 +148,7 @@ class SharpnessTrack(Result):
         steps = tuple(sorted(mine.keys() & theirs.keys()))
         if not steps:
             rule = "both tracks have a positive sharpness and a threshold at a common step"
-            raise InputError(explain("SharpnessTrack.against", rule, "none", "Measure both at the same steps"))
+            raise InputError("SharpnessTrack.against", rule, "none", "Measure both at the same steps")
 
         def mean(name: str) -> float:
             return fmean(math.log(getattr(mine[s], name) / getattr(theirs[s], name)) for s in steps)
@@ -275,7 +275,7 @@ def sharpness_track(
     edge = edge_of(objective, optimizer)
     if checkpoints is not None and edge.scale is not None:
         rule = "checkpoints hold parameters, and this optimizer's steps hang on its state too"
-        raise InputError(explain("sharpness_track", rule, edge.name, "Call .measure(step) while training"))
+        raise InputError("sharpness_track", rule, edge.name, "Call .measure(step) while training")
     settings = {"curvature": curvature, "symmetries": symmetries, "seed": seed}
     track = SharpnessTrack([], edge.name, {"objective": objective, "optimizer": optimizer, **settings})
     for step, parameters in sorted((checkpoints or {}).items()):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, offer_partial
+from normgauge.errors import InputError, offer_partial
 from normgauge.linalg import Eigenpairs, eigenpairs, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
@@ -236,9 +236,7 @@ def spectrum(
     """
     if of == "quotient":
         if group is not None:
-            raise InputError(
-                explain("spectrum", "the quotient is measured in one process", "group=", "Leave group= out")
-            )
+            raise InputError("spectrum", "the quotient is measured in one process", "group=", "Leave group= out")
         return quotient_spectrum(
             objective,
             symmetries=symmetries,
@@ -301,12 +299,10 @@ def start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
     """Return the vectors of an earlier spectrum, which must be of the same variables."""
     if start.dimension != objective.dimension:
         raise InputError(
-            explain(
-                "spectrum",
-                f"start must be a spectrum of the same {objective.dimension} variables",
-                f"one of {start.dimension} variables",
-                "Leave start out, or select the same parameters",
-            )
+            "spectrum",
+            f"start must be a spectrum of the same {objective.dimension} variables",
+            f"one of {start.dimension} variables",
+            "Leave start out, or select the same parameters",
         )
     return start.vectors if start.vectors.numel() else None
 

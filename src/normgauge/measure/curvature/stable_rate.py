@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
+from normgauge.errors import InputError, NonFiniteError, unknown_name
 from normgauge.measure.curvature.edge import FULL_BATCH, Edge, EdgeOperator, bisect, bracket, critical_rate, edge_of
 from normgauge.measure.signal.updates import copy_optimizer
 from normgauge.objective import Objective
@@ -224,17 +224,15 @@ def stable_rate(
     edge = edge_of(objective, optimizer)
     if of == "quotient" and edge.scale is not None:
         rule = "symmetries are divided out of the plain Hessian, not of a preconditioned one"
-        raise InputError(explain("stable_rate", rule, edge.name, "Leave of= out"))
+        raise InputError("stable_rate", rule, edge.name, "Leave of= out")
     remembers = edge.multiple != 2
     iterations = (40 if remembers else 20) if iterations is None else iterations
     if iterations < 4 or not tol > 0 or not 0 < nudge < math.inf:
         raise InputError(
-            explain(
-                "stable_rate",
-                "iterations must be at least 4, tol and nudge positive",
-                f"{iterations}, {tol:g}, {nudge:g}",
-                "Use the defaults",
-            )
+            "stable_rate",
+            "iterations must be at least 4, tol and nudge positive",
+            f"{iterations}, {tol:g}, {nudge:g}",
+            "Use the defaults",
         )
     if of == "quotient" and symmetries is None:
         from normgauge.symmetry import symmetries as discover
@@ -324,7 +322,7 @@ def _take_step(twin: Any) -> None:
         type(twin).step(twin)
     except TypeError as error:
         rule = "the optimizer steps without a closure"
-        raise InputError(explain("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam")) from error
+        raise InputError("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam") from error
 
 
 def largest_eigenvalues(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, InputError, explain
+from normgauge.errors import DataError, InputError
 from normgauge.measure.decisions.classes import decisions, raw_margins
 
 PerSample = Callable[[Any, Any], Tensor]
@@ -51,16 +51,14 @@ class BoundedLoss:
         values = self.function(output, target)
         if values.shape != target.shape[:1]:
             raise DataError(
-                explain(
-                    "generalization",
-                    f"the loss must give one value for each of the {len(target)} samples",
-                    f"a result of shape {tuple(values.shape)}",
-                    "Pass a loss without its mean, for example reduction='none'",
-                )
+                "generalization",
+                f"the loss must give one value for each of the {len(target)} samples",
+                f"a result of shape {tuple(values.shape)}",
+                "Pass a loss without its mean, for example reduction='none'",
             )
         if bool((values.detach() < 0).any() & (not self.signed)) or bool(values.detach().isnan().any()):
             raise DataError(
-                explain("generalization", "the loss must be at least 0", "a negative value or nan", "Shift the loss")
+                "generalization", "the loss must be at least 0", "a negative value or nan", "Shift the loss"
             )
         return values
 
@@ -87,12 +85,10 @@ def bounded_loss(
     """
     if not (margin > 0 and math.isfinite(margin) and largest > 0 and math.isfinite(largest)):
         raise InputError(
-            explain(
-                "generalization",
-                "margin and loss_bound must be positive",
-                f"margin={margin!r}, loss_bound={largest!r}",
-                "Pass margin=1.0 and loss_bound=1.0",
-            )
+            "generalization",
+            "margin and loss_bound must be positive",
+            f"margin={margin!r}, loss_bound={largest!r}",
+            "Pass margin=1.0 and loss_bound=1.0",
         )
     classes = 0
     if loss is None or not target.is_floating_point():
@@ -121,8 +117,6 @@ def _outputs(output: Any) -> int:
     value = getattr(output, "logits", output)
     if not isinstance(value, torch.Tensor):
         raise DataError(
-            explain(
-                "generalization", "the model must give one tensor", type(output).__name__, "Pass forward=lambda m, x: "
-            )
+            "generalization", "the model must give one tensor", type(output).__name__, "Pass forward=lambda m, x: "
         )
     return max(value.numel() // max(value.shape[0], 1), 1)

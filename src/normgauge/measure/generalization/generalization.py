@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NormgaugeError, explain, unknown_name
+from normgauge.errors import InputError, NormgaugeError, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
 from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
@@ -317,18 +317,14 @@ def _check(settings: _Settings) -> None:
     """
     if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
         raise InputError(
-            explain(
-                "generalization",
-                "delta and holdout lie between 0 and 1",
-                f"delta={settings.delta!r}, holdout={settings.holdout!r}",
-                "Pass delta=0.05 and holdout=0.2",
-            )
+            "generalization",
+            "delta and holdout lie between 0 and 1",
+            f"delta={settings.delta!r}, holdout={settings.holdout!r}",
+            "Pass delta=0.05 and holdout=0.2",
         )
     if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
         raise InputError(
-            explain(
-                "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
-            )
+            "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.objective import pairs, to_device
 
 
@@ -23,11 +23,9 @@ def join_batches(model: nn.Module, data: Any) -> tuple[Tensor, Tensor]:
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not isinstance(targets, Tensor):
             kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
             raise DataError(
-                explain(
-                    "generalization",
-                    "inputs must be one real tensor, samples first, and targets one tensor",
-                    kind,
-                    "Measure from the embeddings on, where inputs are words",
-                )
+                "generalization",
+                "inputs must be one real tensor, samples first, and targets one tensor",
+                kind,
+                "Measure from the embeddings on, where inputs are words",
             )
     return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])

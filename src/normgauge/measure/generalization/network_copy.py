@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import ModelError, explain
+from normgauge.errors import ModelError
 from normgauge.network import (
     Network,
     copy_model,
@@ -67,12 +67,10 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     for module in twin.modules():
         if isinstance(module, _BatchNorm) and module.running_var is None:
             raise ModelError(
-                explain(
-                    "generalization",
-                    "a sample's output must not depend on the batch it is in",
-                    f"{type(module).__name__} without running statistics",
-                    "Build it with track_running_stats=True, or use ng.nn.population_statistics",
-                )
+                "generalization",
+                "a sample's output must not depend on the batch it is in",
+                f"{type(module).__name__} without running statistics",
+                "Build it with track_running_stats=True, or use ng.nn.population_statistics",
             )
     return twin
 

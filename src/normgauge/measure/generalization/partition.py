@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.rng import generator
 
 _ROUNDS = 50
@@ -177,22 +177,18 @@ def partition_of(
         centers = table.double().reshape(len(table), -1)
         if centers.shape[1] != points.shape[1] or radius is None:
             raise InputError(
-                explain(
-                    "generalization",
-                    f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
-                    f"centres of {centers.shape[1]} entries, radius={radius}",
-                    "Pass partition=centres with radius=, or a number of cells",
-                )
+                "generalization",
+                f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
+                f"centres of {centers.shape[1]} entries, radius={radius}",
+                "Pass partition=centres with radius=, or a number of cells",
             )
         return partition_around(centers, classes, radius), every, None
     if table.shape != (len(points),) or int(table.min()) < 0:
         raise InputError(
-            explain(
-                "generalization",
-                f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
-                f"shape {tuple(table.shape)}",
-                "Pass a number of cells instead",
-            )
+            "generalization",
+            f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
+            f"shape {tuple(table.shape)}",
+            "Pass a number of cells instead",
         )
     return partition_from_cells(points, table.long(), classes), every, table.long()
 
@@ -214,12 +210,10 @@ def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
     """
     if not 1 <= count <= len(points):
         raise InputError(
-            explain(
-                "partition",
-                "the number of cells lies between 1 and the number of points they are fitted to",
-                f"{count} cells for {len(points)} points",
-                "Ask for fewer cells, or raise holdout=",
-            )
+            "partition",
+            "the number of cells lies between 1 and the number of points they are fitted to",
+            f"{count} cells for {len(points)} points",
+            "Ask for fewer cells, or raise holdout=",
         )
     centers = points[torch.randint(len(points), (1,), generator=source)]
     for _ in range(count - 1):

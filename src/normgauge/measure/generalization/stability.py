@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, InputError, explain
+from normgauge.errors import DataError, InputError
 from normgauge.records import Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator, preserved_rng
@@ -225,12 +225,10 @@ def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], point
             module.training = flag
     if values.shape[:1] != points[1].shape[:1] or values.ndim != 1:
         raise DataError(
-            explain(
-                "stability",
-                f"the loss must give one value for each of the {len(points[1])} points",
-                f"a result of shape {tuple(values.shape)}",
-                "Pass a loss without its mean, for example reduction='none'",
-            )
+            "stability",
+            f"the loss must give one value for each of the {len(points[1])} points",
+            f"a result of shape {tuple(values.shape)}",
+            "Pass a loss without its mean, for example reduction='none'",
         )
     return values.double()
 
@@ -238,10 +236,8 @@ def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], point
 def _check(inputs: Tensor, fresh: Tensor, pairs: int, seeds: int) -> None:
     if not 1 <= pairs <= min(len(inputs), len(fresh)) or seeds < 0:
         raise InputError(
-            explain(
-                "stability",
-                "pairs lies between 1 and the number of samples and of fresh ones, and seeds is not negative",
-                f"pairs={pairs}, {len(inputs)} samples, {len(fresh)} fresh ones, seeds={seeds}",
-                "Ask for fewer pairs, or give more fresh samples",
-            )
+            "stability",
+            "pairs lies between 1 and the number of samples and of fresh ones, and seeds is not negative",
+            f"pairs={pairs}, {len(inputs)} samples, {len(fresh)} fresh ones, seeds={seeds}",
+            "Ask for fewer pairs, or give more fresh samples",
         )

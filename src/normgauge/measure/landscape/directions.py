@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.rng import generator
 
 Values = dict[str, Tensor]
@@ -54,12 +54,10 @@ def principal_directions(origin: Mapping[str, Tensor], path: Sequence[Mapping[st
     _, sizes, vectors = torch.linalg.svd(rows, full_matrices=False)
     if len(sizes) < 2 or not sizes[1] > 1e-12 * sizes[0]:
         raise InputError(
-            explain(
-                "loss_surface",
-                "principal directions need a path that spans a plane with the objective's point",
-                f"a path of {len(path)} points of rank {int((sizes > 1e-12 * sizes[0]).sum())}",
-                "Pass more checkpoints in paths=, or other directions",
-            )
+            "loss_surface",
+            "principal directions need a path that spans a plane with the objective's point",
+            f"a path of {len(path)} points of rank {int((sizes > 1e-12 * sizes[0]).sum())}",
+            "Pass more checkpoints in paths=, or other directions",
         )
     extents = (rows @ vectors[:2].T).abs().amax(0)
     return _split(vectors[0] * extents[0], origin), _split(vectors[1] * extents[1], origin)

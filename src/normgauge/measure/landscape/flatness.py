@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NonFiniteError, explain, unknown_name
+from normgauge.errors import InputError, NonFiniteError, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
 from normgauge.objective import Objective
@@ -188,7 +188,7 @@ def flatness(
     """
     _check(sigmas, samples, noises, sharpness)
     if not 0 < radius < math.inf:
-        raise InputError(explain("flatness", "radius is positive and finite", repr(radius), "Try radius=0.05"))
+        raise InputError("flatness", "radius is positive and finite", repr(radius), "Try radius=0.05")
     loss, accuracy = loss_and_accuracy(objective)
     entries: list[Perturbed] = []
     for noise in noises:
@@ -309,10 +309,10 @@ def _find_symmetries(objective: Objective) -> Any:
 def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpness: Sequence[str]) -> None:
     if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for sigma in sigmas):
         raise InputError(
-            explain("flatness", "sigmas must be positive numbers", str(list(sigmas)), "Pass for example sigmas=[0.01]")
+            "flatness", "sigmas must be positive numbers", str(list(sigmas)), "Pass for example sigmas=[0.01]"
         )
     if samples < 1:
-        raise InputError(explain("flatness", "samples must be at least 1", str(samples), "Pass samples=10"))
+        raise InputError("flatness", "samples must be at least 1", str(samples), "Pass samples=10")
     for chosen, choices, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
         for name in chosen:
             if name not in choices:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from normgauge.errors import InputError, NonFiniteError, explain
+from normgauge.errors import InputError, NonFiniteError
 from normgauge.linalg.norms import joint_norm
 from normgauge.measure.landscape.directions import random_direction
 from normgauge.objective import Objective
@@ -159,18 +159,16 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
     """
     chosen = _check_steps(steps)
     if random < 0:
-        raise InputError(explain("landscape", "random counts directions", str(random), "Pass random=0 or more"))
+        raise InputError("landscape", "random counts directions", str(random), "Pass random=0 or more")
     at_start = objective.loss_and_gradient()
     base = at_start[1]
     scale = joint_norm(base)
     if not (math.isfinite(scale) and scale > 0):
         raise NonFiniteError(
-            explain(
-                "landscape",
-                "the gradient at the starting point must be finite and not zero",
-                f"|gradient| = {scale:g}",
-                "Measure at a point that is not critical, or look for the layer that produces it",
-            )
+            "landscape",
+            "the gradient at the starting point must be finite and not zero",
+            f"|gradient| = {scale:g}",
+            "Measure at a point that is not critical, or look for the layer that produces it",
         )
     others: list[Landscape] = []
     for number in range(1, random + 1):
@@ -235,11 +233,9 @@ def _check_steps(steps: Sequence[float]) -> tuple[float, ...]:
     chosen = tuple(float(step) for step in steps)
     if not chosen or any(step == 0 or not math.isfinite(step) for step in chosen):
         raise InputError(
-            explain(
-                "landscape",
-                "steps must be non-zero finite numbers, at least one",
-                str(list(chosen)),
-                "Pass for example steps=[0.5 * lr, lr, 2 * lr, 4 * lr]",
-            )
+            "landscape",
+            "steps must be non-zero finite numbers, at least one",
+            str(list(chosen)),
+            "Pass for example steps=[0.5 * lr, lr, 2 * lr, 4 * lr]",
         )
     return chosen

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.measure.landscape.landscape import Landscape
 from normgauge.records import Reading
 from normgauge.results import Cost, Result, instrument
@@ -100,7 +100,7 @@ def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
     References: santurkar2018.
     """
     if not landscapes:
-        raise InputError(explain("landscape_bands", "at least one landscape is needed", "none", "Measure some"))
+        raise InputError("landscape_bands", "at least one landscape is needed", "none", "Measure some")
     steps = tuple(sorted(landscapes))
     views = tuple(landscapes[step] for step in steps)
     lost = [step for step, view in zip(steps, views, strict=True) if view.status != "ok"]

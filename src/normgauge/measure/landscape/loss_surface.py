@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, NonFiniteError, StoreError, explain
+from normgauge.errors import InputError, NonFiniteError, StoreError
 from normgauge.measure.landscape.directions import (
     Values,
     coordinates,
@@ -158,7 +158,7 @@ def loss_surface(
     """
     if points < 2 or not span > 0:
         raise InputError(
-            explain("loss_surface", "points must be at least 2 and span positive", f"{points}, {span:g}", "Use 25, 1.0")
+            "loss_surface", "points must be at least 2 and span positive", f"{points}, {span:g}", "Use 25, 1.0"
         )
     canonical = symmetries.canonical if symmetries is not None else dict
     origin: Values = canonical(dict(objective.parameters))
@@ -191,26 +191,20 @@ def _plane(
         return (first, second), "filter"
     if directions == "pca":
         if not path:
-            raise InputError(
-                explain("loss_surface", "directions='pca' needs paths", "none", "Pass paths=[checkpoints]")
-            )
+            raise InputError("loss_surface", "directions='pca' needs paths", "none", "Pass paths=[checkpoints]")
         return principal_directions(origin, path), "pca"
     if isinstance(directions, str) or len(directions) != 2:
         raise InputError(
-            explain(
-                "loss_surface",
-                "directions are None, 'filter', 'pca' or two dicts of tensors",
-                repr(directions) if isinstance(directions, str) else f"{len(directions)} directions",
-                "Pass two dicts shaped like objective.parameters",
-            )
+            "loss_surface",
+            "directions are None, 'filter', 'pca' or two dicts of tensors",
+            repr(directions) if isinstance(directions, str) else f"{len(directions)} directions",
+            "Pass two dicts shaped like objective.parameters",
         )
     vectors = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
     a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in vectors)
     if not float(a @ b) ** 2 < (1 - 1e-12) * float(a @ a) * float(b @ b):
         raise InputError(
-            explain(
-                "loss_surface", "two directions must span a plane", "parallel or zero ones", "Pass other directions"
-            )
+            "loss_surface", "two directions must span a plane", "parallel or zero ones", "Pass other directions"
         )
     return (vectors[0], vectors[1]), "given"
 
@@ -250,18 +244,14 @@ def _read_losses(resume: str | Path | None, key: str) -> list[float]:
         same = kept["key"] == key
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
-            explain(
-                f"loss_surface(resume={str(resume)!r})", "the file must be one written here", str(error), "Remove it"
-            )
+            f"loss_surface(resume={str(resume)!r})", "the file must be one written here", str(error), "Remove it"
         ) from error
     if not same:
         raise StoreError(
-            explain(
-                f"loss_surface(resume={str(resume)!r})",
-                "the file must belong to the same parameters, directions, grid and mode",
-                "one of another surface",
-                "Choose another file, or remove it",
-            )
+            f"loss_surface(resume={str(resume)!r})",
+            "the file must belong to the same parameters, directions, grid and mode",
+            "one of another surface",
+            "Choose another file, or remove it",
         )
     return losses
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.measure.signal.layer_outputs import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
@@ -219,9 +219,7 @@ def activations(
     run_watched(objective, collect_values)
     if not parts:
         raise InputError(
-            explain(
-                "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
-            )
+            "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
         )
     return Activations({key: torch.cat(chunks) for key, chunks in parts.items()})
 
@@ -243,12 +241,10 @@ def activation_history(history: Mapping[int, Activations], *, bins: int = 30) ->
     shared = [key for key in history[steps[0]].values if all(key in history[s].values for s in steps)] if steps else []
     if not shared or bins < 1:
         raise InputError(
-            explain(
-                "activation_history",
-                "at least one step, one common unit and one bin are needed",
-                f"{len(steps)} steps, {len(shared)} units, {bins} bins",
-                "Measure ng.activations with one seed",
-            )
+            "activation_history",
+            "at least one step, one common unit and one bin are needed",
+            f"{len(steps)} steps, {len(shared)} units, {bins} bins",
+            "Measure ng.activations with one seed",
         )
     counts, edges = {}, {}
     for key in shared:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.network import ModuleCall, Network, convolves, owner_of, watched
 from normgauge.objective import Objective
 
@@ -72,17 +72,15 @@ def _group_by_pattern(names: Sequence[str], groups: Groups) -> dict[str, list[st
         members[group] = [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
         if not members[group]:
             raise InputError(
-                explain(f"group {group!r}", "a group must match a variable", f"{wanted}", "Use names of the parameters")
+                f"group {group!r}", "a group must match a variable", f"{wanted}", "Use names of the parameters"
             )
         for name in members[group]:
             if owner.setdefault(name, group) != group:
                 raise InputError(
-                    explain(
-                        f"group {group!r}",
-                        "a parameter belongs to one group",
-                        f"{name} also in {owner[name]!r}",
-                        "Make the patterns disjoint",
-                    )
+                    f"group {group!r}",
+                    "a parameter belongs to one group",
+                    f"{name} also in {owner[name]!r}",
+                    "Make the patterns disjoint",
                 )
     return members
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.measure.signal.mean_field_network import COVERED
 from normgauge.measure.signal.signal_propagation import signal_propagation
 from normgauge.network import first_tensor
@@ -151,14 +151,12 @@ def trainable_depth(
     References: schoenholz2017, yang2019, balduzzi2017
     """
     if not limit > 1:
-        raise InputError(explain("trainable_depth", "limit is above 1", str(limit), "Leave it out"))
+        raise InputError("trainable_depth", "limit is above 1", str(limit), "Leave it out")
 
     def loss(output: Any, _: Any) -> Tensor:
         out = first_tensor(output)
         if out is None:
-            raise InputError(
-                explain("trainable_depth", "the model returns a tensor", type(output).__name__, "Pass forward=")
-            )
+            raise InputError("trainable_depth", "the model returns a tensor", type(output).__name__, "Pass forward=")
         direction = torch.randn(out.shape, generator=generator(seed), dtype=torch.float64).to(out)
         return (out * direction).sum() / max(len(out), 1)
 
@@ -169,9 +167,7 @@ def trainable_depth(
     squares = [found[name] for name in signal.fitted]
     if len(squares) < 2:
         raise InputError(
-            explain(
-                "trainable_depth", "gradients reach three affine layers", f"{len(squares) + 1}", "Measure a deeper one"
-            )
+            "trainable_depth", "gradients reach three affine layers", f"{len(squares) + 1}", "Measure a deeper one"
         )
     theory = signal.theory if signal.theory and signal.theory.layers == signal.fitted else None
     law, rate, depth = depth_of(theory.gradients if theory else squares, limit)

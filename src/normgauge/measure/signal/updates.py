@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.objective import Objective
 
 Update = float | torch.optim.Optimizer | Mapping[str, Tensor]
@@ -29,12 +29,10 @@ def apply_update(objective: Objective, update: Update, gradient: Mapping[str, Te
     if isinstance(update, (int, float)) and not isinstance(update, bool):
         return {name: value - update * gradient[name] for name, value in objective.parameters.items()}
     raise InputError(
-        explain(
-            "update",
-            "it is a learning rate, a torch optimizer or a dict of new parameters",
-            type(update).__name__,
-            "Pass for example 0.1, or the optimizer you train with",
-        )
+        "update",
+        "it is a learning rate, a torch optimizer or a dict of new parameters",
+        type(update).__name__,
+        "Pass for example 0.1, or the optimizer you train with",
     )
 
 
@@ -57,12 +55,10 @@ def copy_optimizer(objective: Objective, optimizer: Any) -> tuple[Any, dict[str,
     owned = {id(parameter) for group in twin.param_groups for parameter in group["params"]}
     if not any(id(copies[name]) in owned for name in values if name in copies):
         raise InputError(
-            explain(
-                f"update by {type(optimizer).__name__}",
-                "the optimizer must hold parameters of the objective's model",
-                "none of them",
-                "Pass the optimizer made from this very model",
-            )
+            f"update by {type(optimizer).__name__}",
+            "the optimizer must hold parameters of the objective's model",
+            "none of them",
+            "Pass the optimizer made from this very model",
         )
     return twin, copies
 

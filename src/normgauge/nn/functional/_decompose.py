@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 
 class Decomposition(NamedTuple):
@@ -48,12 +48,7 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
     """
     if v.dim() == 0 or v.shape[dim] == 0:
         raise InputError(
-            explain(
-                "decompose",
-                "v needs at least one entry along dim",
-                f"shape {tuple(v.shape)}",
-                "Give vectors with entries",
-            )
+            "decompose", "v needs at least one entry along dim", f"shape {tuple(v.shape)}", "Give vectors with entries"
         )
     beta = v.mean(dim, keepdim=True)
     centred = v - beta

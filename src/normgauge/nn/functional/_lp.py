@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 
 def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -95,4 +95,4 @@ def check_power(p: float) -> None:
         InputError: naming the p that came.
     """
     if not p >= 1:
-        raise InputError(explain("lp_norm", "p is at least 1 (math.inf for the maximum)", repr(p), "Use p=1, 2 or inf"))
+        raise InputError("lp_norm", "p is at least 1 (math.inf for the maximum)", repr(p), "Use p=1, 2 or inf")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch  # noqa: F401 (the doctests)
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 
@@ -216,9 +216,7 @@ def _batch_axes(x: Tensor) -> tuple[int, ...]:
 def _last_axes(x: Tensor, trailing: int) -> tuple[int, ...]:
     if not 1 <= trailing <= x.dim():
         raise InputError(
-            explain(
-                "functional", "trailing is between 1 and the number of axes", str(trailing), "Count the averaged axes"
-            )
+            "functional", "trailing is between 1 and the number of axes", str(trailing), "Count the averaged axes"
         )
     return tuple(range(x.dim() - trailing, x.dim()))
 
@@ -230,11 +228,9 @@ def _channel(parameter: Tensor | None, x: Tensor) -> Tensor | None:
 def _split_groups(x: Tensor, groups: int) -> Tensor:
     if groups < 1 or x.shape[1] % groups:
         raise InputError(
-            explain(
-                "group_norm",
-                "groups divides the channels",
-                f"{groups} groups for {x.shape[1]} channels",
-                "Choose a divisor",
-            )
+            "group_norm",
+            "groups divides the channels",
+            f"{groups} groups for {x.shape[1]} channels",
+            "Choose a divisor",
         )
     return x.reshape(x.shape[0], groups, -1)

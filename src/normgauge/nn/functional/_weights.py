@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 
 
 def weight_norm(v: Tensor, g: Tensor) -> Tensor:
@@ -193,11 +193,9 @@ def _center_rows(v: Tensor) -> Tensor:
     rows = v.flatten(1)
     if rows.shape[1] < 2:
         raise InputError(
-            explain(
-                "centred weights",
-                "a row needs at least two entries, or nothing is left after its mean",
-                f"shape {tuple(v.shape)}",
-                "Leave this layer (a 1x1 depthwise convolution?) as it is, or use weight_norm",
-            )
+            "centred weights",
+            "a row needs at least two entries, or nothing is left after its mean",
+            f"shape {tuple(v.shape)}",
+            "Leave this layer (a 1x1 depthwise convolution?) as it is, or use weight_norm",
         )
     return rows - rows.mean(1, keepdim=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Any
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.papers.court.table import StudyTable
 from normgauge.records import Row, format_number
 
@@ -139,7 +139,7 @@ class Contrast:
         whole = max(map(len, groups.values()), default=0)
         if whole > 1 and not (self.over or self.spread):
             duplicate = f"{whole} for one seed of {_words(knobs)}"
-            raise DataError(explain(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs"))
+            raise DataError(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs")
         return {seed: self._summary(group) for seed, group in groups.items() if len(group) == whole}
 
     def _summary(self, group: Sequence[tuple[Row, float]]) -> float:

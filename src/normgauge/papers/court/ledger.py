@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normgauge.errors import InputError, explain, require, unknown_name
+from normgauge.errors import InputError, require, unknown_name
 from normgauge.papers.court.claim import FAULTS, Claim
 from normgauge.papers.court.judges import Progress, judge_many
 from normgauge.papers.court.registry import find, registered_claims
@@ -222,7 +222,7 @@ def ledger(
         claims = tuple(claim for claim in claims if claim.paper == paper)
     if runs is not None and not Path(runs).is_dir():
         rule = "it is a folder that `normgauge reproduce` wrote"
-        raise InputError(explain(f"runs {runs}", rule, "no such folder", "Check the path, or leave it out"))
+        raise InputError(f"runs {runs}", rule, "no such folder", "Check the path, or leave it out")
     sources, trouble = own_runs(runs) if runs is not None else ({}, [])
     asked = (replace(claim, seed=seed, runs=tuple(sources.get(claim.study, ()))) for claim in claims)
     return Ledger(tuple(asked), tuple(trouble), seed=seed)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from normgauge.errors import InputError, explain, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.papers.court.claim import Claim, Trial
 from normgauge.papers.court.contrast import Contrast
 from normgauge.papers.shelf import PAPERS, studies
@@ -102,7 +102,7 @@ def register(claim: Claim) -> Claim:
         InputError: when its id is taken.
     """
     if claim.id in _CLAIMS:
-        raise InputError(explain(f"Claim {claim.id}", "every id is registered once", "it twice", "Choose another id"))
+        raise InputError(f"Claim {claim.id}", "every id is registered once", "it twice", "Choose another id")
     _CLAIMS[claim.id] = claim
     return claim
 

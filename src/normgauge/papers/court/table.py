@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normgauge.errors import DataError, explain
+from normgauge.errors import DataError
 from normgauge.records import Row, Run
 from normgauge.stats import Choice, Interval, interval, natural_bounds
 from normgauge.store import spec_id
@@ -53,7 +53,7 @@ class StudyTable:
                 continue
             if row["seed"] in values:
                 duplicate = f"two for seed {row['seed']}"
-                raise DataError(explain(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs"))
+                raise DataError(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs")
             values[row["seed"]] = float(row[reading])
         return values
 

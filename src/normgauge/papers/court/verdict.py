@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from normgauge.errors import InputError, explain
+from normgauge.errors import InputError
 from normgauge.records import format_number
 
 Word = Literal["holds", "holds_with_correction", "false_as_stated", "empirical"]
@@ -99,7 +99,7 @@ class Verdict:
         ):
             if value not in words:
                 raise InputError(
-                    explain("Verdict", f"{name} is one of {', '.join(map(str, words))}", repr(value), "Use one of them")
+                    "Verdict", f"{name} is one of {', '.join(map(str, words))}", repr(value), "Use one of them"
                 )
 
     @property
