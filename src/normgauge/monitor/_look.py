@@ -116,7 +116,7 @@ class Look(Recorder):
     @contextmanager
     def looking(self, model: nn.Module, *, inside: bool = False) -> Iterator[None]:
         """Watch a forward pass, also from inside of it; gradients arrive in the backward pass that follows."""
-        self.start_batch(1.0)
+        self.start_batch(1.0, None)
         self._open.append(("(model)", model))
         with watched(model, self.leave, self.enter, inside=inside), self:
             yield

@@ -36,6 +36,9 @@ Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 class RefusedError(ModelError):
     """Nothing can be promised of the whole, so nothing is done; the names and reasons are its arguments."""
 
+    def __init__(self, *reasons: tuple[str, str]) -> None:
+        Exception.__init__(self, *reasons)
+
 
 class _OuterRecorder(Recorder):
     """Records who asks for values between the steps only."""
