@@ -138,7 +138,8 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
         Block(
             "Protocol",
             (
-                "Fixed before the runs. `normgauge claims --id ID` judges the same runs by the same rule.",
+                "`normgauge claims --id ID` judges the same runs by the same rule.",
+                "Where a table is older than its criteria, the smallest effects were declared after its runs.",
                 *about.protocol,
             ),
             (),
