@@ -68,9 +68,12 @@ def walk():
         if built is None:
             continue
         norm, example = built
-        start = time.process_time()
-        identity = ng.identify(norm, example=example)
-        rows.append((package, cls.__name__, identity, told_eps(norm), time.process_time() - start))
+        seconds = []
+        while not seconds or (seconds[-1] > 1 and len(seconds) < 3):  # others may be using the machine
+            start = time.process_time()
+            identity = ng.identify(norm, example=example)
+            seconds.append(time.process_time() - start)
+        rows.append((package, cls.__name__, identity, told_eps(norm), min(seconds)))
     return rows
 
 

@@ -3,7 +3,7 @@
 Mean and variance of so few values are mostly noise, and of two values all that is left is a sign. What counts is the
 batch of one device times the positions, also in the last, smaller batch of an epoch.
 Fix: Use a larger batch, drop_last=True, or a norm without batch statistics:
-    surgery = ng.swap_norms(model, 'group', example=batch)
+    surgery = ng.swap_norms(model, "group", example=batch)
 References: pytorch#7716, mmsegmentation#272, chemprop#680.
 """
 

@@ -3,7 +3,7 @@
 Next to 1 a bfloat16 number has no neighbour nearer than 0.004, so a step of 0.001 is rounded away, every time.
 The gains stay at their start for the whole training while everything else learns.
 Fix: Keep gains in float32, or let the optimizer hold a float32 copy:
-    for gain in gains: gain.data = gain.data.float()
+    norm.float()  # and in its forward: norm(x.float()).to(x.dtype)
 References: flame#47, flash-linear-attention#676, axolotl#3670.
 """
 

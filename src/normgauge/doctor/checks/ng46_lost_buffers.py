@@ -3,7 +3,8 @@
 Adapters, moving averages and federated updates copy parameters; running statistics are buffers and stay behind.
 The receiver evaluates new weights with old statistics.
 Fix: Copy buffers as well, or recalibrate the receiver:
-    for a, b in zip(target.buffers(), source.buffers()): a.copy_(b)
+    for a, b in zip(target.buffers(), source.buffers()):
+        a.copy_(b)
 References: peft#1732, PFLlib#260, mean-teacher#9.
 """
 

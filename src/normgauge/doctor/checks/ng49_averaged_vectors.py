@@ -3,7 +3,9 @@
 Spectral norm keeps two unit vectors as buffers; their average over training is shorter and points nowhere.
 The estimated norm is then too small and the weights too large.
 Fix: Do not average these buffers, and iterate anew:
-    for _ in range(20): layer.train()(x)  # power iterations
+    layer.train()
+    for _ in range(20):
+        layer(x)  # a power iteration each
 References: miles-credit#394, ema-pytorch#29.
 """
 
@@ -18,9 +20,4 @@ def _look(exam: Exam) -> Signs:
         if spectral and buffer.ndim == 1 and buffer.numel() > 1:
             length = float(buffer.double().norm())
             if abs(length - 1) > 1e-3:
-
-                def repair(model, name=name):  # type: ignore[no-untyped-def]
-                    vector = model.get_buffer(name)
-                    vector.copy_(vector / vector.norm().clamp_min(1e-12))
-
                 yield Sign(name, f"a unit vector of length {length:.3g}", 1.0)
