@@ -48,6 +48,7 @@ class Claim:
         study: the study an empirical claim is judged from.
         contrasts: what must come out, each with the smallest effect of interest, declared before the runs.
         premise: what the sentence presupposes; where it did not come about the outcome is premise_absent.
+        missing: of a claim without a study: what nobody measures yet.
         control: what stands against the mechanism claimed, or why nothing needs to.
         seed: with the id, from which `result` draws its instances: neither order nor company changes it.
         runs: the reader's own runs of the study, beside those that ship with the package.
@@ -68,6 +69,7 @@ class Claim:
     study: str = ""
     contrasts: tuple[Contrast, ...] = ()
     premise: tuple[Contrast, ...] = ()
+    missing: str = ""
     control: str = ""
     seed: int = 0
     runs: tuple[Source, ...] = ()
@@ -92,7 +94,7 @@ class Claim:
     def criterion(self) -> str:
         """The rule an experiment is judged by, in words."""
         given = f"where {' and '.join(each.rule for each in self.premise)}: " if self.premise else ""
-        return given + "; ".join(each.rule for each in self.contrasts)
+        return self.missing or given + "; ".join(each.rule for each in self.contrasts)
 
     @cached_property
     def result(self) -> Verdict:
