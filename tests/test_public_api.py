@@ -11,6 +11,7 @@ import pytest
 import normgauge as ng
 
 PUBLIC = {
+    "Monitor",
     "Network",
     "NormgaugeError",
     "Objective",
@@ -45,6 +46,7 @@ PUBLIC = {
     "loss_surface",
     "margins",
     "measure",
+    "monitor",
     "migrate_weight_norm",
     "nn",
     "operator_norm",

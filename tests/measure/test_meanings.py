@@ -243,7 +243,8 @@ def test_a_sick_network_is_told_from_a_healthy_one(name):
 
 def test_every_instrument_is_tried_on_a_healthy_and_a_sick_network():
     """By a line in CASES, or in a test file of its own that looks at two meanings."""
-    ours = {name for name, function in INSTRUMENTS.items() if function.__module__.startswith("normgauge.")}
+    rooms = ("normgauge.measure", "normgauge.symmetry")  # operations of surgery say what they changed, by their proof
+    ours = {name for name, function in INSTRUMENTS.items() if function.__module__.startswith(rooms)}
     tests = {path.stem.removeprefix("test_"): path for path in Path(__file__).parents[1].rglob("test_*.py")}
     elsewhere = {name for name in ours if name in tests and tests[name].read_text().count("meaning()") > 1}
     assert ours - elsewhere <= set(CASES)

@@ -34,7 +34,9 @@ def set_eps(model, eps=None):
     for module in model.modules():
         if isinstance(module, RMS):
             module.narrow = False
-        elif type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")) and not isinstance(module, nn.RMSNorm):
+        elif type(module).__module__.startswith("transformers") and type(module).__name__.endswith(
+            ("RMSNorm", "T5LayerNorm")
+        ):
             module.forward = MethodType(wide_rms, module)  # Hugging Face's narrow to float32
         if not module.training and list(module.buffers(recurse=False)):
             continue  # beside stored statistics eps is one more constant

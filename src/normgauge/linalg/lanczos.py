@@ -11,9 +11,9 @@ from torch import Tensor
 
 from normgauge.errors import InputError, OutOfMemoryError, offer_partial
 from normgauge.linalg._basis import inner, norm, out_of_memory_message
-from normgauge.linalg._drift import drift_limit
+from normgauge.linalg._lanczos_iteration import Progress, Sequences
 from normgauge.linalg._operator import Operator
-from normgauge.linalg._sequence import Progress, Sequences
+from normgauge.linalg._orthogonality import drift_limit
 from normgauge.records import Status
 from normgauge.rng import generator
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normgauge.errors import InputError, offer_partial
 from normgauge.linalg._basis import inner
+from normgauge.linalg._lanczos_iteration import Sequences
 from normgauge.linalg._operator import Operator
-from normgauge.linalg._sequence import Sequences
 from normgauge.rng import generator
 
 Heard = Callable[[int, list[float]], None]

@@ -184,12 +184,13 @@ def _candidates(
     point = signatures.point
     accepted = dead_entries(signatures, precision)
     explained = list(accepted)  # with unobserved indices too: a sum over a group of units is no news for one
+    unused = unused_entries(signatures)
     keys: set[tuple[frozenset[Term], tuple[int, ...] | None]] = set()
 
     def accept(families: list[Family]) -> None:
         for family in families:
             key = (frozenset(family.terms), family.indices)  # overlapping windows find the same thing again
-            if key not in keys and not is_implied(family, explained, point):
+            if key not in keys and not is_implied(family, explained, point, unused=unused):
                 explained.append(family)
                 accepted.extend(drop_unobserved(family, signatures))
             keys.add(key)

@@ -26,7 +26,7 @@ _ADVICE = {
     "scale_invariant": "decay sets the effective learning rate, not the capacity; keep it, or put it on the sphere",
     "affine": "gains and shifts of a normalization: decay shrinks what the normalization restored; off",
     "dead": "no effect on the function: decay only drains it; off (or remove it)",
-    "rest": "decay limits the function; keep it",
+    "rest": "decay limits the function: here it belongs",
 }
 _VECTOR_ADVICE = "a bias or gain outside a normalization: decay is rarely wanted; off"
 

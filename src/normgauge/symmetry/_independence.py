@@ -19,17 +19,25 @@ _SAME = 1e-7
 
 
 def is_implied(
-    family: Family, families: Sequence[Family], point: Point, *, centred: bool = False, hops: int = 2
+    family: Family,
+    families: Sequence[Family],
+    point: Point,
+    *,
+    centred: bool = False,
+    hops: int = 2,
+    unused: Mapping[str, Tensor] | None = None,
 ) -> bool:
-    """Tell whether the generators of a family are combinations of known families'.
+    """Tell whether the generators of a family are combinations of known families' on the entries that data touch.
 
     A random combination of the family's vectors is compared with the combinations of the known families that
-    agree with it on a tensor they share.
+    agree with it on a tensor they share. `unused` masks entries that no data touch: what moves these alone is no news.
     """
     chi = torch.randn(len(family), generator=generator(1234), dtype=torch.float64)
     if centred:
         chi = chi - chi.mean()
     alive = _alive(families, point)
+    for name, silent in (unused or {}).items():
+        alive[name] = alive[name] & ~silent if name in alive else ~silent
     target = _mask_dead(family.field(point, chi), alive)
     touched = {key for other in families for key in _keys(other)}
     if not {key for key in _keys(family) if key[0] in target} <= touched:

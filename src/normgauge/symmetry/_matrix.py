@@ -145,10 +145,15 @@ def matrix_family(group: str, terms: tuple[MatrixTerm, ...], blocks: int, block:
 def residual_of(
     terms: tuple[MatrixTerm, ...], group: str, point: Values, gradients: Sequence[Mapping[str, Tensor]]
 ) -> float:
-    """Return the norm of the moment map off the diagonal (its relevant part for the group), relative."""
+    """Return the norm of the moment map off the diagonal (its relevant part for the group), relative.
+
+    Terms whose blocks have other sizes, such as channels of groups of another convolution, share no basis: infinite.
+    """
     worst = 0.0
     for gradient in gradients:
         parts = [term.moment(point, gradient) for term in terms]
+        if len({part[0].shape for part in parts}) > 1:
+            return math.inf
         total = torch.stack([p[0] for p in parts]).sum(0)
         scale = torch.stack([p[1] for p in parts]).sum(0)
         if group != "GL":

@@ -398,7 +398,7 @@ def test_the_command_lists_brings_and_explains(tmp_path, own_cache):
     assert json.loads(done.stdout)["path"] == str(own_cache / "cifar10.npy")
     assert "not the published ones" in done.stderr
     listed = normgauge("data")
-    lines = {line.split()[0]: line.split()[1] for line in listed.stdout.splitlines() if not line.startswith(" ")}
+    lines = {line.split()[0]: line.split()[1] for line in listed.stdout.splitlines() if line[:1].isalnum()}
     assert lines["cifar10"] == "ready" and lines["cifar100"] == "missing" and lines["digits"] == "ready"
 
 

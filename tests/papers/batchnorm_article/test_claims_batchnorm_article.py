@@ -5,8 +5,7 @@ import torch
 
 from mutation import judged, promoted, settled, swapped
 from normgauge.papers.batchnorm_article.claims import halfspaces, layer, least_squares, networks
-from normgauge.papers.court import StudyTable, ledger
-from normgauge.papers.court.registry import find
+from normgauge.papers.court import ledger
 from normgauge.papers.instances import gaussian
 from normgauge.papers.santurkar2018.claims import activations as santurkar2018_activations
 from normgauge.papers.santurkar2018.claims import weights as santurkar2018_weights
@@ -227,16 +226,3 @@ def rows_for(id, good):
                         value = (0.9 - fallen) * jitter
                         rows.append({"norm": norm, "init": init, "lr": lr, "seed": seed, "train_accuracy": value})
     return rows
-
-
-@pytest.mark.parametrize("id", EXPERIMENTS)
-def test_the_criteria_tell_hope_from_fear(id):
-    claim = find(id)
-    assert claim.judge(torch.Generator()).status == "judged"
-    rows = tuple(rows_for(id, good=True))
-    hoped = claim.judge_table(StudyTable(rows))
-    assert hoped.outcome == "reproduced", hoped.sentence
-    feared = claim.judge_table(StudyTable(tuple(rows_for(id, good=False))))
-    assert feared.outcome == "contradicted", feared.sentence
-    few = StudyTable(tuple(row for row in rows if row["seed"] < 2))
-    assert claim.judge_table(few).outcome == "too_small_to_tell"

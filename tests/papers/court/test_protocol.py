@@ -134,6 +134,15 @@ def rate(spread, outcome, truths, share=0.5):
 SLACK = 3 * math.sqrt(0.05 * 0.95 / DRAWS)  # three standard errors of the simulation
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=IDS)
+def test_the_criteria_tell_hope_from_fear(claim, quick):
+    """All parts far beyond their smallest effect, one far below it, and too few seeds to say either."""
+    hoped = {name: [20 * s + s * (k % 2) for k in range(max(n, 3))] for name, (n, s) in spreads(claim).items()}
+    feared = {**hoped, next(iter(hoped)): [-value for value in next(iter(hoped.values()))]}
+    few = {name: values[:2] for name, values in hoped.items()}
+    assert [poll(m).outcome for m in (hoped, feared, few)] == ["reproduced", "contradicted", "too_small_to_tell"]
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("claim", CLAIMS, ids=IDS)
 def test_with_the_null_true_a_procedure_is_wrong_at_most_5_percent(claim, quick):

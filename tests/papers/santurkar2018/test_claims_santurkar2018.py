@@ -7,7 +7,6 @@ import torch
 
 from mutation import judged, promoted, settled, swapped
 from normgauge.papers.court import StudyTable, ledger
-from normgauge.papers.court.registry import find
 from normgauge.papers.instances.draws import Unit, units
 from normgauge.papers.santurkar2018.claims import activations, weights
 from normgauge.theory import batchnorm_calculus as calculus
@@ -179,12 +178,3 @@ def table(study, readings, seeds=4):
                 values = {name: arms[norm] * spread for name, arms in readings.items() if norm in arms}
                 rows.append({**part, "norm": norm, "seed": seed, **values})
     return StudyTable(tuple(rows))
-
-
-@pytest.mark.parametrize("id", EXPERIMENTS + FINDINGS)
-def test_the_criteria_tell_hope_from_fear(id):
-    claim = find(id)
-    hoped = claim.judge_table(table(claim.study, HOPED))
-    assert hoped.outcome == "reproduced", hoped.sentence
-    assert claim.judge_table(table(claim.study, FEARED)).outcome == "contradicted"
-    assert claim.judge_table(table(claim.study, HOPED, seeds=2)).outcome == "too_small_to_tell"

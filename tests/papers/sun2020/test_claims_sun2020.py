@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import StudyTable, ledger
-from normgauge.papers.court.registry import find
+from normgauge.papers.court import ledger
 from normgauge.papers.instances.draws import Unit
 from normgauge.papers.sun2020.claims import batchnorm, methods, printed_tables
 from normgauge.theory import batchnorm_calculus as calculus
@@ -180,15 +179,3 @@ def rows(good):
         ways = {"similar_mean_accuracy": kept, "gamma_mean_accuracy": kept, "random_mean_accuracy": 0.5}
         runs["pruning"] += [{"seed": seed, "l1": strength, **ways} for strength in (0.0, 1e-3)]
     return runs
-
-
-@pytest.mark.parametrize("id", EXPERIMENTS + FINDINGS)
-def test_the_criteria_tell_hope_from_fear(id):
-    claim = find(id)
-    assert claim.judge_table(StudyTable(tuple(rows(True)[claim.study]))).outcome == "reproduced"
-    assert claim.judge_table(StudyTable(tuple(rows(False)[claim.study]))).outcome == "contradicted"
-
-
-def test_seeds_without_a_normalizer_are_left_out_of_the_mean_over_normalizers():
-    kept = [row for row in rows(True)["robustness"] if (row["seed"], row["norm"]) != (3, "layer")]
-    assert {item.instances for item in find("S4-wd").judge_table(StudyTable(tuple(kept))).evidence} == {3}

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from mutation import judged, promoted, settled, swapped
-from normgauge.papers.court import StudyTable, ledger
-from normgauge.papers.court.registry import find
+from normgauge.papers.court import ledger
 from normgauge.papers.instances import feedforward
 from normgauge.papers.than2025.claims import consequences, layers, networks
 from normgauge.theory import lipschitz_norms, partition_bound
@@ -148,24 +147,6 @@ def test_the_slack_bounds_multinomial_deviations_over_many_draws():
     rise = (p - counts / m).clamp(min=0).sum(1)
     slack = torch.tensor([partition_bound.partition_slack(int((row > 0).sum()), 4, m, delta) for row in counts])
     assert (rise > slack).double().mean() <= delta
-
-
-@pytest.mark.parametrize(("exponent", "outcome"), [(1.0, "reproduced"), (-1.0, "contradicted")])
-def test_the_criterion_tells_hope_from_fear(exponent, outcome):
-    claim = find("S2-E1")
-    assert claim.judge(torch.Generator()).status == "judged"
-    rows = [
-        {
-            "model": model,
-            "seed": seed,
-            "smallest_weight_norm": 2.0**exponent * (1 + 0.001 * seed),
-            "log10_norm_product": 50 * exponent + 0.1 * seed,
-            "log10_sigma_product": 25 * exponent + 0.1 * seed,
-        }
-        for model in ("relu10", "resnet18")
-        for seed in range(4)
-    ]
-    assert claim.judge_table(StudyTable(tuple(rows))).outcome == outcome
 
 
 def test_statistics_that_move_with_the_weights_are_steeper_than_fixed_ones_allow():

@@ -114,6 +114,8 @@ class Stability(Result):
         gap = f"; expect a gap from training to test of about {self.pointwise:.3g} in the mean"
         if not self.seeds:
             return f"{said} and {self.uniform:.3g} at most{gap}. Pass seeds=2 to see what the seed alone does."
+        if not self.mean and not self.seed_noise:
+            return f"{said}, and so does another seed: this training depends on neither. See that it is given the data."
         ratio = self.mean / self.seed_noise if self.seed_noise else math.inf
         if ratio < DROWNED:
             return f"{said}, {ratio:.2g} of what another seed does (under {DROWNED:g}): the seed matters more{gap}."

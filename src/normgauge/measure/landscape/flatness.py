@@ -246,7 +246,11 @@ def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) ->
         )
     losses = torch.tensor([loss for loss, _ in finite], dtype=torch.float64)
     error = float(losses.std() / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
-    return Perturbed(noise, sigma, float(losses.mean()), error, sum(a for _, a in finite) / len(finite), lost)
+    told = [
+        accuracy for _, accuracy in finite if not math.isnan(accuracy)
+    ]  # where labels lie may be unclear in some draws
+    accuracy = sum(told) / len(told) if told else math.nan
+    return Perturbed(noise, sigma, float(losses.mean()), error, accuracy, lost)
 
 
 def filter_scale(value: Tensor) -> Tensor:

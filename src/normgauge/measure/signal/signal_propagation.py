@@ -21,6 +21,7 @@ from normgauge.results import Result, instrument
 if TYPE_CHECKING:
     import altair
 
+EXPLAINED = 0.5  # share of the variance of log gradients below which depth is not what makes the difference
 UNEVEN = 100.0  # of squared gradients, first to last layer: a decade in the norm, and so in the size of plain steps
 MOST_DEAD = 0.5  # share of units that are zero on all of the data
 
@@ -87,6 +88,14 @@ class SignalPropagation(Result):
         """Factor per layer of the gradient norm itself: the square root of `growth`."""
         return math.sqrt(self.growth)
 
+    @property
+    def _explained(self) -> float:
+        """Share of the variance of the log gradients that the fitted line explains; 1 where they hardly differ."""
+        logs = [math.log(entry.gradient) for entry in self.layers if entry.layer in self.fitted and entry.gradient > 0]
+        mean, squares = sum(logs) / len(logs), (len(logs) ** 2 - 1) / 12 * math.log(self.growth) ** 2
+        variance = sum((value - mean) ** 2 for value in logs) / len(logs)
+        return squares / variance if variance > math.log(2) ** 2 else 1.0
+
     def _title(self) -> str:
         return f"Signal propagation through {len(self.layers)} layers"
 
@@ -120,6 +129,11 @@ class SignalPropagation(Result):
         way, factor = ("grow", self.growth) if self.growth >= 1 else ("shrink", 1 / self.growth)
         depth = f"{max(ends, 1 / ends):.3g} over {len(self.fitted)} layers"
         said = f"Squared gradients {way} by a factor of {factor:.4g} per layer towards the input, {depth}"
+        if self._explained < EXPLAINED:
+            share = f"depth explains {self._explained:.0%} of it (under {EXPLAINED:.0%})"
+            return (
+                f"Squared gradients differ between layers, as between branches, but {share}: no growth is told.{lost}"
+            )
         if ends > UNEVEN or ends < 1 / UNEVEN:
             way = "explode" if ends > 1 else "vanish"
             return (

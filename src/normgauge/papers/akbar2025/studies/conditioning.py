@@ -155,8 +155,8 @@ empirical(
     ),
     control="the network without BN at the same rate, once where both train and once where both are far from the edge "
     "of stability (edge = rate lambda / 2): at rates of their own, lambda_max is the inverse of the rate",
-    note="The paper says roughly 20 vs 200, zero modes ignored. lambda_max with BN depends on the weights' scale alone if "
-    "one likes (S0-lam).",
+    note="The paper says roughly 20 vs 200, zero modes ignored. lambda_max with BN depends on the weights' scale alone "
+    "if one likes (S0-lam).",
 )
 
 empirical(

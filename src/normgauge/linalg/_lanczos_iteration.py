@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from normgauge.linalg._basis import Basis, norm
-from normgauge.linalg._drift import Drift
 from normgauge.linalg._operator import Operator
+from normgauge.linalg._orthogonality import Drift
 
 # Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
 # eigenvalue that is zero can never be found.
