@@ -47,7 +47,14 @@ def doctor(
     else:
         typer.echo(checkup.text(everything=everything))
     if html:
-        Path(html).write_text(f"<!doctype html><meta charset=utf-8><title>Checkup</title>{checkup._repr_html_()}")
+        from normgauge.documents import write_whole
+        from normgauge.report import checkup_page
+
+        title = "Checkup of the example" if example else f"Checkup of {target}"
+        left = "".join(f" Not looked at: {name} ({why})." for name, why in checkup.left_out.items())
+        footer = f"{len(checkup.checks)} checks, {checkup.cost}.{left}"
+        page = checkup_page(map(vars, checkup), title=title, summary=checkup.meaning(), footer=footer)
+        write_whole(Path(html), page)
     if fix:
         _write_fix(checkup, Path(fix), quiet=as_json or sarif)
     raise typer.Exit(0 if checkup.healthy else 1)

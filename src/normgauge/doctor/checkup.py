@@ -103,7 +103,8 @@ class Checkup(Result):
             return f"{agree}{said}: nothing here needs to be done."
         first = self.findings[0]
         return (
-            f"{agree}{said}. First: {first.title} at {first.where!r} ({first.id}); {first.remedy.splitlines()[0][:150]}"
+            f"{agree}{said}. First: {first.title} at {first.where!r} ({first.id}). "
+            f"{first.remedy.splitlines()[0][:150].rstrip('.:')}."
         )
 
     def groups(self) -> list[list[Finding]]:

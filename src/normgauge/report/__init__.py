@@ -1,5 +1,6 @@
 """Stored runs and documents -> one self-contained HTML page; sees no model. Needs the `lab` extra to draw."""
 
+from normgauge.report._checkup import checkup_page as checkup_page
 from normgauge.report._ledger import ledger_page as ledger_page
 from normgauge.report._page import page as page
 from normgauge.report._page import page_of_store as page_of_store
@@ -10,6 +11,7 @@ from normgauge.report._watch import watch_page as watch_page
 
 __all__ = [
     "Picture",
+    "checkup_page",
     "ledger_page",
     "page",
     "page_of_store",
