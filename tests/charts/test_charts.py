@@ -83,7 +83,9 @@ def test_missing_values_are_holes():
 
 def test_frames_and_rows_draw_the_same():
     pandas = pytest.importorskip("pandas")
-    assert charts.curves(pandas.DataFrame(losses())).to_dict() == charts.curves(losses()).to_dict()
+    drawn = [json.dumps(charts.curves(rows).to_dict()) for rows in (pandas.DataFrame(losses()), losses())]
+    first, second = (re.sub(r"view_\d+", "view", text) for text in drawn)  # older altair counts views of the process
+    assert first == second
 
 
 def test_names_of_columns_never_become_fields():

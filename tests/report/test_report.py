@@ -291,7 +291,8 @@ def test_page_of_a_store_is_the_page_of_its_runs(content, html, tmp_path):
             store.put(run)
         store.put_document(content.document)
     stored = page_of_store(tmp_path / "runs.sqlite", tmp_path / "page.html")
-    assert stored.read_text() == html.read_text(), "runs of other settings are left out"
+    first, second = (re.sub(r"view_\d+", "view", page.read_text()) for page in (stored, html))  # as altair numbers them
+    assert first == second, "runs of other settings are left out"
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path):
