@@ -33,8 +33,10 @@ def _look(exam: Exam) -> Signs:
             continue
         source = exam.modules[trained[0]]
         pairs = list(zip(layers(target), layers(source), strict=False))
-        near = sum(float((p - q).norm()) for p, q in zip(target.parameters(), source.parameters(), strict=True))
-        size = sum(float(q.norm()) for q in source.parameters())
+        near = sum(
+            float((p - q).detach().norm()) for p, q in zip(target.parameters(), source.parameters(), strict=True)
+        )
+        size = sum(float(q.detach().norm()) for q in source.parameters())
         apart = [
             float(((b.running_mean - a.running_mean) / (b.running_var + b.eps).sqrt()).abs().mean()) for a, b in pairs
         ]
