@@ -2,7 +2,8 @@
 
     python benchmarks/monitor.py [--steps 1000] [--batch 32]
 
-Prints the ratio of total times and writes it to benchmarks/results/monitor.json. Slow beats are included.
+Times are those of the processor, which other work on the machine hardly moves. Prints the ratios and writes them to
+benchmarks/results/monitor.json. Slow beats are included.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ def main() -> None:
         monitor = ng.Monitor(model, optimizer, batch=batch[0], every=50)
 
         def step(after, model=model, optimizer=optimizer, batch=batch, loss=loss):
-            begin = time.perf_counter()
+            begin = time.process_time()
             optimizer.zero_grad()
             value = loss(model(batch[0]), batch[1])
             value.backward()
             optimizer.step()
             after(value)
-            return time.perf_counter() - begin
+            return time.process_time() - begin
 
         times = {"plain": [], "monitor": [], "histograms every step": []}
         for block in range(options.steps // 50):
