@@ -10,9 +10,15 @@ WORKERS ?= 2
 VERSION ?= $(TORCH)
 CONSTRAINTS ?= constraints.txt
 TORCH_VENV ?= .venv-torch-$(VERSION)
+# Peers are installed without what they depend on: some would bring another torch, or torchvision.
+BENCH_VENV := .venv-bench
+BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+PEERS := pyhessian==0.1 curvlinops-for-pytorch==3.0.1 hessian-eigenthings==1.0.0a5 backpack-for-pytorch==1.7.1 geoopt==0.5.1 \
+	adamp==0.3.0 torch-audit==0.3.0 opacus==1.6.0 \
+	opt-einsum einconv einops linear-operator jaxtyping wadler-lindig tqdm unfoldnd click
 TORCH_PIP = $(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all test-torch dist test-dist generated docs format clean lock
+.PHONY: help demo bench test test-all test-torch dist test-dist generated docs format clean lock
 
 help: ## show the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +38,10 @@ test-all: $(VENV)/.dev ## the heavy suites too
 test-torch: $(TORCH_VENV)/.tests ## the tests on another torch, several GB: make test-torch VERSION=2.11.0
 	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -rs
 
+bench: $(BENCH_VENV)/.peers ## measure normgauge beside its peers, interleaved (about 20 minutes), and write the page
+	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python benchmarks/book.py
+	$(BENCH_VENV)/bin/python docs/generate_benchmarks.py
+
 dist: $(VENV)/.dev ## build the wheel and the sdist into dist/
 	rm -rf dist
 	$(BIN)/python -m build
@@ -47,6 +57,7 @@ generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/gener
 	$(BIN)/python docs/generate_index.py
 	$(BIN)/python docs/generate_instruments.py
 	$(BIN)/python docs/generate_checks.py
+	$(BIN)/python docs/generate_benchmarks.py
 
 docs: $(VENV)/.dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -59,7 +70,7 @@ lock: $(VENV)/.dev ## write constraints.txt from what is installed
 	$(BIN)/python -m pip freeze --exclude-editable --exclude torch | grep -v ' @ ' > constraints.txt
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) .venv-torch-* site dist normgauge-out
+	rm -rf $(VENV) $(BENCH_VENV) .venv-torch-* site dist normgauge-out
 
 $(VENV)/.torch:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "normgauge needs Python 3.11 or newer: set PYTHON=...")'
@@ -74,6 +85,13 @@ $(VENV)/.lab: $(VENV)/.torch pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.lab
+
+$(BENCH_VENV)/.peers: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_PIP) torch==$(TORCH)
+	$(BENCH_PIP) --constraint constraints.txt --editable '.[lab]'
+	$(BENCH_PIP) --no-deps $(PEERS)
+	touch $@
 
 # What torch itself pins is left to it.
 $(TORCH_VENV)/.tests: pyproject.toml $(CONSTRAINTS)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 
 import torch
-from benchmarks.doctor.cases import RMS, Block, Former, conv_net, fault, groups, images, mlp, sequences, train, vectors
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.doctor.cases import RMS, Block, Former, conv_net, fault, groups, images, mlp, sequences, train, vectors
 
 
 @fault("NG01")

@@ -10,10 +10,9 @@ import sys
 import warnings
 from pathlib import Path
 
+import normgauge as ng
 from benchmarks.doctor import faults  # noqa: F401
 from benchmarks.doctor.cases import CASES
-
-import normgauge as ng
 
 
 def look(arguments):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.doctor.cases import RMS, Former, conv_net, groups, images, mlp, sequences, train, vectors
 from torch import nn
 from torch.nn import functional as F
 
 import normgauge as ng
+from benchmarks.doctor.cases import RMS, Former, conv_net, groups, images, mlp, sequences, train, vectors
 
 STEPS = 50
 TEXT = dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64)

@@ -1,0 +1,1 @@
+"""Speed and truth beside peers; `make bench` runs the book."""
