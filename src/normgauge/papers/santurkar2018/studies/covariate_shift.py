@@ -16,6 +16,7 @@ from normgauge.papers.experiment import Experiment, Record
 from normgauge.papers.figures import Figure
 from normgauge.papers.santurkar2018.studies._setting import (
     PROXY,
+    PUBLISHED_STEPS,
     batch_objective,
     layer_groups,
     prepare,
@@ -123,9 +124,20 @@ register(
         question="Does a layer's gradient turn less, with BN, when the layers before it are updated?",
         finding="No: networks with BN have similar or larger internal covariate shift. In the deep linear network "
         "gradients before and after are almost uncorrelated with BN, and almost the same without.",
-        proxy=PROXY + "The gradients are those of one fixed batch of training data, not of each step's own.",
+        proxy=PROXY
+        + "The DLN makes its published 10,000 steps. The gradients are those of one fixed batch of training data, not of each step's own.",
         sizes={
-            size: [study("covariate-shift", size, model, NORMS, seeds=seeds) for model in MODELS]
+            size: [
+                study(
+                    "covariate-shift",
+                    size,
+                    model,
+                    NORMS,
+                    seeds=seeds,
+                    **PUBLISHED_STEPS[model] if size == "small" else {},
+                )
+                for model in MODELS
+            ]
             for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
         },
         run=run,

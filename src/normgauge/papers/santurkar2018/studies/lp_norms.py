@@ -165,7 +165,7 @@ register(
         finding="Yes, although they do not fix the activations' moments; on the deep linear network l1 is even better "
         "than BN.",
         proxy=PROXY
-        + "In this study 500 steps of the VGG; the rate is tuned for every arm on training performance, as the paper "
+        + "In this study 500 steps of the VGG and 300 of the DLN; the rate is tuned for every arm on training performance, as the paper "
         "says it did, on the first two seeds.",
         sizes={
             "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),

@@ -14,7 +14,14 @@ from normgauge.measure.landscape.landscape import Landscape, landscape
 from normgauge.papers.court import EACH, Contrast, empirical, finding
 from normgauge.papers.experiment import Experiment, Record
 from normgauge.papers.figures import Figure
-from normgauge.papers.santurkar2018.studies._setting import PROXY, batch_objective, prepare, spaced_steps, study
+from normgauge.papers.santurkar2018.studies._setting import (
+    PROXY,
+    PUBLISHED_STEPS,
+    batch_objective,
+    prepare,
+    spaced_steps,
+    study,
+)
 from normgauge.papers.studies import register
 from normgauge.records import Spec
 
@@ -158,10 +165,16 @@ register(
         finding="Yes, for VGG and the deep linear network: a narrower range of the loss, gradients that predict better "
         "(by close to two orders of magnitude early in training of VGG), a smaller effective beta; and in random "
         "directions too.",
-        proxy=PROXY + "Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
+        proxy=PROXY
+        + "The DLN makes its published 10,000 steps. Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
         "in the paper; on one fixed batch of training data.",
         sizes={
-            size: [study("smoothness", size, model, NORMS, seeds=seeds) for model in MODELS]
+            size: [
+                study(
+                    "smoothness", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {}
+                )
+                for model in MODELS
+            ]
             for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
         },
         run=run,
