@@ -13,7 +13,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.records import Spec
+from normgauge.papers.language import Spec
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
@@ -50,14 +50,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 PUBLISHED_STEPS: dict[str, dict[str, Any]] = {"vgg": {}, "dln": {"steps": 10_000}}
 #: How accuracies on training data are taken: as training sees the first of them, in batches of the training's size.
 AS_TRAINED: dict[str, Any] = {"split": "train", "statistics": "batch", "limit": 1024}
-PROXY = (
-    "Santurkar et al. 2018 train a VGG-like network on all of CIFAR-10 for 15,000 steps of batch 128, and a 25-layer "
-    "deep linear network (DLN) for 10,000 full-batch steps; both from Glorot weights at one rate for all arms (0.1; "
-    "1e-6 on the summed loss, 1e-3 on its mean). Small size: a VGG of eight convolutions, 8 to 32 channels wide, on "
-    "10,000 images of CIFAR-10 for 1000 steps of batch 32; the same DLN. Paper size: a 13-convolution "
-    "VGG (the paper does not say which). Medium size: 10,000 steps of both, which the plain network needs to leave its "
-    "plateau and fit. The small setting was decided after a shorter one had been run and judged. "
-)
 
 
 class ActivationNoise(nn.Module):

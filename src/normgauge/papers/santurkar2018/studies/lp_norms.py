@@ -16,20 +16,15 @@ from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
 from normgauge.measure.signal.activations import activations
-from normgauge.papers.court import EACH, SMALLEST, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
-    PROXY,
     batch_objective,
     blocks,
     prepare,
     spaced_steps,
     study,
 )
-from normgauge.papers.studies import register
-from normgauge.records import Spec
 
 NORMS = ("none", "batch", "l1", "l2", "linf")
 MODELS = ("vgg", "dln")
@@ -121,31 +116,23 @@ def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float
 
 empirical(
     "S1-E4",
-    place="sec 3.3, Fig 5",
-    printed="l1, l2, linf normalization (scale computed before the mean shift) perform comparably to BN",
-    study="lp-norms",
+    "lp-norms",
     contrasts=(
         *(
             Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"})
             for norm in LP
         ),
     ),
-    control="BN itself, each arm at its own tuned rate; the rates differ (BN 0.03, l_p 0.1 in the shipped runs)",
 )
 
 empirical(
     "S1-l1",
-    place="sec 3.3",
-    printed="for deep linear networks, l1-normalization performs even better than BatchNorm",
-    study="lp-norms",
+    "lp-norms",
     contrasts=(Contrast("train_loss", {"norm": "batch"}, {"norm": "l1"}, least=0.1, at={"model": "dln"}, log=True),),
-    control="BN at its own tuned rate",
-    note="The small size trains the linear network for 300 of its 10,000 published steps.",
 )
 
 finding(
     "lp-norms",
-    printed="l1, l2 and linf normalization train better than no normalization",
     contrasts=(
         *(Contrast("train_accuracy", {"norm": norm}, {"norm": "none"}, least=0.02, at={"model": "vgg"}) for norm in LP),
         *(
@@ -153,49 +140,35 @@ finding(
             for norm in LP
         ),
     ),
-    control="the same network without BN from the same weights and batches, each arm at its own tuned rate",
 )
 
 register(
-    Experiment(
-        name="lp-norms",
-        papers=("S1",),
-        place="sec. 3.3, Fig. 5, 6, 9, 12, 13",
-        question="Do normalizations by the l1, l2 and linf norm train as well as BN, with a landscape as smooth?",
-        finding="Yes, although they do not fix the activations' moments; on the deep linear network l1 is even better "
-        "than BN.",
-        proxy=PROXY
-        + "In this study 500 steps of the VGG and 300 of the DLN; the rate is tuned for every arm on training performance, as the paper "
-        "says it did, on the first two seeds.",
-        sizes={
-            "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
-            "small": _sizes("small", 6, 2, RATES),
-            "medium": _sizes("medium", 6, 2, RATES),
-            "paper": _sizes("paper", 5, 2, RATES),
-        },
-        run=run,
-        figures=(
-            Figure(
-                "loss",
-                where={"model": EACH},
-                note="Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. "
-                "5).",
-            ),
-            Figure(
-                "gradient_distance_now",
-                where={"model": EACH},
-                note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
-                "(its Fig. 12c, 13c).",
-            ),
-            Figure(
-                "activation_density",
-                x="layer",
-                where={"model": EACH, "seed": SMALLEST},
-                note="Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
-            ),
+    "lp-norms",
+    sizes={
+        "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
+        "small": _sizes("small", 6, 2, RATES),
+        "medium": _sizes("medium", 6, 2, RATES),
+        "paper": _sizes("paper", 5, 2, RATES),
+    },
+    run=run,
+    figures=(
+        Figure(
+            "loss",
+            where={"model": EACH},
+            note="Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. 5).",
         ),
-        choose_by="score",
-        data=("cifar10",),
-        minutes={"small": 8.5, "medium": 150.0},
-    )
+        Figure(
+            "gradient_distance_now",
+            where={"model": EACH},
+            note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
+            "(its Fig. 12c, 13c).",
+        ),
+        Figure(
+            "activation_density",
+            x="layer",
+            where={"model": EACH, "seed": SMALLEST},
+            note="Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
+        ),
+    ),
+    choose_by="score",
 )

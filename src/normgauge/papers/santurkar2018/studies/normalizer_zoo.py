@@ -16,11 +16,7 @@ from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.court import Contrast, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, finding, grid, register
 
 RATES = (0.03, 0.1, 0.3, 1.0)
 # StatNorm's design space: which centre, which scale, over which axes (names of the registry's points)
@@ -62,8 +58,6 @@ FIXED = {"model": "mlp", "data": "digits", "batch": 128}
 
 finding(
     "normalizer-zoo",
-    printed="networks train better under normalizers that make weights scale-invariant, act on activations, take "
-    "statistics of the batch, centre their input, or are free of noise",
     contrasts=(
         *(
             Contrast(
@@ -77,42 +71,31 @@ finding(
             for name, has in PROPERTIES.items()
         ),
     ),
-    control="the normalizers without the property; instance is left out because on vectors it is layer, and weight "
-    "standardization because alone, without a normalizer behind it, it is not what its paper proposes",
 )
 
 register(
-    Experiment(
-        name="normalizer-zoo",
-        papers=("S1", "S0"),
-        place="Santurkar et al. 2018, sec. 3.3; Akbar 2025, sec. 9.5",
-        question="Which properties of a normalizer predict how well a network trains under it?",
-        finding="Santurkar et al. 2018: normalizers by other averages do as well as batch normalization, so the effect "
-        "is not tied to controlling moments; Akbar 2025 lists alternatives that keep scale invariance.",
-        proxy="An MLP with three hidden layers on digits; Santurkar et al. 2018 use a VGG on CIFAR-10.",
-        sizes=grid(
-            "normalizer-zoo",
-            {"norm": (*registry.names(), *DESIGN)},
-            {"lr": RATES},
-            smoke={
-                **FIXED,
-                "norm": ("none", "batch", "rms", "weight", "noisy_batch"),
-                "lr": (0.1, 1.0),
-                "tuning_seeds": 1,
-                "steps": 10,
-            },
-            small={**FIXED, "seeds": 6, "tuning_seeds": 1, "steps": 100},
-            paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
+    "normalizer-zoo",
+    sizes=grid(
+        "normalizer-zoo",
+        {"norm": (*registry.names(), *DESIGN)},
+        {"lr": RATES},
+        smoke={
+            **FIXED,
+            "norm": ("none", "batch", "rms", "weight", "noisy_batch"),
+            "lr": (0.1, 1.0),
+            "tuning_seeds": 1,
+            "steps": 10,
+        },
+        small={**FIXED, "seeds": 6, "tuning_seeds": 1, "steps": 100},
+        paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
+    ),
+    run=run,
+    figures=(
+        Figure(
+            "test_accuracy",
+            kind="intervals",
+            note="Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
         ),
-        run=run,
-        figures=(
-            Figure(
-                "test_accuracy",
-                kind="intervals",
-                note="Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
-            ),
-        ),
-        choose_by="validation_accuracy",
-        minutes={"small": 0.8},
-    )
+    ),
+    choose_by="validation_accuracy",
 )

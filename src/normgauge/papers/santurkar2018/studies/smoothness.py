@@ -11,19 +11,14 @@ from torch import nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, register
 from normgauge.papers.santurkar2018.studies._setting import (
-    PROXY,
     PUBLISHED_STEPS,
     batch_objective,
     prepare,
     spaced_steps,
     study,
 )
-from normgauge.papers.studies import register
-from normgauge.records import Spec
 
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")
@@ -99,103 +94,71 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
 
 empirical(
     "S1-land",
-    place="sec 3.2, Fig 4, 10 (deep linear network)",
-    printed="variation of loss and gradient along the gradient direction is much smaller with BN",
-    study="smoothness",
+    "smoothness",
     contrasts=(
         *(
             Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
             for name in ("loss_range", "gradient_distance")
         ),
     ),
-    control="the same network without BN from the same weights and batches at the same rate, over the same steps "
-    "along the gradient",
 )
 
 empirical(
     "S1-E3",
-    place="sec 3.2, Fig 4b",
-    printed="gradient predictiveness differs by close to two orders of magnitude early in training (VGG)",
-    study="smoothness",
+    "smoothness",
     contrasts=(
         Contrast(
             "early_gradient_distance", {"norm": "none"}, {"norm": "batch"}, least=1.5, at={"model": "vgg"}, log=True
         ),
     ),
     premise=(Contrast("early_loss_drop", {"norm": "none"}, least=0.1, at={"model": "vgg"}),),
-    control="the same network without BN from the same weights and batches; that the plain network has left its "
-    "plateau within the first tenth is the premise",
 )
 
 empirical(
     "S1-random",
-    place="sec 3.2, last paragraph",
-    printed="the loss behaves in a similar way when we examine other (random) directions too",
-    study="smoothness",
+    "smoothness",
     contrasts=(
         *(
             Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
             for name in ("loss_range", "random_loss_range")
         ),
     ),
-    control="the same network without BN from the same weights and batches",
-    note="The directions are drawn uniformly on the sphere of the gradient's norm.",
 )
 
 finding(
     "smoothness",
-    printed="at equal training loss, loss and gradient change less along the gradient with BN, on VGG too, and the "
-    "effective beta is smaller",
     contrasts=(
         *(
             Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
             for name in ("loss_range", "gradient_distance", "effective_beta")
         ),
     ),
-    control="the same network without BN from the same weights and batches, each at the first look at which its "
-    "training loss is below 1.2",
 )
 
 register(
-    Experiment(
-        name="smoothness",
-        papers=("S1",),
-        place="sec. 3.1, 3.2, Fig. 4, 10, 11",
-        question="Along the gradient, do loss and gradient change less with BN, all through training?",
-        finding="Yes, for VGG and the deep linear network: a narrower range of the loss, gradients that predict better "
-        "(by close to two orders of magnitude early in training of VGG), a smaller effective beta; and in random "
-        "directions too.",
-        proxy=PROXY
-        + "The DLN makes its published 10,000 steps. Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
-        "in the paper; on one fixed batch of training data.",
-        sizes={
-            size: [
-                study(
-                    "smoothness", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {}
-                )
-                for model in MODELS
-            ]
-            for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
-        },
-        run=run,
-        figures=(
-            Figure(
-                {"loss": "loss", "loss_low": "lowest", "loss_high": "highest"},
-                where={"model": EACH},
-                note="Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, "
-                "10a).",
-            ),
-            Figure("gradient_distance_now", where={"model": EACH}),
-            Figure("effective_beta_now", where={"model": EACH}),
-            Figure(
-                "distance_at",
-                x="layer",
-                series=("model", "norm"),
-                note="Distance of the gradient from where it started, against the step along it, over training (the "
-                "paper's Fig. 11).",
-            ),
+    "smoothness",
+    sizes={
+        size: [
+            study("smoothness", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {})
+            for model in MODELS
+        ]
+        for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
+    },
+    run=run,
+    figures=(
+        Figure(
+            {"loss": "loss", "loss_low": "lowest", "loss_high": "highest"},
+            where={"model": EACH},
+            note="Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, 10a).",
         ),
-        data=("cifar10",),
-        minutes={"small": 2.4, "medium": 50.0},
-    )
+        Figure("gradient_distance_now", where={"model": EACH}),
+        Figure("effective_beta_now", where={"model": EACH}),
+        Figure(
+            "distance_at",
+            x="layer",
+            series=("model", "norm"),
+            note="Distance of the gradient from where it started, against the step along it, over training (the "
+            "paper's Fig. 11).",
+        ),
+    ),
 )

@@ -15,8 +15,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.papers.experiment import Record
-from normgauge.records import Spec
+from normgauge.papers.language import Record, Spec
 
 
 @dataclass(frozen=True)

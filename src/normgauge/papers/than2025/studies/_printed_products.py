@@ -16,9 +16,8 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.papers.experiment import Record
+from normgauge.papers.language import Record, Spec
 from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
-from normgauge.records import Spec
 
 NORMS = ("none", "batch", "layer")
 WORDS = {"none": "plain", "batch": "BN", "layer": "LN"}
