@@ -15,13 +15,12 @@ from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
-from normgauge.measure.signal.activations import activations
 from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     batch_objective,
-    blocks,
     prepare,
+    record_distribution,
     spaced_steps,
     study,
 )
@@ -32,15 +31,12 @@ LP = ("l1", "l2", "linf")
 MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
 #: The line search is taken at the paper's rates for all arms: equal steps are compared whatever rate an arm likes.
 LOOK = {"vgg": 0.1, "dln": 1e-3}
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-BINS = 24
 
 
 def run(spec: Spec, record: Record) -> None:
     """Train; look along the gradient and at one layer's activations at spaced steps; record the end."""
     network, dataset = prepare(spec)
     steps, model = int(spec["steps"]), str(spec["model"])
-    middle = _middle(network)
     history: dict[str, list[float]] = {"loss_range": [], "gradient_distance": [], "effective_beta": []}
 
     def watch(step: int, network: nn.Module) -> None:
@@ -51,8 +47,7 @@ def run(spec: Spec, record: Record) -> None:
             history[name].append(value)
             record(step, f"{name}_now", value)
         record(step, "loss", view.loss)
-        values = next(iter(activations(objective, layers=middle).values.values()))
-        _record_distribution(record, step, values, histogram=step == steps)
+        record_distribution(record, step, objective, histogram=step == steps)
 
     result = train(
         network,
@@ -79,28 +74,6 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "score", score)
     if result.diverged:
         raise NonFiniteError(f"lp-norms: training diverged at step {result.diverged_at}")
-
-
-def _middle(network: nn.Module) -> str:
-    """Return the name of the module whose outputs are looked at: the normalizer of the middle layer, or the layer."""
-    chosen = blocks(network)[len(blocks(network)) // 2]
-    part = chosen.norm if list(chosen.norm.parameters()) else chosen.layer
-    return next(name for name, module in network.named_modules() if module is part)
-
-
-def _record_distribution(record: Record, step: int, values: torch.Tensor, *, histogram: bool) -> None:
-    ordered = values.sort().values
-    for level in LEVELS:
-        place = min(int(level * len(ordered)), len(ordered) - 1)
-        record(step, "activation_quantile", float(ordered[place]), layer=f"{level:g}")
-    record(step, "activation_mean", float(values.mean()))
-    record(step, "activation_deviation", float(values.std(unbiased=False)))
-    if histogram and bool(torch.isfinite(values).all()):
-        low, high = float(ordered[0]), float(ordered[-1]) + 1e-9
-        width = (high - low) / BINS
-        for number, count in enumerate(torch.histc(values, BINS, low, high).tolist()):
-            middle = low + (number + 0.5) * width
-            record(step, "activation_density", count / (len(values) * width), layer=f"{middle:.5g}")
 
 
 RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
@@ -163,6 +136,8 @@ register(
             note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
             "(its Fig. 12c, 13c).",
         ),
+        Figure("loss_range_now", where={"model": EACH}, note="The paper's Fig. 12b, 13b."),
+        Figure("effective_beta_now", where={"model": EACH}, note="The paper's Fig. 12d, 13d."),
         Figure(
             "activation_density",
             x="layer",

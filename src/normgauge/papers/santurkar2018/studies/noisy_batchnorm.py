@@ -17,7 +17,16 @@ from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, register
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, blocks, prepare, spaced_steps, study
+from normgauge.papers.santurkar2018.studies._setting import (
+    AS_TRAINED,
+    PANEL,
+    batch_objective,
+    blocks,
+    prepare,
+    record_distribution,
+    spaced_steps,
+    study,
+)
 
 NORMS = ("none", "batch", "noisy", "noise")
 MOMENTS = {"mean_change": "means", "variance_change": "variances"}
@@ -46,8 +55,7 @@ def run(spec: Spec, record: Record) -> None:
             for name, value in zip(CHANGES, values, strict=True):
                 history[name].append(value)
                 record(step, f"{name}_now", value)
-            record(step, "unit_mean", float(mean[0]))
-            record(step, "unit_deviation", float(variance[0].sqrt()))
+            record_distribution(record, step, batch_objective(copy.deepcopy(network), dataset, spec), histogram=False)
         last.update(mean=mean, variance=variance)
 
     result = train(
@@ -138,6 +146,7 @@ register(
             "units, on one fixed batch (Santurkar et al. 2018, Fig. 8).",
         ),
         Figure("variance_change_now"),
+        PANEL,
     ),
     choose_by="train_accuracy",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -13,7 +14,14 @@ from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, register
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, prepare, study
+from normgauge.papers.santurkar2018.studies._setting import (
+    AS_TRAINED,
+    PANEL,
+    batch_objective,
+    prepare,
+    record_distribution,
+    study,
+)
 
 NORMS = ("none", "batch")
 WORDS = {False: "without augmentation", True: "with augmentation"}
@@ -27,6 +35,7 @@ def run(spec: Spec, record: Record) -> None:
 
     def watch(step: int, network: nn.Module) -> None:
         record(step, "test_accuracy_now", evaluate(network, dataset, limit=500).accuracy)
+        record_distribution(record, step, batch_objective(network, dataset, spec), histogram=False)
 
     result = train(
         network,
@@ -90,6 +99,7 @@ register(
             series=("norm", "augmentation"),
             note="Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
         ),
+        replace(PANEL, where={**PANEL.where, "augmentation": EACH}),
     ),
     choose_by="validation_accuracy",
 )

@@ -90,6 +90,7 @@ def train_and_watch(spec: Spec, record: Record) -> None:
         record(step, "log10_frobenius_product", sizes.log10_product(sizes.frobenius))
         record(step, "log10_sigma_product", sizes.log10_product(sizes.deviations))
         record(step, "largest_deviation", max(sizes.deviations))
+        record(step, "train_accuracy_now", evaluate(model, dataset, "train", limit=500).accuracy)
         if step == 0:
             record(step, "first_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
             record(step, "first_log10_sigma_product", sizes.log10_product(sizes.deviations))

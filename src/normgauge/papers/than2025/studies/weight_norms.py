@@ -95,6 +95,7 @@ register(
     run=train_and_watch,
     figures=(
         Figure("log10_norm_product", series=("model",)),
+        Figure("train_accuracy_now", series=("model",)),
         Figure("layer_norm", series=("layer",), where={"model": EACH, "seed": SMALLEST}),
     ),
 )
