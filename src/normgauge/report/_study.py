@@ -148,7 +148,11 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
         ),
         Block(
             "Sensitivity",
-            ("The same contrasts where a choice is made otherwise; they decide nothing.",),
+            (
+                "The same contrasts where a choice is made otherwise; they decide nothing."
+                if any(item.sensitivity for item in judged)
+                else "No criterion holds a choice fixed that the runs vary: its arms, or means over them, are all there are.",
+            ),
             (),
             heads,
             tuple((item.id, *_margin_cells(m)) for item in judged for m in item.sensitivity),
@@ -159,9 +163,15 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
         _failures(document),
         Block("What would change our mind", tuple(f"{item.id}: {CHANGES[item.outcome]}" for item in judged)),
         Block("How it was run", (origin_sentence(document), f"Again: `{about.command}`")),
+        Block("Raw runs", (_raw(document),)),
     ]
-    shown = [block for block in parts if block.title != "Sensitivity" or block.rows]
-    return [block for block in shown if block.paragraphs or block.rows or block.pictures]
+    return [block for block in parts if block.paragraphs or block.rows or block.pictures]
+
+
+def _raw(document: StudyDocument) -> str:
+    rows = f'`normgauge.papers.court.shipped()["{document.study}"].document.rows`'
+    told = f"{len(document.rows)} rows, one for each run that is judged: {rows} where the table ships"
+    return f"{told}; every reading of every run is in the store that `reproduce` keeps, `runs.sqlite`."
 
 
 def _trend(document: StudyDocument) -> Block:
