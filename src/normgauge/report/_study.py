@@ -151,7 +151,7 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
             (
                 "The same contrasts where a choice is made otherwise; they decide nothing."
                 if any(item.sensitivity for item in judged)
-                else "No criterion holds a choice fixed that the runs vary: its arms, or means over them, are all there are.",
+                else "No criterion holds a choice fixed that the runs vary.",
             ),
             (),
             heads,

@@ -113,7 +113,7 @@ def test_every_verdict_carries_its_controls_smallest_effect_and_power(name):
             cells = next(line for line in text.splitlines() if line.startswith(f"| {item.id} | {title} | ")).split(
                 " | "
             )
-            effect, half, least, seeds, power = cells[-5:]
+            half, least, seeds, power = cells[-4:]
             assert least == format_number(margin.least) and int(seeds) == margin.seeds
             if math.isfinite(margin.half_width):
                 assert float(half) > 0 and float(power.rstrip(" |")) >= margin.least - 1e-3 * abs(margin.least)
