@@ -161,7 +161,7 @@ register(
     "failures",
     sizes={
         "smoke": _parts(3, 8, 4, (0.01,)),
-        "small": _parts(6, 300, 16, (1e-3, 3e-3, 1e-2)),
+        "small": _parts(6, 200, 16, (3e-3, 1e-2)),
         "medium": _parts(10, 2000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
         "paper": _parts(10, 5000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
     },
