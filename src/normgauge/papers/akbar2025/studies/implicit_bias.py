@@ -152,7 +152,10 @@ empirical(
         Contrast("angle", {"norm": "none", "decay": False}, {"norm": "batch", "decay": True}, least=-2),
         Contrast("angle", {"decay": False}, {"decay": True}, least=0.5, at={"norm": "batch"}),
     ),
-    premise=(Contrast("angle", less={"norm": "none", "decay": False}, least=-5),),
+    premise=(
+        Contrast("angle", less={"norm": "none", "decay": False}, least=-5),
+        Contrast("margin_share", {"norm": "none", "decay": False}, least=0.99),  # certifies: cos(angle) >= share
+    ),
 )
 
 finding(
