@@ -18,8 +18,8 @@ from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical,
 from normgauge.rng import generator
 
 #: Where normalizers stand in a GAN: of the generator, of the discriminator.
-PLACES = {"none": ("none", "none"), "in the generator": ("batch", "none"), "in the discriminator": ("none", "batch")}
-PLACES |= {"spectral": ("none", "spectral"), "layer": ("none", "layer")}
+PLACES = {"none": ("none", "none"), "in the discriminator": ("none", "batch"), "in the generator": ("batch", "none")}
+PLACES |= {"spectral": ("none", "spectral")}
 MODES, RADIUS, SPREAD = 8, 2.0, 0.1
 
 
@@ -161,7 +161,7 @@ register(
     "failures",
     sizes={
         "smoke": _parts(3, 8, 4, (0.01,)),
-        "small": _parts(6, 200, 16, (3e-3, 1e-2)),
+        "small": _parts(5, 200, 16, (3e-3, 1e-2)),
         "medium": _parts(10, 2000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
         "paper": _parts(10, 5000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
     },

@@ -42,10 +42,10 @@ register(
     "spectral-noise",
     sizes=grid(
         "spectral-noise",
-        {"norm": ("none", "batch", "spectral"), "noise": (0.5, 1.0, 2.0)},
+        {"norm": ("none", "batch", "spectral"), "noise": (1.0, 2.0)},
         {"lr": (0.03, 0.1, 0.3)},
         smoke={"model": "mlp", "noise": (1.0,), "lr": (0.1,), "data": "digits", "batch": 64, "steps": 100},
-        small={"model": "mlp", "seeds": 6, "data": "digits", "batch": 64, "steps": 400},
+        small={"model": "mlp", "seeds": 5, "data": "digits", "batch": 64, "steps": 200},
         medium={"model": "mlp", "seeds": 10, "data": "digits", "batch": 64, "steps": 4000},
         paper={"model": "vgg", "seeds": 5, "data": "cifar10", "batch": 128, "steps": 15_000},
     ),
