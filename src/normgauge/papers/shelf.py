@@ -72,7 +72,7 @@ def study_words() -> dict[str, dict[str, Any]]:
     """Return study -> what is said of it, from its paper's `studies.toml`: no study is imported to be read about.
 
     `papers` (letters), `place`, `question`, `finding`, `proxy`, `data` (sets it needs), `minutes` (per size, on two
-    cores), and `criteria`: id -> the sentences of each.
+    cores), `figures` (first reading -> what to see), and `criteria`: id -> the sentences of each.
     """
     words: dict[str, dict[str, Any]] = {}
     for paper in PAPERS.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from normgauge.errors import NormgaugeError, unknown_name
 from normgauge.lab.runs.run import guard_run
@@ -33,8 +34,10 @@ def register(
     if name in _EXPERIMENTS:
         raise NormgaugeError("register", "an experiment's name is its own", name, "Choose another name")
     words = {key: value for key, value in study_words()[name].items() if key != "criteria"}
+    notes = words.pop("figures", {})
+    shown = tuple(replace(figure, note=notes.get(figure.first, figure.note)) for figure in figures)
     made = Experiment(
-        name=name, sizes=sizes, run=run, figures=figures, choose_by=choose_by, choose_higher=choose_higher, **words
+        name=name, sizes=sizes, run=run, figures=shown, choose_by=choose_by, choose_higher=choose_higher, **words
     )
     _EXPERIMENTS[name] = made
     return made

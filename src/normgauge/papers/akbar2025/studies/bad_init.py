@@ -10,11 +10,10 @@ from torch import nn
 
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.papers.akbar2025.studies._networks import dataset, relu_network
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, register
 
 NORMS = ("none", "batch")
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
@@ -33,7 +32,7 @@ def run(spec: Spec, record: Record) -> None:
         _initialize(network, spec["init"], digits, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    course = train(network, digits, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    course = fit(spec, network, digits, optimizer)
     for step in range(0, len(course.losses), max(1, steps // 25)):
         record(step, "loss", course.losses[step])
     # That a network cannot be trained is what is measured here: one that is no longer finite decides for the first

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
 NORMS = ("none", "batch")
 RATES = (0.0, 0.1, 0.3, 0.5)
@@ -54,7 +52,7 @@ def run(spec: Spec, record: Record) -> None:
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
     network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    result = fit(spec, network, dataset, optimizer)
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
@@ -65,8 +63,7 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "variance_ratio", ratios[-1])  # dropout stands before all layers but the first
         again = evaluate(network, dataset, statistics="recalibrated", inputs=[dataset.train[0]])  # without dropout
         record(steps, "recalibrated_accuracy", again.accuracy)
-    if result.diverged:
-        raise NonFiniteError(f"dropout: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _insert_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
@@ -139,12 +136,7 @@ register(
     ),
     run=run,
     figures=(
-        Figure(
-            {"test_accuracy": "stored", "recalibrated_accuracy": "recalibrated"},
-            x="dropout",
-            note="Test accuracy against the rate of dropout, each arm at its tuned learning rate; recalibrated: "
-            "stored statistics taken anew without dropout.",
-        ),
+        Figure({"test_accuracy": "stored", "recalibrated_accuracy": "recalibrated"}, x="dropout"),
         Figure("variance_ratio", x="dropout", where={"norm": "batch"}),
     ),
     choose_by="validation_accuracy",

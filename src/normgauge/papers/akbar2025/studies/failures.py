@@ -30,9 +30,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.length, self.width, self.each = length, width, norm == "batch per step"
         self.cell = nn.Linear(inputs // length + width, width)
-        kinds = {"none": nn.Identity, "layer": lambda: nn.LayerNorm(width)}
-        make = kinds.get(norm, lambda: nn.BatchNorm1d(width))
-        self.norms = nn.ModuleList(make() for _ in range(length if self.each else 1))
+        kinds: dict[str, type[nn.Module]] = {"none": nn.Identity, "layer": nn.LayerNorm}
+        self.norms = nn.ModuleList(kinds.get(norm, nn.BatchNorm1d)(width) for _ in range(length if self.each else 1))
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -177,9 +177,7 @@ register(
     figures=(
         Figure("angle", series=("norm", "decay")),
         Figure(
-            {"angle": "widest margin", "whitened_angle": "whitened margin"},
-            series=("norm", "decay"),
-            kind="intervals",
+            {"angle": "widest margin", "whitened_angle": "whitened margin"}, series=("norm", "decay"), kind="intervals"
         ),
     ),
     choose_by="angle",

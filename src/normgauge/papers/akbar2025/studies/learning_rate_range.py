@@ -9,11 +9,10 @@ from torch import nn
 
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import train
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("none", "batch", "layer", "group", "rms", "weight")
 FACTOR = 3.0  # on the weights before the normalizers, for the second search
@@ -57,9 +56,7 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     while rate >= lowest:
         network = _network(spec, digits, factor)
         optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-        course = train(
-            network, digits, optimizer, steps=int(spec["steps"]), batch=int(spec["batch"]), seed=int(spec["seed"])
-        )
+        course = fit(spec, network, digits, optimizer)
         recent = course.losses[-10:]
         last = sum(recent) / len(recent)
         ended = not course.diverged and math.isfinite(last)
@@ -117,8 +114,5 @@ register(
         },
     ),
     run=run,
-    figures=(
-        Figure("largest_stable_rate", kind="intervals"),
-        Figure("largest_stable_rate", x="predicted_rate"),
-    ),
+    figures=(Figure("largest_stable_rate", kind="intervals"), Figure("largest_stable_rate", x="predicted_rate")),
 )

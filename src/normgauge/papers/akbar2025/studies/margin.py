@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
@@ -57,8 +56,7 @@ def run(spec: Spec, record: Record) -> None:
         loss=lambda outputs, labels: nn.functional.softplus(-labels * outputs[:, 0]).mean(),
         ceiling=math.inf,
     )
-    if done.diverged:
-        raise NonFiniteError(f"margin: the loss was not finite at step {done.diverged_at}")
+    done.whole()
     record(steps, "late_test_accuracy", _accuracy(network, *test))
     _record_margins(record, steps, network, training, "late_", keep=False)
 

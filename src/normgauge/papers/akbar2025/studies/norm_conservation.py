@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
-from normgauge.papers.language import LARGEST, SMALLEST, Contrast, Figure, Record, Spec, finding, register
+from normgauge.papers.language import LARGEST, SMALLEST, Contrast, Figure, Record, Spec, finding, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
@@ -48,21 +47,18 @@ def run(spec: Spec, record: Record) -> None:
         slopes = _squares(network, spec["norm"], gradient=True)
         law = torch.as_tensor(after_sgd_step((1 - rate * decay) ** 2 * law, slopes, rate))
 
-    done = train(
+    done = fit(
+        spec,
         network,
         (inputs, targets),
         optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
         at=range(steps + 1),
         watch=watch,
         loss=nn.functional.cross_entropy,
         on_gradient=follow_law,
         ceiling=math.inf,
     )
-    if done.diverged:
-        raise NonFiniteError(f"norm-conservation: the weights were not finite at step {done.diverged_at}")
+    done.whole()
     record(steps, "norm_change", change)
     record(steps, "law_error", float((law.sqrt() / now.sqrt()).sub(1).abs().max()))
 

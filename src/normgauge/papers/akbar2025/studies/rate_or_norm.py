@@ -16,12 +16,11 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
@@ -114,7 +113,7 @@ def _train(spec: Spec, task: Dataset) -> Trained:
         now = _training_loss(network, task, spec)
         return now <= target
 
-    done = train(network, task, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, until=at_target)
+    done = fit(spec, network, task, optimizer, until=at_target)
     taken = len(done.losses)
     ends = range(WINDOW, taken + (not done.diverged), WINDOW)
     course = [(end, fmean(done.losses[end - WINDOW : end])) for end in ends]

@@ -8,11 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
 NORMS = ("none", "batch", "layer")
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
@@ -26,21 +24,14 @@ def run(spec: Spec, record: Record) -> None:
     dataset = data.load(spec["data"])
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed)
-    result = train(
-        network,
-        dataset,
-        _optimizer(network, spec),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
-        schedule=partial(_factor, str(spec["schedule"]), steps),
+    result = fit(
+        spec, network, dataset, _optimizer(network, spec), schedule=partial(_factor, str(spec["schedule"]), steps)
     )
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "weight_norm", math.sqrt(sum(float(p.detach().square().sum()) for p in network.parameters())))
-    if result.diverged:
-        raise NonFiniteError(f"recipe: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _factor(schedule: str, steps: int, step: int) -> float:

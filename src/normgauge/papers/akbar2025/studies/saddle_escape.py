@@ -158,14 +158,7 @@ register(
     ),
     run=run,
     figures=(
-        Figure(
-            "steps_to_escape",
-            series=("norm", "noise"),
-            kind="intervals",
-            note="Steps until the loss is 5 % below the saddle's. gradient: full batch with Gaussian noise of the "
-            "mini-batch gradient's size; sampling: mini-batches under the statistics of all samples; independent: "
-            "batches drawn anew each step.",
-        ),
+        Figure("steps_to_escape", series=("norm", "noise"), kind="intervals"),
         Figure("loss", series=("norm", "noise"), where={"seed": 0}),
     ),
 )

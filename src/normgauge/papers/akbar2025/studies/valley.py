@@ -141,12 +141,7 @@ register(
     ),
     run=run,
     figures=(
-        Figure(
-            "surface",
-            where={"norm": EACH, "seed": DRAWN},
-            kind="surface",
-            note="Loss over the weight; white: descent at this arm's best rate, starting 90 degrees off.",
-        ),
+        Figure("surface", where={"norm": EACH, "seed": DRAWN}, kind="surface"),
         Figure("off", where={"seed": DRAWN}),
     ),
     choose_by="steps_to_lowest",

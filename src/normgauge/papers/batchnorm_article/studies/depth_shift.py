@@ -39,7 +39,7 @@ def run(spec: Spec, record: Record) -> None:
         weight = twin.get_parameter("1.layer.weight")
         (slope,) = torch.autograd.grad(loss, weight)
         with torch.no_grad():
-            weight -= SMALL * weight.norm() / slope.norm() * slope
+            weight.sub_(SMALL * weight.norm() / slope.norm() * slope)
         after, _ = _moments(twin, inputs.double(), targets)
         shifts = [math.log10(_distance(*pair)) for pair in zip(before, after, strict=True)]
         for layer, value in enumerate(shifts):

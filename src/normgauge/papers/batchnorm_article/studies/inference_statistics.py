@@ -9,8 +9,20 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import Batches, train
-from normgauge.papers.language import EACH, LARGEST, SMALLEST, Contrast, Figure, Record, Spec, finding, grid, register
+from normgauge.lab.runs.train import Batches
+from normgauge.papers.language import (
+    EACH,
+    LARGEST,
+    SMALLEST,
+    Contrast,
+    Figure,
+    Record,
+    Spec,
+    finding,
+    fit,
+    grid,
+    register,
+)
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.
@@ -63,7 +75,7 @@ def run(spec: Spec, record: Record) -> None:
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)
-    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    done = fit(spec, network, dataset, optimizer)
     training.close()
     done.whole()
     estimates = {"exponential": _stored_statistics(network), "cumulative": training.averages()}
@@ -148,17 +160,11 @@ register(
     run=run,
     figures=(
         Figure(
-            {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")},
-            x="batch",
-            series=(),
-            where={"steps": LARGEST},
+            {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")}, x="batch", series=(), where={"steps": LARGEST}
         ),
         Figure({f"accuracy_{name}": name for name in ESTIMATES}, x="steps", series=(), where={"batch": 8}),
         Figure(
-            {f"variance_error_{name}": name for name in ESTIMATES[:-1]},
-            x="batch",
-            series=(),
-            where={"steps": LARGEST},
+            {f"variance_error_{name}": name for name in ESTIMATES[:-1]}, x="batch", series=(), where={"steps": LARGEST}
         ),
     ),
 )

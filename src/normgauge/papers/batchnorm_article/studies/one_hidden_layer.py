@@ -119,15 +119,5 @@ register(
         },
     ),
     run=run,
-    figures=(
-        *RACE_FIGURES,
-        Figure(
-            "alignment",
-            x="condition",
-            series=("data",),
-            where={"method": "lbfgs"},
-            note="Smallest |cos| of a unit with S^-1 u after 300 iterations of L-BFGS; the article puts critical "
-            "points on that line.",
-        ),
-    ),
+    figures=(*RACE_FIGURES, Figure("alignment", x="condition", series=("data",), where={"method": "lbfgs"})),
 )

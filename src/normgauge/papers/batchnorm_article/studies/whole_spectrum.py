@@ -9,10 +9,9 @@ from torch import nn
 
 from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
-from normgauge.lab.runs.train import train
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("none", "batch")
 LEVELS = (0.5, 0.1)  # training losses at which arms are compared
@@ -41,10 +40,9 @@ def run(spec: Spec, record: Record) -> None:
         return not waiting
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
-    size, seed = int(spec["batch"]), int(spec["seed"])
     data = (digits.train[0].double(), digits.train[1])
     loss = nn.functional.cross_entropy
-    done = train(network, data, optimizer, steps=int(spec["steps"]), batch=size, seed=seed, loss=loss, until=until)
+    done = fit(spec, network, data, optimizer, loss=loss, until=until)
     done.whole()
     record(len(done.losses), "steps", len(done.losses))
 
@@ -76,7 +74,7 @@ def _compare(reading: str, least: float, *, log: bool = True) -> Contrast:
 empirical(
     "S3-spectrum",
     "whole-spectrum",
-    contrasts=(*(_compare(f"outliers_loss_{level}", math.log10(1.5)) for level in ("0_5", "0_1")),),
+    contrasts=[_compare(f"outliers_loss_{level}", math.log10(1.5)) for level in ("0_5", "0_1")],
 )
 
 finding(

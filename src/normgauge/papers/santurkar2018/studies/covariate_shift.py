@@ -8,10 +8,8 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.measure.signal.covariate_shift import covariate_shift
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     PUBLISHED_STEPS,
     batch_objective,
@@ -55,21 +53,18 @@ def run(spec: Spec, record: Record) -> None:
                     record(step, "layer_l2", entry.l2, layer=entry.layer)
 
     steps = int(spec["steps"])
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=rate),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
     for name, values in history.items():
         record(steps, name, fmean(values))
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"covariate-shift: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 empirical(
@@ -106,12 +101,7 @@ register(
     sizes={
         size: [
             study(
-                "covariate-shift",
-                size,
-                model,
-                NORMS,
-                seeds=seeds,
-                **PUBLISHED_STEPS[model] if size == "small" else {},
+                "covariate-shift", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {}
             )
             for model in MODELS
         ]
@@ -119,12 +109,7 @@ register(
     },
     run=run,
     figures=(
-        Figure(
-            "cosine_now",
-            where={"model": EACH},
-            note="Cosine of the gradients before and after updating earlier layers, mean over layers; the band is "
-            "the range over seeds (Santurkar et al. 2018, Fig. 3).",
-        ),
+        Figure("cosine_now", where={"model": EACH}),
         Figure("l2_now", where={"model": EACH}),
         Figure("layer_cosine", x="layer", where={"model": EACH}),
     ),

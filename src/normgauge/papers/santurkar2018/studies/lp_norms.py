@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
-from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     batch_objective,
@@ -49,13 +47,11 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "loss", view.loss)
         record_distribution(record, step, objective, histogram=step == steps)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
@@ -72,8 +68,7 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "train_accuracy", score)
         record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "score", score)
-    if result.diverged:
-        raise NonFiniteError(f"lp-norms: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
@@ -90,12 +85,9 @@ def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float
 empirical(
     "S1-E4",
     "lp-norms",
-    contrasts=(
-        *(
-            Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"})
-            for norm in LP
-        ),
-    ),
+    contrasts=[
+        Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"}) for norm in LP
+    ],
 )
 
 empirical(
@@ -125,25 +117,11 @@ register(
     },
     run=run,
     figures=(
-        Figure(
-            "loss",
-            where={"model": EACH},
-            note="Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. 5).",
-        ),
-        Figure(
-            "gradient_distance_now",
-            where={"model": EACH},
-            note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
-            "(its Fig. 12c, 13c).",
-        ),
-        Figure("loss_range_now", where={"model": EACH}, note="The paper's Fig. 12b, 13b."),
-        Figure("effective_beta_now", where={"model": EACH}, note="The paper's Fig. 12d, 13d."),
-        Figure(
-            "activation_density",
-            x="layer",
-            where={"model": EACH, "seed": SMALLEST},
-            note="Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
-        ),
+        Figure("loss", where={"model": EACH}),
+        Figure("gradient_distance_now", where={"model": EACH}),
+        Figure("loss_range_now", where={"model": EACH}),
+        Figure("effective_beta_now", where={"model": EACH}),
+        Figure("activation_density", x="layer", where={"model": EACH, "seed": SMALLEST}),
     ),
     choose_by="score",
 )

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     PANEL,
@@ -58,13 +57,11 @@ def run(spec: Spec, record: Record) -> None:
             record_distribution(record, step, batch_objective(copy.deepcopy(network), dataset, spec), histogram=False)
         last.update(mean=mean, variance=variance)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at={step + more for step in before for more in (0, 1)},
         watch=watch,
     )
@@ -117,12 +114,10 @@ empirical(
 
 finding(
     "noisy-batchnorm",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "noisy"}, {"norm": "none"}, least=0.3, at={"model": "vgg"}, log=True)
-            for name in MOMENTS
-        ),
-    ),
+    contrasts=[
+        Contrast(name, {"norm": "noisy"}, {"norm": "none"}, least=0.3, at={"model": "vgg"}, log=True)
+        for name in MOMENTS
+    ],
 )
 
 register(
@@ -134,19 +129,6 @@ register(
         "paper": _sizes("paper", 5, 2, RATES),
     },
     run=run,
-    figures=(
-        Figure(
-            "loss",
-            note="Training loss, means of 10 steps, each arm at its tuned rate; the band is the range over seeds "
-            "(Santurkar et al. 2018, Fig. 2).",
-        ),
-        Figure(
-            "mean_change_now",
-            note="Change of the means of the middle layer's units in one step of training, root mean square over "
-            "units, on one fixed batch (Santurkar et al. 2018, Fig. 8).",
-        ),
-        Figure("variance_change_now"),
-        PANEL,
-    ),
+    figures=(Figure("loss"), Figure("mean_change_now"), Figure("variance_change_now"), PANEL),
     choose_by="train_accuracy",
 )

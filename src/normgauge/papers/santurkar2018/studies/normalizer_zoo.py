@@ -10,13 +10,11 @@ from statistics import fmean
 
 import torch
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.language import Contrast, Figure, Record, Spec, finding, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, finding, fit, grid, register
 
 RATES = (0.03, 0.1, 0.3, 1.0)
 # StatNorm's design space: which centre, which scale, over which axes (names of the registry's points)
@@ -45,12 +43,11 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    result = fit(spec, network, dataset, optimizer)
     for split in ("validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"zoo: the training loss left every reasonable range at step {result.diverged_at}")
+    result.whole()
 
 
 COMPARED = tuple(norm for norm in (*registry.names(), *DESIGN) if norm not in ("instance", "weight_standardization"))
@@ -58,19 +55,17 @@ FIXED = {"model": "mlp", "data": "digits", "batch": 128}
 
 finding(
     "normalizer-zoo",
-    contrasts=(
-        *(
-            Contrast(
-                "test_accuracy",
-                {"norm": tuple(norm for norm in COMPARED if has(registry.get(norm)))},
-                {"norm": tuple(norm for norm in COMPARED if not has(registry.get(norm)))},
-                least=0.005,
-                over=("norm",),
-                name=f"test accuracy: {name} minus the others, mean over normalizers",
-            )
-            for name, has in PROPERTIES.items()
-        ),
-    ),
+    contrasts=[
+        Contrast(
+            "test_accuracy",
+            {"norm": tuple(norm for norm in COMPARED if has(registry.get(norm)))},
+            {"norm": tuple(norm for norm in COMPARED if not has(registry.get(norm)))},
+            least=0.005,
+            over=("norm",),
+            name=f"test accuracy: {name} minus the others, mean over normalizers",
+        )
+        for name, has in PROPERTIES.items()
+    ],
 )
 
 register(
@@ -90,12 +85,6 @@ register(
         paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
     ),
     run=run,
-    figures=(
-        Figure(
-            "test_accuracy",
-            kind="intervals",
-            note="Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
-        ),
-    ),
+    figures=(Figure("test_accuracy", kind="intervals"),),
     choose_by="validation_accuracy",
 )

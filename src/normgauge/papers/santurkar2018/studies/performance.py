@@ -9,11 +9,9 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     PANEL,
@@ -37,13 +35,11 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "test_accuracy_now", evaluate(network, dataset, limit=500).accuracy)
         record_distribution(record, step, batch_objective(network, dataset, spec), histogram=False)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=range(window, steps + 1, window),
         watch=watch,
         augment=bool(spec["augmentation"]),
@@ -54,8 +50,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
-    if result.diverged:
-        raise NonFiniteError(f"performance: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float]) -> Study:
@@ -88,17 +83,8 @@ register(
     },
     run=run,
     figures=(
-        Figure(
-            "loss",
-            series=("norm", "augmentation"),
-            note="Training loss over training, each arm at its tuned rate; the band is the range over seeds (the "
-            "paper's Fig. 1a).",
-        ),
-        Figure(
-            "test_accuracy_now",
-            series=("norm", "augmentation"),
-            note="Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
-        ),
+        Figure("loss", series=("norm", "augmentation")),
+        Figure("test_accuracy_now", series=("norm", "augmentation")),
         replace(PANEL, where={**PANEL.where, "augmentation": EACH}),
     ),
     choose_by="validation_accuracy",

@@ -8,10 +8,8 @@ from statistics import fmean, median
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     PUBLISHED_STEPS,
     batch_objective,
@@ -54,16 +52,7 @@ def run(spec: Spec, record: Record) -> None:
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = train(
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=rate),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        at=at,
-        watch=watch,
-    )
+    result = fit(spec, network, dataset, torch.optim.SGD(network.parameters(), lr=rate), at=at, watch=watch)
     for name, values in history.items():
         finite = [value for value in values if math.isfinite(value)]
         record(steps, name, median(finite) if finite else math.nan)
@@ -76,8 +65,7 @@ def run(spec: Spec, record: Record) -> None:
     early = [loss for step, loss in zip(at, losses, strict=False) if step <= EARLY * steps]
     record(steps, "early_loss_drop", 1 - early[-1] / early[0])
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"smoothness: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _summaries(view: Landscape) -> tuple[float, ...]:
@@ -95,12 +83,10 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
 empirical(
     "S1-land",
     "smoothness",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
-            for name in ("loss_range", "gradient_distance")
-        ),
-    ),
+    contrasts=[
+        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
+        for name in ("loss_range", "gradient_distance")
+    ],
 )
 
 empirical(
@@ -117,22 +103,18 @@ empirical(
 empirical(
     "S1-random",
     "smoothness",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-            for name in ("loss_range", "random_loss_range")
-        ),
-    ),
+    contrasts=[
+        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
+        for name in ("loss_range", "random_loss_range")
+    ],
 )
 
 finding(
     "smoothness",
-    contrasts=(
-        *(
-            Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-            for name in ("loss_range", "gradient_distance", "effective_beta")
-        ),
-    ),
+    contrasts=[
+        Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
+        for name in ("loss_range", "gradient_distance", "effective_beta")
+    ],
 )
 
 register(
@@ -146,19 +128,9 @@ register(
     },
     run=run,
     figures=(
-        Figure(
-            {"loss": "loss", "loss_low": "lowest", "loss_high": "highest"},
-            where={"model": EACH},
-            note="Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, 10a).",
-        ),
+        Figure({"loss": "loss", "loss_low": "lowest", "loss_high": "highest"}, where={"model": EACH}),
         Figure("gradient_distance_now", where={"model": EACH}),
         Figure("effective_beta_now", where={"model": EACH}),
-        Figure(
-            "distance_at",
-            x="layer",
-            series=("model", "norm"),
-            note="Distance of the gradient from where it started, against the step along it, over training (the "
-            "paper's Fig. 11).",
-        ),
+        Figure("distance_at", x="layer", series=("model", "norm")),
     ),
 )

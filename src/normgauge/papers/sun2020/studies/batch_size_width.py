@@ -11,9 +11,8 @@ from torch import nn
 
 from normgauge.lab import data as datasets
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.nn import GhostBatchNorm
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 from normgauge.rng import generator
 
 HIDDEN = 3
@@ -22,10 +21,10 @@ HIDDEN = 3
 def run(spec: Spec, record: Record) -> None:
     """Train a network of this width whose statistics are of `ratio` times as many samples; SGD's batch is the same."""
     dataset = datasets.load(spec["data"])
-    seed, size, steps, width = int(spec["seed"]), int(spec["batch"]), int(spec["steps"]), int(spec["width"])
+    seed, steps, width = int(spec["seed"]), int(spec["steps"]), int(spec["width"])
     network = build_network(width, round(float(spec["ratio"]) * width), math.prod(dataset.shape), dataset.classes, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed).whole()
+    done = fit(spec, network, dataset, optimizer).whole()
     record(steps, "train_loss", fmean(done.losses[-10:]))
     for split in ("validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
@@ -50,12 +49,10 @@ def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) 
 empirical(
     "S4-E2",
     "batch-size-width",
-    contrasts=(
-        *(
-            Contrast("test_accuracy", {"ratio": 1.0}, {"ratio": other}, least=0.002, over=("width",))
-            for other in (0.25, 0.5, 2.0, 4.0)
-        ),
-    ),
+    contrasts=[
+        Contrast("test_accuracy", {"ratio": 1.0}, {"ratio": other}, least=0.002, over=("width",))
+        for other in (0.25, 0.5, 2.0, 4.0)
+    ],
 )
 
 register(

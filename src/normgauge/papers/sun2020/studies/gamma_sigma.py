@@ -13,8 +13,7 @@ from normgauge.lab import models
 from normgauge.lab.models import Normalized
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 from normgauge.theory.effective_weights import covariance
 
 WATCHED = 1  # the first normalizer of the first residual block, as in the paper
@@ -43,7 +42,7 @@ def run(spec: Spec, record: Record) -> None:
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     at = sorted({round(steps * k / 20) for k in range(21)})
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch).whole()
+    fit(spec, network, dataset, optimizer, at=at, watch=watch).whole()
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
 
 
@@ -135,7 +134,6 @@ register(
                 "one_beta_distance": "|beta - mu|, one unit",
             },
             series=(),
-            note="The watched layer, as in the paper's Fig. 2; range over seeds.",
         ),
         Figure(
             {

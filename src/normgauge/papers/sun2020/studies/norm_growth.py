@@ -10,15 +10,9 @@ from torch import nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
-from normgauge.lab.models.normalized import (
-    direction_weight,
-    joint_norm,
-    joint_parameters,
-    normalized_layers,
-)
+from normgauge.lab.models.normalized import direction_weight, joint_norm, joint_parameters, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
@@ -52,20 +46,10 @@ def run(spec: Spec, record: Record) -> None:
         law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
         products.append(slope**2 * joint_norm(together) ** 2)
 
-    done = train(
-        network,
-        dataset,
-        optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
-        at=range(steps + 1),
-        watch=watch,
-        on_gradient=follow_law,
-        ceiling=math.inf,
+    done = fit(
+        spec, network, dataset, optimizer, at=range(steps + 1), watch=watch, on_gradient=follow_law, ceiling=math.inf
     )
-    if done.diverged:
-        raise NonFiniteError(f"norm-growth: the weights were not finite at step {done.diverged_at}")
+    done.whole()
     third = max(1, steps // 3)
     record(steps, "norm_growth", norms[-1] / norms[0] - 1)
     record(steps, "late_norm_growth", norms[-1] / norms[-1 - third] - 1)

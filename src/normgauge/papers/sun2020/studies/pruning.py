@@ -8,12 +8,11 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, grid, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, fit, grid, register
 from normgauge.surgery import prune_norms, scale_l1
 
 WAYS = ("gamma", "similar", "random")
@@ -27,17 +26,10 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     strength = float(spec["l1"])
-    result = train(
-        network,
-        dataset,
-        optimizer,
-        steps=int(spec["steps"]),
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        penalty=(lambda model: strength * scale_l1(model)) if strength else None,
+    result = fit(
+        spec, network, dataset, optimizer, penalty=(lambda model: strength * scale_l1(model)) if strength else None
     )
-    if result.diverged:
-        raise NonFiniteError(f"pruning: the training loss left every reasonable range at step {result.diverged_at}")
+    result.whole()
     record(0, "full_accuracy", evaluate(network, dataset).accuracy)
     example = dataset.validation[0][:32]
     for way in WAYS:
@@ -71,18 +63,12 @@ FIXED = {"sparsities": list(SPARSITIES), "batch": 128, "lr": 0.1}
 
 finding(
     "pruning",
-    contrasts=(
-        *(
-            Contrast(
-                "",
-                {"reading": f"{way}_mean_accuracy"},
-                {"reading": "random_mean_accuracy"},
-                least=0.01,
-                at={"l1": EACH},
-            )
-            for way in ("similar", "gamma")
-        ),
-    ),
+    contrasts=[
+        Contrast(
+            "", {"reading": f"{way}_mean_accuracy"}, {"reading": "random_mean_accuracy"}, least=0.01, at={"l1": EACH}
+        )
+        for way in ("similar", "gamma")
+    ],
 )
 
 register(

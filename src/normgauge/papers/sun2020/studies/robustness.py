@@ -8,9 +8,8 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.measure.decisions.robustness import robustness
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("batch", "group", "layer", "weight")
 DECAYED = (
@@ -37,7 +36,7 @@ def run(spec: Spec, record: Record) -> None:
         for kind in (True, False)
     ]
     optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=float(spec["lr"]), momentum=0.9)
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed).whole()
+    fit(spec, network, dataset, optimizer).whole()
     network.eval()
     record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)

@@ -7,9 +7,8 @@ import torch
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.measure.decisions.robustness import robustness
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -18,7 +17,7 @@ def run(spec: Spec, record: Record) -> None:
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed).whole()
+    fit(spec, network, dataset, optimizer).whole()
     network.eval()
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     noisy = robustness(network, dataset.test, attack="gaussian", radius=float(spec["noise"]), seed=seed)
@@ -32,9 +31,7 @@ SPECTRAL = {"norm": "spectral"}
 empirical(
     "S4-SNrob",
     "spectral-noise",
-    contrasts=(
-        *(Contrast("noise_accuracy", SPECTRAL, {"norm": other}, least=0.02, at=AT) for other in ("none", "batch")),
-    ),
+    contrasts=[Contrast("noise_accuracy", SPECTRAL, {"norm": other}, least=0.02, at=AT) for other in ("none", "batch")],
     premise=(Contrast("clean_accuracy", SPECTRAL, least=0.9, at=AT),),
 )
 

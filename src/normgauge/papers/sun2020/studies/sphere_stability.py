@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,10 +13,9 @@ from torch import nn
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, normalized_layers, rescale
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.optim import ProjectedAdam, ProjectedSGD, SphereAdam, SphereSGD
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("batch", "layer", "group", "weight")
 WAYS = ("free", "projected", "started", "sphere")
@@ -32,9 +32,7 @@ def run(spec: Spec, record: Record) -> None:
     for rate in rates:
         network = models.build("mlp", spec["norm"], digits.shape, digits.classes, int(spec["seed"]))
         optimizer = _optimizer(spec, network, rate)
-        course = train(
-            network, digits, optimizer, steps=int(spec["steps"]), batch=int(spec["batch"]), seed=int(spec["seed"])
-        )
+        course = fit(spec, network, digits, optimizer)
         last = min(GUESS, math.inf if course.diverged else fmean(course.losses[-10:]))
         removed.append(1 - last / GUESS)
         diverged.append(course.diverged)
@@ -67,14 +65,20 @@ def _optimizer(spec: Spec, network: nn.Module, rate: float) -> torch.optim.Optim
     factor = float((norms ** (-2.0 if sgd else -1.0)).mean()) if unit else 1.0
     known = {id(w) for w in weights}
     rest = [p for p in network.parameters() if id(p) not in known and p.requires_grad]
-    on = {"params": weights, "lr": rate * factor}
+    on: dict[str, Any] = {"params": weights, "lr": rate * factor}
+    memory: dict[str, Any] = {"momentum": 0.9} if sgd else {}
     if way in ("free", "started"):
-        make = torch.optim.SGD if sgd else torch.optim.Adam
-        return make([on, {"params": rest}], lr=rate, **({"momentum": 0.9} if sgd else {}))
+        groups = [on, {"params": rest}]
+        return torch.optim.SGD(groups, lr=rate, **memory) if sgd else torch.optim.Adam(groups, lr=rate)
     curved = {**on, "geometry": "sphere", "granularity": blocks, **({"radius": 1.0} if way == "sphere" else {})}
-    kinds = {("sgd", "sphere"): SphereSGD, ("sgd", "projected"): ProjectedSGD, ("adam", "sphere"): SphereAdam}
+    kinds: dict[Any, Any] = {
+        ("sgd", "sphere"): SphereSGD,
+        ("sgd", "projected"): ProjectedSGD,
+        ("adam", "sphere"): SphereAdam,
+    }
     chosen = kinds.get((spec["family"], way), ProjectedAdam)
-    return chosen([curved, {"params": rest, "geometry": "euclidean"}], lr=rate, **({"momentum": 0.9} if sgd else {}))
+    optimizer: torch.optim.Optimizer = chosen([curved, {"params": rest, "geometry": "euclidean"}], lr=rate, **memory)
+    return optimizer
 
 
 def _compare(way: str, other: str, scale: float = 1.0) -> Contrast:
