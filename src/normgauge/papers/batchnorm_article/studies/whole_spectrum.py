@@ -91,7 +91,7 @@ register(
     sizes=grid(
         "whole-spectrum",
         {"norm": NORMS, "lr": (0.1, 0.3)},
-        smoke={"lr": (0.1,), "data": "digits", "measured": 64, "width": 4, "batch": 64, "steps": 1500},
+        smoke={"seeds": 1, "lr": (0.1,), "data": "digits", "measured": 64, "width": 6, "batch": 64, "steps": 800},
         small={"seeds": 4, "data": "digits", "measured": 256, "width": 12, "batch": 64, "steps": 6000},
         medium={"seeds": 8, "data": "digits", "measured": 1024, "width": 24, "batch": 64, "steps": 20_000},
         paper={"seeds": 10, "data": "digits", "measured": 1024, "width": 48, "batch": 64, "steps": 20_000},
