@@ -105,21 +105,27 @@ def _parts(
     ]
 
 
-def _training(seeds: int, depths: Sequence[int], rates: Sequence[float], steps: int, width: int) -> list[Study]:
-    fixed = {"data": "digits", "batch": 64, "steps": steps, "width": width, "seeds": seeds}
+def _training(
+    count: int, depths: Sequence[int], rates: Sequence[float], length: int, width: int, **changed: int
+) -> list[Study]:
+    fixed = {"data": "digits", "batch": 64, "steps": length, "width": width, "seeds": count}
     arms: dict[str, dict[str, Sequence[object]]] = {
         "train": {"depth": depths, "skip": [False, True]},
         "remedies": {"depth": [max(depths)], "remedy": REMEDIES},
     }
     return [
-        grid(f"gradient-explosion-{part}", knobs, {"lr": rates}, one={**fixed, "part": part})["one"]
+        grid(
+            f"gradient-explosion-{part}",
+            knobs,
+            {"lr": rates},
+            one={**fixed, **(changed if part == "remedies" else {}), "part": part},
+        )["one"]
         for part, knobs in arms.items()
     ]
 
 
+RATES = (0.001, 0.01, 0.1)
 SMOKE = {"base": [16], "batch": [8, 32], "width": [16, 32], "depth": [10, 16]}
-
-
 SMALL = {"base": [64], "batch": [6, 8, 16, 64, 256], "width": [32, 64, 128, 256, 512], "depth": [10, 20, 40, 80]}
 
 
@@ -177,7 +183,9 @@ register(
     "gradient-explosion",
     sizes={
         "smoke": _parts(3, 32, 12, SMOKE, _training(3, (4, 12), (0.1,), 5, 16)),
-        "small": _parts(5, 256, 30, SMALL, _training(4, (10, 30, 100), (0.001, 0.01, 0.1), 600, 32)),
+        "small": _parts(
+            5, 256, 30, SMALL, _training(4, (10, 30, 100), RATES, 600, 32, seeds=3, tuning_seeds=1, steps=200)
+        ),
         "medium": _parts(10, 1000, 50, SMALL, _training(10, (10, 30, 50, 100), (1e-4, 1e-3, 1e-2, 1e-1), 3000, 64)),
         "paper": _parts(10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)),
     },
