@@ -179,11 +179,13 @@ def _trend(document: StudyDocument) -> Block:
     deciding = {(item.id, margin.name): margin for item in document.criteria for margin in item.margins}
     rows = []
     for other in document.other_sizes:
-        for m in other.margins:
-            now = deciding.get((other.id, m.name))
-            if now is not None:
-                ends = (f"{format_number(x.mean + x.least)}{_half_width(x.half_width)}" for x in (m, now))
-                rows.append((other.id, m.name, other.size, other.outcome.replace("_", " "), *ends, _tendency(m, now)))
+        same = [(m, deciding[other.id, m.name]) for m in other.margins if (other.id, m.name) in deciding]
+        there = (other.size, other.outcome.replace("_", " "))
+        for m, now in same:
+            ends = (f"{format_number(x.mean + x.least)}{_half_width(x.half_width)}" for x in (m, now))
+            rows.append((other.id, m.name, *there, *ends, _tendency(m, now)))
+        if not same:  # what was judged there was another contrast, a premise for instance
+            rows.append((other.id, "-", *there, "-", "-", "-"))
     head = ("criterion", "contrast", "other size", "its verdict", "effect there", f"at {document.size}", "trend")
     told = (
         "The same contrasts from runs of another size; a trend is told where the two intervals exclude that there is "
