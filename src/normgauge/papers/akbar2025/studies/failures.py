@@ -18,8 +18,7 @@ from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical,
 from normgauge.rng import generator
 
 #: Where normalizers stand in a GAN: of the generator, of the discriminator.
-PLACES = {"none": ("none", "none"), "in the discriminator": ("none", "batch"), "in the generator": ("batch", "none")}
-PLACES |= {"spectral": ("none", "spectral")}
+PLACES = {"none": ("none", "none"), "in the discriminator": ("none", "batch")}
 MODES, RADIUS, SPREAD = 8, 2.0, 0.1
 
 

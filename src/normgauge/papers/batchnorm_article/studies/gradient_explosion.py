@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -106,7 +107,7 @@ def _parts(
 
 
 def _training(
-    count: int, depths: Sequence[int], rates: Sequence[float], length: int, width: int, **changed: int
+    count: int, depths: Sequence[int], rates: Sequence[float], length: int, width: int, **changed: Any
 ) -> list[Study]:
     fixed = {"data": "digits", "batch": 64, "steps": length, "width": width, "seeds": count}
     arms: dict[str, dict[str, Sequence[object]]] = {
@@ -184,7 +185,11 @@ register(
     sizes={
         "smoke": _parts(3, 32, 12, SMOKE, _training(3, (4, 12), (0.1,), 5, 16)),
         "small": _parts(
-            5, 256, 30, SMALL, _training(4, (10, 30, 100), RATES, 600, 32, seeds=3, tuning_seeds=1, steps=200)
+            5,
+            256,
+            30,
+            SMALL,
+            _training(4, (10, 30, 100), RATES, 600, 32, seeds=3, tuning_seeds=1, steps=100, lr=RATES[1:]),
         ),
         "medium": _parts(10, 1000, 50, SMALL, _training(10, (10, 30, 50, 100), (1e-4, 1e-3, 1e-2, 1e-1), 3000, 64)),
         "paper": _parts(10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)),
