@@ -13,7 +13,6 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
-NORMS = ("none", "batch")
 RATES = (0.0, 0.1, 0.3, 0.5)
 ON = RATES[1:]
 

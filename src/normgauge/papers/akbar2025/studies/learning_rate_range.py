@@ -14,7 +14,6 @@ from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
 from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
-NORMS = ("none", "batch", "layer", "group", "rms", "weight")
 FACTOR = 3.0  # on the weights before the normalizers, for the second search
 TRAINED = 0.5  # of the first loss
 

@@ -17,7 +17,6 @@ from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
 FULL: dict[str, Any] = {"batch_size": "full", "decay": 0.0}
-TITLES = {"none": "none", "batch": "BN rows", "layer": "LN matrix", "weight": "WN rows of v"}
 
 
 def run(spec: Spec, record: Record) -> None:

@@ -12,7 +12,6 @@ from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
-NORMS = ("none", "batch", "layer")
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
 SCHEDULES = ("constant", "step", "cosine")
 #: A cell's rate is its optimizer's usual rate times the tuned factor.

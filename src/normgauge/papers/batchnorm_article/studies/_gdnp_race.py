@@ -9,7 +9,6 @@ from normgauge.papers.batchnorm_article.studies._descents import Path
 from normgauge.papers.language import EACH, LARGEST, SMALLEST, Contrast, Figure, Record
 
 POINTS = 60
-RACED = "gradient descent at its best step, from the same start to the same target"
 
 
 def record_path(record: Record, path: Path, target: float, most: int) -> None:

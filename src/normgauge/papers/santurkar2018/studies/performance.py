@@ -22,7 +22,6 @@ from normgauge.papers.santurkar2018.studies._setting import (
 )
 
 NORMS = ("none", "batch")
-WORDS = {False: "without augmentation", True: "with augmentation"}
 
 
 def run(spec: Spec, record: Record) -> None:

@@ -12,12 +12,7 @@ from normgauge.measure.decisions.robustness import robustness
 from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("batch", "group", "layer", "weight")
-DECAYED = (
-    False,
-    True,
-    "invariant",
-    "rest",
-)  # what weight decay acts on: nothing, all, scale-invariant weights, the rest
+DECAYED = (False, True, "invariant", "rest")  # weight decay on: nothing, all, scale-invariant weights, the rest
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -110,10 +105,7 @@ register(
     ),
     run=run,
     figures=(
-        *(
-            Figure(f"{name}_accuracy", series=("norm", "decayed"), kind="intervals")
-            for name, words in (("clean", "clean"), ("noise", "Gaussian noise"), ("bim", "BIM"))
-        ),
+        *(Figure(f"{n}_accuracy", series=("norm", "decayed"), kind="intervals") for n in ("clean", "noise", "bim")),
         Figure("bim_accuracy", x="weight_norm", series=("norm", "decayed")),
     ),
 )

@@ -71,12 +71,8 @@ def _optimizer(spec: Spec, network: nn.Module, rate: float) -> torch.optim.Optim
         groups = [on, {"params": rest}]
         return torch.optim.SGD(groups, lr=rate, **memory) if sgd else torch.optim.Adam(groups, lr=rate)
     curved = {**on, "geometry": "sphere", "granularity": blocks, **({"radius": 1.0} if way == "sphere" else {})}
-    kinds: dict[Any, Any] = {
-        ("sgd", "sphere"): SphereSGD,
-        ("sgd", "projected"): ProjectedSGD,
-        ("adam", "sphere"): SphereAdam,
-    }
-    chosen = kinds.get((spec["family"], way), ProjectedAdam)
+    kinds = (SphereSGD, ProjectedSGD) if sgd else (SphereAdam, ProjectedAdam)
+    chosen: Any = kinds[way == "projected"]
     optimizer: torch.optim.Optimizer = chosen([curved, {"params": rest, "geometry": "euclidean"}], lr=rate, **memory)
     return optimizer
 

@@ -18,7 +18,6 @@ from normgauge.papers.language import Record, Spec, fit
 from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
 
 NORMS = ("none", "batch", "layer")
-WORDS = {"none": "plain", "batch": "BN", "layer": "LN"}
 
 
 @dataclass(frozen=True)
