@@ -27,6 +27,110 @@ about.
 `normgauge reproduce --all` runs all of them and goes on where it was interrupted."""
 
 
+#: What each paper is about, claim by claim: noun clauses that the paragraphs sort by the verdicts of the day.
+POINTS = {
+    "S0": {
+        "S0-C4.1.1": "weights before BN have no slope along themselves",
+        "S0-L5.1": "gradient flow conserves their norms",
+        "S0-efflr": "the scale of the initial weights sets only the effective rate",
+        "S0-E1": "in the plane descent with BN moves on an arc and not without",
+        "S0-rate": "BN allows larger rates",
+        "S0-bjorck": "its gain in accuracy comes with the larger rate",
+        "S0-lam": "BN lowers the largest eigenvalue of the Hessian",
+        "S0-7.1m": "in linear networks BN removes all saddles",
+        "S0-E2": "it flattens the solution and conditions it better",
+        "S0-E3": "it widens margins",
+        "S0-bias": "with slight decay it leads to the largest margin",
+        "S0-noise": "the noise of its statistics helps to leave saddles",
+        "S0-decay": "BN calls for less weight decay",
+        "S0-rnn": "it fails to help in recurrent networks",
+        "S0-gan": "it fails to help in the discriminator of a GAN",
+    },
+    "S1": {
+        "S1-FC.1": "the derivative through BN is as printed",
+        "S1-T4.1": "BN shortens the gradient by its parts along the mean and the activations",
+        "S1-T4.2b": "it lowers the curvature along the gradient",
+        "S1-L4.5": "optima come closer",
+        "S1-E1": "networks with BN test better",
+        "S1-ICS": "in deep linear networks BN makes the shift of the gradients large where there was none",
+        "S1-E2": "BN that is made noisy trains as well",
+        "S1-noise": "the same noise stops a network without BN",
+        "S1-land": "along the gradient of a deep linear network loss and gradient change much less with BN",
+        "S1-E3": "gradients of a VGG predict better by two orders of magnitude early on",
+        "S1-random": "random directions show the same",
+        "S1-E4": "normalizers by other averages do as well",
+    },
+    "S2": {
+        "S2-L2a": "the slope of LN is bounded by one over the deviation",
+        "S2-L1": "that of BN is the norm of its factors",
+        "S2-T9": "normalizers divide the bound of a network's Lipschitz constant",
+        "S2-T6": "products of norms are attained by some networks",
+        "S2-LNred": "LN lowers the Lipschitz constant exponentially in depth",
+        "S2-T20": "the bound on the generalization gap holds for a learned model",
+        "S2-curse": "that bound escapes the curse of dimensionality",
+        "S2-C19": "stationary points are found in as few steps as stated",
+        "S2-E1": "trained networks have the products of norms and deviations the text reports",
+    },
+    "S3": {
+        "S3-bp": "the gradients through BN are as printed",
+        "S3-OLS3": "least squares by normalized steps converge linearly at the printed rate",
+        "S3-sublin": "plain descent on least squares is slower than linear",
+        "S3-lam": "the gradient of ReLU networks with BN grows with depth by the printed factor",
+        "S3-train": "very deep networks with BN are untrainable, and only skips relieve it",
+        "S3-shift": "small changes of shallow layers are amplified with depth at the start",
+        "S3-depth": "they are amplified in training too",
+        "S3-spectrum": "the largest eigenvalue does not tell the rest of the spectrum",
+        "S3-ICS": "gradients turn more with BN",
+        "S3-init": "BN makes training robust to initialization and rate",
+        "S3-dropout": "BN makes dropout unnecessary",
+    },
+    "S4": {
+        "S4-L1a": "standardized vectors lie on a sphere",
+        "S4-L3a": "the normalizers are invariant to the scale of every row",
+        "S4-L3b": "steps of SGD lengthen such rows",
+        "S4-E1": "norms grow in training and decay holds them",
+        "S4-sphere": "training on spheres stands a wider range of rates",
+        "S4-adv": "growing norms amplify attacks",
+        "S4-wd": "weight decay raises the accuracy under attack",
+        "S4-SNrob": "spectral normalization is more robust to noise",
+        "S4-gauge": "gain and shift approximate deviation and mean of the batch",
+        "S4-sim": "units of similar gain and shift do the same",
+        "S4-E2": "a batch as large as the width is best",
+    },
+    "P": {
+        "P-1": "a norm before attention can go without a change",
+        "P-2": "QK-norm commutes with rotary positions",
+        "P-3": "decay leads to a norm that only the hyperparameters set",
+        "P-4": "the rates of the maximal update parametrization act as a warmup",
+        "P-5": "a tanh with a gain replaces a normalizer",
+    },
+}
+BELIEFS = {
+    "You may believe that": ("holds", "reproduced"),
+    "With the correction the ledger prints, that": ("holds_with_correction",),
+    "As printed you should not believe that": ("false_as_stated",),
+    "The runs here speak against it that": ("contradicted",),
+    "The runs here leave open whether": ("too_small_to_tell", "premise_absent", "not_run"),
+}
+
+
+def belief(paper: str, claims: list[Claim]) -> str:
+    """Return the paragraph of what a reader may now believe of a paper: its points, sorted by their verdicts."""
+    words = {claim.id: claim.result.word for claim in claims}
+    sentences = []
+    for opening, sort in BELIEFS.items():
+        told = [f"{text} ({id})" for id, text in POINTS[paper].items() if words[id] in sort]
+        sentences += [f"{opening} {'; '.join(told)}."] if told else []
+    judged = [claim for claim in claims if claim.kind != "empirical"]
+    right = sum(claim.verdict == "holds" for claim in judged)
+    mended = sum(claim.verdict == "holds_with_correction" for claim in judged)
+    counts = f"Of {len(judged)} statements judged by computation {right} hold as printed and {mended} when corrected"
+    runs = [claim for claim in claims if claim.kind == "empirical"]
+    seen = sum(claim.outcome == "reproduced" for claim in runs)
+    counts += f"; of {len(runs)} about experiments {seen} reproduced." if runs else "."
+    return f"**What a reader may now believe.** {' '.join(sentences)} {counts}"
+
+
 def page(book: Ledger) -> str:
     """Return the page as markdown."""
     documents = [source.document for source in shipped().values()]
@@ -40,6 +144,7 @@ def page(book: Ledger) -> str:
     for paper in book.counts():
         claims = [claim for claim in book if claim.paper == paper]
         parts.append(f"## {PAPERS[paper].heading}")
+        parts.append(belief(paper, claims))
         parts.append(_studies(paper))
         parts.append(_disagreements(claims))
     return "\n\n".join(part for part in parts if part) + "\n"

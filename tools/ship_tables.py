@@ -2,7 +2,8 @@
 
     normgauge reproduce NAME                       # leaves normgauge-studies/NAME-small/runs.sqlite
     python tools/ship_tables.py normgauge-studies [NAME ...]
-    python tools/ship_tables.py --rejudge          # a criterion changed: the same rows, judged anew
+    python tools/ship_tables.py --rejudge [normgauge-studies]   # a criterion changed: the same rows, judged anew;
+                                                   # with what stores of other sizes say beside
     python docs/generate_studies.py [normgauge-studies]   # the pages
 
 Nothing is run here, and nobody writes these tables by hand.
@@ -18,7 +19,7 @@ from pathlib import Path
 from normgauge.documents import StudyDocument
 from normgauge.papers.court import criteria, shipped
 from normgauge.papers.court.sources import Source
-from normgauge.papers.reproduce import conclude, criterion_document
+from normgauge.papers.reproduce import conclude, criterion_document, other_sizes
 from normgauge.papers.shelf import studies
 from normgauge.papers.studies import find
 from normgauge.records import plain
@@ -57,9 +58,11 @@ def _short(value: object) -> object:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--rejudge"]:
-        for source in shipped().values():
-            write(source.document)
+    if sys.argv[1:2] == ["--rejudge"]:
+        for name, source in shipped().items():
+            find(name)
+            beside = other_sizes(name, source.document.size, Path(sys.argv[2])) if sys.argv[2:] else ()
+            write(replace(source.document, other_sizes=beside or source.document.other_sizes))
     else:
         stores = Path(sys.argv[1])
         for name in sys.argv[2:] or [name for name in studies() if (stores / f"{name}-small" / STORE_NAME).exists()]:

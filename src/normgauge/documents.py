@@ -190,6 +190,16 @@ class CriterionDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedVerdict:
+    """What runs of another size say of a criterion: its id, the size, the outcome and the margins."""
+
+    id: str
+    size: str
+    outcome: str
+    margins: tuple[Margin, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class About:
     """A paper's experiment as it is declared: what its page says whatever the runs say.
 
@@ -244,6 +254,7 @@ class StudyDocument(Document):
         fixed: what was fixed, for each part of the study.
         provenance: where the last runs were made.
         finished: when, in ISO form.
+        other_sizes: what runs of other sizes that lay beside say, for the trend.
     """
 
     study: str
@@ -258,6 +269,7 @@ class StudyDocument(Document):
     fixed: tuple[Mapping[str, Any], ...]
     provenance: Provenance
     finished: str
+    other_sizes: tuple[SizedVerdict, ...] = ()
 
 
 def write_whole(path: Path, text: str) -> None:

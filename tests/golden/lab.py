@@ -76,6 +76,11 @@ STUDIES = {
     "norm-growth": (1e-3,),
     "pruning": (1e-4,),
     "robustness": (1e-4, ("output_change", 2e-2)),  # by a change that should do nothing
+    "sphere-stability": (1e-2,),
+    "spectral-noise": (1e-4, ("accuracy", 0.1)),  # one sample more or less
+    "whole-spectrum": (1e-2, ("negative|steps", 0.1)),  # eigenvalues next to zero
+    "depth-shift": (1e-2,),
+    "failures": (1e-2, ("accuracy", 0.1)),
 }
 # Readings that are rounding, and the arms of lp-norms in which 12 steps make anything of it.
 LEFT_OUT = re.compile(

@@ -206,12 +206,11 @@ def test_one_court(name):
         assert verdict_sentence(item) in text, "run make generated"
 
 
-def test_the_list_says_what_the_studies_declare():
-    for study in shelf.list_studies():
-        experiment = find(study.name)
-        declared = (experiment.papers, experiment.place, experiment.question, experiment.data, dict(experiment.minutes))
-        assert declared == (study.papers, study.place, study.question, study.data, study.minutes)
-        assert experiment.name == study.name
+def test_every_study_is_told_in_words_and_every_criterion_registered():
+    assert list(shelf.study_words()) == NAMES and set(shelf.studies()) == set(NAMES)
+    for name, told in shelf.study_words().items():
+        assert set(told["criteria"]) == {claim.id for claim in criteria(name)}, name
+        assert set(told["papers"]) <= set(shelf.PAPERS) and set(told["minutes"]) <= set(SIZES)
 
 
 def test_reproducing_one_study_imports_no_other():
@@ -224,7 +223,7 @@ def test_reproducing_one_study_imports_no_other():
 
 
 def test_the_list_imports_neither_studies_nor_torch():
-    code = "import sys; from normgauge.papers import shelf; shelf.list_studies(); print('torch' in sys.modules)"
+    code = "import sys; from normgauge.papers import shelf; shelf.study_words(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -136,19 +136,19 @@ def _write(result: Reproduced) -> Path:
 
 
 def _list(as_json: bool) -> None:
-    from normgauge.papers.shelf import PAPERS, list_studies
+    from normgauge.papers.shelf import PAPERS, study_words
     from normgauge.records import format_table
 
     rows = [
         {
-            "study": study.name,
-            "paper": ", ".join(PAPERS[paper].name for paper in study.papers),
-            "place": study.place,
-            "question": study.question,
-            "small": f"{study.minutes['small']:g} min" if "small" in study.minutes else "-",
-            "data": ", ".join(study.data) or "-",
+            "study": name,
+            "paper": ", ".join(PAPERS[paper].name for paper in told["papers"]),
+            "place": told["place"],
+            "question": told["question"],
+            "small": f"{told['minutes']['small']:g} min" if "small" in told["minutes"] else "-",
+            "data": ", ".join(told["data"]) or "-",
         }
-        for study in list_studies()
+        for name, told in study_words().items()
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from normgauge.documents import NEEDED, SIZES, About
 from normgauge.errors import InputError, unknown_name
+from normgauge.lab.data import Dataset
+from normgauge.lab.runs.train import Training, train
 from normgauge.lab.study import Study
 from normgauge.papers.court import criteria
 from normgauge.papers.figures import Figure
@@ -145,3 +150,11 @@ def grid(
             name, "", scientific, nuisance, own, seeds=seeds, tuning_seeds=min(tries, seeds) if several else None
         )
     return studies
+
+
+def fit(
+    spec: Spec, network: nn.Module, data: Dataset | tuple[Tensor, Tensor], optimizer: Optimizer, **more: Any
+) -> Training:
+    """Train by `lab.runs.train.train` for the steps, with the batch and the seed that a run's spec has."""
+    steps, batch, seed = (int(spec[name]) for name in ("steps", "batch", "seed"))
+    return train(network, data, optimizer, steps=steps, batch=batch, seed=seed, **more)

@@ -46,6 +46,11 @@ class Figure:
     note: str = ""
 
     @property
+    def first(self) -> str:
+        """The first reading, by which the paper's `studies.toml` knows what to see in it."""
+        return self.y if isinstance(self.y, str) else next(iter(self.y))
+
+    @property
     def reading(self) -> str:
         """The reading, or the names of several, in words."""
         return self.y.replace("_", " ") if isinstance(self.y, str) else ", ".join(self.y.values())
@@ -53,11 +58,10 @@ class Figure:
     def draw(self, table: StudyTable) -> Iterator[tuple[str, altair.TopLevelMixin, str]]:
         """Yield name, chart and caption of each picture that has something to show."""
         each = [knob for knob, value in self.where.items() if value == EACH]
-        first = self.y if isinstance(self.y, str) else next(iter(self.y))
         for where in resolve(self.where, table) if table.rows else ():
             points = [point for point in self._points(table, where) if math.isfinite(point["value"])]
             if points:
-                name = "-".join([first, self.kind, self.x, *(str(where[knob]) for knob in each)])
+                name = "-".join([self.first, self.kind, self.x, *(str(where[knob]) for knob in each)])
                 yield (
                     re.sub(r"[^a-z0-9.-]+", "-", name.lower()),
                     self._chart(points, table, where),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts import svg
-from normgauge.documents import About, CriterionDocument, FailedRun, Margin, StudyDocument
+from normgauge.documents import About, CriterionDocument, FailedRun, Margin, SizedVerdict, StudyDocument
 from normgauge.errors import DataError, InputError
 from normgauge.lab import data
 from normgauge.lab.runs.executors import Workers
@@ -22,6 +22,7 @@ from normgauge.lab.runs.sweep import sweep
 from normgauge.lab.study import Study
 from normgauge.papers.court import DEFAULT_FOLDER, EACH, Claim, StudyTable, Verdict, criteria, poll
 from normgauge.papers.court.contrast import NotRun, least_effects, measure
+from normgauge.papers.court.sources import own_runs
 from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.figures import deciding_picture
@@ -87,6 +88,7 @@ class Reproduced(Result):
             fixed=tuple(dict(part.fixed) for part in parts),
             provenance=self.origins[-1],
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            other_sizes=other_sizes(self.experiment.name, self.size, self.store.parent.parent),
         )
 
     def pictures(self) -> list[tuple[str, str, str]]:
@@ -153,6 +155,13 @@ def criterion_document(claim: Claim, table: StudyTable) -> CriterionDocument:
         margins=_margins(verdict),
         sensitivity=tuple(_sensitivity(claim, table)) if verdict.evidence else (),
     )
+
+
+def other_sizes(study: str, size: str, folder: Path) -> tuple[SizedVerdict, ...]:
+    """Return what concluded runs of other sizes in a folder of stores say of each criterion."""
+    sources = [source for source in own_runs(folder)[0].get(study, []) if source.document.size != size]
+    judged = ((s.document.size, claim.id, claim.judge_table(s.table)) for s in sources for claim in criteria(study))
+    return tuple(SizedVerdict(id, other, verdict.word, _margins(verdict)) for other, id, verdict in judged)
 
 
 def _margins(verdict: Verdict) -> tuple[Margin, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-from dataclasses import dataclass, field
+import tomllib
+from dataclasses import dataclass
 from functools import cache
 from importlib.abc import Traversable
 from importlib.resources import files
@@ -60,29 +60,6 @@ PAPERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A study as the list of `normgauge reproduce` shows it.
-
-    Attributes:
-        name: what the command is told.
-        module: where it is written.
-        papers: the letters of the papers it is about.
-        place: section or figure.
-        question: what it answers.
-        data: data sets it needs.
-        minutes: size -> minutes on two cores.
-    """
-
-    name: str
-    module: str
-    papers: tuple[str, ...]
-    place: str
-    question: str
-    data: tuple[str, ...] = ()
-    minutes: dict[str, float] = field(default_factory=dict)
-
-
 @cache
 def studies() -> dict[str, str]:
     """Return study -> its module, by file names alone."""
@@ -90,19 +67,20 @@ def studies() -> dict[str, str]:
     return {module.rpartition(".")[2].replace("_", "-"): module for module in modules}
 
 
-def list_studies() -> list[Listed]:
-    """Return every study as it is listed, from the words of its declaration: no study is imported to be read about."""
-    entries = []
-    for name, module in studies().items():
-        *_, key, room, stem = module.split(".")
-        text = (files("normgauge.papers") / key / room / f"{stem}.py").read_text(encoding="utf-8")
-        entries.append(Listed(name=name, module=module, **_read_declaration(text)))
-    return sorted(entries, key=lambda study: (study.papers, study.name))
+@cache
+def study_words() -> dict[str, dict[str, Any]]:
+    """Return study -> what is said of it, from its paper's `studies.toml`: no study is imported to be read about.
 
-
-def _read_declaration(text: str) -> dict[str, Any]:
-    """Return the plain values a file gives to `Experiment(...)`, of those a list shows."""
-    wanted = {"papers", "place", "question", "data", "minutes"}
-    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    declaration = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Experiment")
-    return {word.arg: ast.literal_eval(word.value) for word in declaration.keywords if word.arg in wanted}
+    `papers` (letters), `place`, `question`, `finding`, `proxy`, `data` (sets it needs), `minutes` (per size, on two
+    cores), `figures` (first reading -> what to see), and `criteria`: id -> the sentences of each.
+    """
+    words: dict[str, dict[str, Any]] = {}
+    for paper in PAPERS.values():
+        if (paper.folder / "studies.toml").is_file():
+            told = tomllib.loads((paper.folder / "studies.toml").read_text(encoding="utf-8"))
+            setting = told.pop("setting", "")
+            for name, table in told.items():
+                proxy = table["proxy"].replace("{setting}", setting)
+                lists = {key: tuple(table.get(key, ())) for key in ("papers", "data")}
+                words[name] = {"minutes": {}, **table, **lists, "proxy": proxy}
+    return dict(sorted(words.items(), key=lambda item: (item[1]["papers"], item[0])))

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from normgauge.errors import NormgaugeError, unknown_name
 from normgauge.lab.runs.run import guard_run
-from normgauge.papers.experiment import Experiment
-from normgauge.papers.shelf import studies
+from normgauge.lab.study import Study
+from normgauge.papers.experiment import Experiment, Record
+from normgauge.papers.figures import Figure
+from normgauge.papers.shelf import studies, study_words
 from normgauge.records import Run, Spec
 
 _EXPERIMENTS: dict[str, Experiment] = {}
 
 
-def register(experiment: Experiment) -> Experiment:
-    """Add an experiment to the list of `normgauge reproduce`.
+def register(
+    name: str,
+    *,
+    sizes: Mapping[str, Study | Sequence[Study]],
+    run: Callable[[Spec, Record], None],
+    figures: tuple[Figure, ...],
+    choose_by: str = "",
+    choose_higher: bool = True,
+) -> Experiment:
+    """Add an experiment to those of `normgauge reproduce`; what is said of it is in its paper's `studies.toml`.
 
     Raises:
         NormgaugeError: when the name is taken.
     """
-    if experiment.name in _EXPERIMENTS:
-        raise NormgaugeError("register", "an experiment's name is its own", experiment.name, "Choose another name")
-    _EXPERIMENTS[experiment.name] = experiment
-    return experiment
+    if name in _EXPERIMENTS:
+        raise NormgaugeError("register", "an experiment's name is its own", name, "Choose another name")
+    words = {key: value for key, value in study_words()[name].items() if key != "criteria"}
+    notes = words.pop("figures", {})
+    shown = tuple(replace(figure, note=notes.get(figure.first, figure.note)) for figure in figures)
+    made = Experiment(
+        name=name, sizes=sizes, run=run, figures=shown, choose_by=choose_by, choose_higher=choose_higher, **words
+    )
+    _EXPERIMENTS[name] = made
+    return made
 
 
 def experiments() -> dict[str, Experiment]:

@@ -148,19 +148,57 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
         ),
         Block(
             "Sensitivity",
-            ("The same contrasts where a choice is made otherwise; they decide nothing.",),
+            (
+                "The same contrasts where a choice is made otherwise; they decide nothing."
+                if any(item.sensitivity for item in judged)
+                else "No criterion holds a choice fixed that the runs vary.",
+            ),
             (),
             heads,
             tuple((item.id, *_margin_cells(m)) for item in judged for m in item.sensitivity),
         ),
+        _trend(document),
         Block("Arms", ("Mean and 95 % interval over seeds.",), (), *summary(about, document)),
         Block("Proxy against paper", (about.proxy,)),
         _failures(document),
         Block("What would change our mind", tuple(f"{item.id}: {CHANGES[item.outcome]}" for item in judged)),
         Block("How it was run", (origin_sentence(document), f"Again: `{about.command}`")),
+        Block("Raw runs", (_raw(document),)),
     ]
-    shown = [block for block in parts if block.title != "Sensitivity" or block.rows]
-    return [block for block in shown if block.paragraphs or block.rows or block.pictures]
+    return [block for block in parts if block.paragraphs or block.rows or block.pictures]
+
+
+def _raw(document: StudyDocument) -> str:
+    rows = f'`normgauge.papers.court.shipped()["{document.study}"].document.rows`'
+    told = f"{len(document.rows)} rows, one for each run that is judged: {rows} where the table ships"
+    return f"{told}; every reading of every run is in the store that `reproduce` keeps, `runs.sqlite`."
+
+
+def _trend(document: StudyDocument) -> Block:
+    """Return the contrasts at the other sizes beside those that decide, and where they tend."""
+    deciding = {(item.id, margin.name): margin for item in document.criteria for margin in item.margins}
+    rows = []
+    for other in document.other_sizes:
+        same = [(m, deciding[other.id, m.name]) for m in other.margins if (other.id, m.name) in deciding]
+        there = (other.size, other.outcome.replace("_", " "))
+        for m, now in same:
+            ends = (f"{format_number(x.mean + x.least)}{_half_width(x.half_width)}" for x in (m, now))
+            rows.append((other.id, m.name, *there, *ends, _tendency(m, now)))
+        if not same:  # what was judged there was another contrast, a premise for instance
+            rows.append((other.id, "-", *there, "-", "-", "-"))
+    head = ("criterion", "contrast", "other size", "its verdict", "effect there", f"at {document.size}", "trend")
+    told = (
+        "The same contrasts from runs of another size; a trend is told where the two intervals exclude that there is "
+    )
+    return Block("Two sizes", (f"{told}none. They decide nothing.",) if rows else (), (), head, tuple(rows))
+
+
+def _tendency(other: Margin, now: Margin) -> str:
+    """Say whether the effect grows from the other size to the one that decides, by the interval of the difference."""
+    if not (math.isfinite(other.half_width) and math.isfinite(now.half_width)):
+        return "too few seeds"
+    change = now.mean - other.mean
+    return "none seen" if abs(change) <= math.hypot(other.half_width, now.half_width) else f"{change:+.2g}"
 
 
 def _badged(block: Block) -> list[tuple[str, str]]:

@@ -45,6 +45,7 @@ VERDICTS = {
     "S0-A1.2b": "false_as_stated",
     "S0-A1.2c": "holds_with_correction",
     "S0-7.1": "false_as_stated",
+    "S0-7.1m": "false_as_stated",
     "S0-6dl": "false_as_stated",
     "S0-FIM": "holds",
     "S0-L5.1": "holds",
@@ -63,6 +64,7 @@ VERDICTS = {
 WAITING = ["S0-conf"]
 LISTED = ["S0-E1", "S0-E2", "S0-E3", "S0-E4", "S0-noise"]
 ADDED = ["S0-noisem", "S0-init", "S0-decay", "S0-sgd", "S0-rate", "S0-bjorck", "S0-bias", "S0-shift", "S0-dropout"]
+ADDED += ["S0-rnn", "S0-gan"]
 EXPERIMENTS = LISTED + ADDED
 
 
@@ -179,6 +181,8 @@ def whitened(w, X, gamma=1.0):
         ("S0-A1.2c", curvature, "standardize", offset),
         ("S0-7.1", landscape, "excess_loss", double(scale_invariance.excess_loss)),
         ("S0-7.1", landscape, "standardize", offset),
+        ("S0-7.1m", landscape, "standardize", lambda y, eps=0.0: (y.sin(), y.norm())),
+        ("S0-7.1m", landscape, "_factor_fit", lambda p, X, T, units: (X @ p[: X.shape[1]]).square().mean()),
         ("S0-6dl", landscape, "linear_network_redundancy", one_more(scale_invariance.linear_network_redundancy)),
         ("S0-FIM", _layers, "standardize", offset),
         ("S0-L5.1", _layers, "standardize", offset),

@@ -1,11 +1,14 @@
 """The mathematics of the implicit-bias study: its written-out gradient and its maximum-margin direction."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 
 from normgauge.papers.akbar2025.studies.implicit_bias import EPS, degrees, loss_gradients, max_margin
+from normgauge.papers.court import shipped
 from normgauge.rng import generator
 
 
@@ -51,3 +54,11 @@ def test_max_margin_is_the_constrained_minimum(seed):
     )
     assert degrees(found, torch.as_tensor(problem.x[:3])) < 0.01
     assert abs(float(found.norm()) / np.linalg.norm(problem.x[:3]) - 1) < 1e-5
+
+
+def test_the_share_of_the_margin_certifies_the_angle():
+    """w* = sum a y x with a >= 0 and sum a y = 0, so cos(w, w*) >= margin(w) / margin(w*) for every w."""
+    rows = shipped()["implicit-bias"].table.where(decay=False)
+    assert len(rows) >= 24
+    for row in rows:
+        assert math.cos(math.radians(row["angle"])) >= row["margin_share"] - 1e-6

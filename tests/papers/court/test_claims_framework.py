@@ -162,7 +162,9 @@ def test_empirical_claims_say_not_run_with_their_command_until_there_is_a_table(
     monkeypatch.setattr(registry, "_CLAIMS", {})
 
     gain = Contrast("", {"reading": "batch"}, {"reading": "none"})
-    registry.empirical("S1-toy", place="p", printed="BN wins", study="race", contrasts=[gain], control="none")
+    words = {"race": {"criteria": {"S1-toy": {"place": "p", "printed": "BN wins", "control": "none"}}}}
+    monkeypatch.setattr(registry, "study_words", lambda: words)
+    registry.empirical("S1-toy", "race", contrasts=[gain])
     claim = registry._CLAIMS["S1-toy"]
     waiting = claim.judge(generator(0))
     assert (waiting.verdict, waiting.outcome, waiting.status) == ("empirical", "not_run", "not_run")

@@ -12,6 +12,7 @@ import random
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
@@ -21,6 +22,7 @@ from normgauge.papers.court import StudyTable, criteria, poll, shipped
 from normgauge.papers.court.contrast import NotRun, Pick
 from normgauge.papers.reproduce import _answering_specs
 from normgauge.papers.studies import experiments, find
+from normgauge.records import format_number
 from normgauge.stats import CONFIDENCE, POWER, choose, student_quantile
 
 NAMES = list(experiments())
@@ -88,6 +90,36 @@ def test_failed_runs_change_nothing(claim):
     table = shipped()[claim.study].table
     broken = [{**row, "status": "diverged", **dict.fromkeys(_readings(claim), 1e9)} for row in table.rows[:3]]
     assert claim.judge_table(replace(table, trials=tuple(broken))) == claim.judge_table(table)
+
+
+PARTS = ("Verdict", "What the paper found", "Numbers", "Figures", "Protocol", "Sensitivity", "Two sizes", "Arms")
+PARTS += ("Proxy against paper", "What would change our mind", "How it was run", "Raw runs")
+PAGES = Path(__file__).parents[3] / "docs" / "_generated" / "studies"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_verdict_carries_its_controls_smallest_effect_and_power(name):
+    document, text = shipped()[name].document, (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    finite = [m for item in document.criteria for m in item.margins if math.isfinite(m.half_width)]
+    for part in PARTS:
+        absent = not finite if part == "Numbers" else part == "Two sizes" and not document.other_sizes
+        assert f"\n## {part}\n" in text or absent, part
+    assert not finite or f"figures/{name}-decides.svg" in text
+    for claim, item in zip(criteria(name), document.criteria, strict=True):
+        assert claim.id == item.id and f"{item.id}, control: {claim.control}" in text
+        assert f"**{item.outcome.replace('_', ' ').upper()}** {item.id}: " in text
+        assert item.margins or item.outcome == "not_run", "a verdict without a number"
+        for margin in item.margins:
+            title = re.sub(r"([|$_*])", r"\\\1", margin.name)
+            cells = next(line for line in text.splitlines() if line.startswith(f"| {item.id} | {title} | ")).split(
+                " | "
+            )
+            half, least, seeds, power = cells[-4:]
+            assert least == format_number(margin.least) and int(seeds) == margin.seeds
+            if math.isfinite(margin.half_width):
+                assert float(half) > 0 and float(power.rstrip(" |")) >= margin.least - 1e-3 * abs(margin.least)
+            else:  # no interval, no power: then nothing is confirmed by it
+                assert item.outcome != "reproduced" and power.startswith("-")
 
 
 def _readings(claim):

@@ -37,7 +37,7 @@ VERDICTS = {
     "S4-gauge": "false_as_stated",
     "S4-tab": "holds_with_correction",
 }
-EXPERIMENTS = ["S4-gs", "S4-wd", "S4-E1", "S4-E2"]
+EXPERIMENTS = ["S4-gs", "S4-wd", "S4-E1", "S4-E2", "S4-sphere", "S4-SNrob"]
 FINDINGS = ["pruning"]
 
 

@@ -189,11 +189,7 @@ class Ledger(Result):
 
 
 def ledger(
-    *,
-    paper: str | None = None,
-    ids: Sequence[str] | None = None,
-    seed: int = 0,
-    runs: str | Path | None = None,
+    *, paper: str | None = None, ids: Sequence[str] | None = None, seed: int = 0, runs: str | Path | None = None
 ) -> Ledger:
     """Return the ledger: every claim of the papers, its verdict, the evidence and the corrected sentence.
 

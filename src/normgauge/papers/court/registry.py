@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from normgauge.errors import InputError, unknown_name
-from normgauge.papers.court.claim import Claim, Trial
+from normgauge.papers.court.claim import Claim, Sort, Trial
 from normgauge.papers.court.contrast import Contrast
-from normgauge.papers.shelf import PAPERS, studies
+from normgauge.papers.shelf import PAPERS, studies, study_words
 
 _CLAIMS: dict[str, Claim] = {}
 
@@ -30,69 +30,27 @@ def bibliographic(id: str, **fields: Any) -> Callable[[Trial], Trial]:
     return _register_with_trial(Claim(id=id, kind="bibliographic", **(fields or _sentences()[id])))
 
 
-def empirical(
-    id: str,
-    *,
-    place: str,
-    printed: str,
-    study: str,
-    contrasts: Sequence[Contrast],
-    control: str,
-    premise: Sequence[Contrast] = (),
-    cite: Sequence[str] = (),
-    note: str = "",
-) -> Claim:
+def empirical(id: str, study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
     """Register a statement about experiments, in the file of the study that decides it and nowhere else.
 
+    What the paper says, where, and what controls it is in the paper's `studies.toml`.
+
     Args:
-        id: in the ledger.
-        place: where the paper says it.
-        printed: what it says, hedges included.
+        id: in the ledger; a finding has the name of its study.
         study: by name.
         contrasts: what must come out, all of them, each with the smallest effect of interest.
-        control: what stands against the mechanism claimed, or why nothing needs to.
         premise: what the sentence presupposes.
-        cite: bibliography keys; the paper's own when empty.
-        note: what a reader should know.
     """
-    return register(
-        Claim(
-            id=id,
-            place=place,
-            printed=printed,
-            kind="empirical",
-            cite=tuple(cite) or (PAPERS[id.partition("-")[0]].key,),
-            note=note,
-            study=study,
-            contrasts=tuple(contrasts),
-            premise=tuple(premise),
-            control=control,
-        )
-    )
+    words = study_words()[study]["criteria"][id]
+    kind: Sort = "finding" if id == study else "empirical"
+    cite = () if id == study else tuple(words.get("cite", [PAPERS[id.partition("-")[0]].key]))
+    told = {"place": "", **words, "cite": cite}
+    return register(Claim(id=id, kind=kind, study=study, contrasts=tuple(contrasts), premise=tuple(premise), **told))
 
 
-def finding(
-    study: str,
-    *,
-    printed: str,
-    contrasts: Sequence[Contrast],
-    control: str,
-    premise: Sequence[Contrast] = (),
-    place: str = "",
-) -> Claim:
+def finding(study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
     """Register what a study tests beside, or without, claims of the ledger; as `empirical`, but not listed there."""
-    return register(
-        Claim(
-            id=study,
-            place=place,
-            printed=printed,
-            kind="finding",
-            study=study,
-            contrasts=tuple(contrasts),
-            premise=tuple(premise),
-            control=control,
-        )
-    )
+    return empirical(study, study, contrasts=contrasts, premise=premise)
 
 
 def register(claim: Claim) -> Claim:

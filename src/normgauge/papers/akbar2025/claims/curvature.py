@@ -14,11 +14,7 @@ from normgauge.papers.instances.derivatives import Loss, gradient, hessian
 from normgauge.papers.instances.draws import normal, sign, uniform, units
 from normgauge.papers.instances.layers import factor, layers
 from normgauge.theory.batchnorm_calculus import project, standardize
-from normgauge.theory.scale_invariance import (
-    fit_hessian,
-    polar_eigenvalues,
-    polar_hessian,
-)
+from normgauge.theory.scale_invariance import fit_hessian, polar_eigenvalues, polar_hessian
 
 ZERO = 1e-9  # of the largest possible eigenvalue: smaller ones count as zero
 SMALL = ((3, 2, 2), (8, 3, 4), (12, 2, 3))

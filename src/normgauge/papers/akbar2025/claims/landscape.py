@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
@@ -61,6 +61,49 @@ def _critical_points(generator: torch.Generator) -> Iterator[Check]:
         yield fact(
             "two outputs: gain at the saddle", (standardize(X @ vectors[:, 0])[0][:, None] * targets).mean(0).norm()
         )
+
+
+@theorem("S0-7.1m")
+def _critical_points_of_layers(generator: torch.Generator) -> Iterator[Check]:
+    for samples, inputs, outputs, units in ((12, 3, 2, 1), (20, 4, 3, 2), (30, 3, 4, 2)):
+        X, T = normal(generator, samples, inputs), normal(generator, samples, outputs)
+        X, T = X - X.mean(0), T - T.mean(0)
+        whitening = torch.linalg.inv(torch.linalg.cholesky(X.T @ X / samples)).T
+        left, s, right = torch.linalg.svd(whitening.T @ X.T @ T / samples, full_matrices=False)
+        spread = T.square().sum(1).mean()
+        lowest = {}
+        for chosen in combinations(range(len(s)), units):
+            pairs = list(chosen)
+            here = torch.cat([(whitening @ left[:, pairs]).T.flatten(), (s[pairs, None] * right[pairs]).flatten()])
+            loss, H = _layer_fit(here, X, T, units), hessian(_layer_fit, here, X, T, units)
+            lowest[chosen] = torch.linalg.eigvalsh(H)[0] / H.abs().max()
+            yield corrected("singular pairs: critical", gap(gradient(_layer_fit, here, X, T, units), 0.0, spread))
+            yield corrected("the loss there", gap(loss, (spread - s[pairs].square().sum()) / 2, spread))
+            yield printed(
+                "critical points are global minima", excess(loss, (spread - s[:units] @ s[:units]) / 2, spread)
+            )
+        first, *others = lowest.values()
+        yield corrected("the first pairs: no saddle", excess(-first, 0.0, 1.0))
+        yield corrected("all others: strict saddles", broken(max(others) < -1e-6))
+        point = normal(generator, units * (inputs + outputs))
+        w, a = point[: units * inputs].reshape(units, inputs), point[units * inputs :].reshape(units, outputs)
+        unit = torch.cat([(w / (X @ w.T).square().mean(0).sqrt()[:, None]).flatten(), a.flatten()])
+        slope = gradient(_layer_fit, point, X, T, units)[units * inputs :].reshape(units, outputs)
+        plain = gradient(_factor_fit, unit, X, T, units)[: units * inputs].reshape(units, inputs)
+        radial = (plain * unit[: units * inputs].reshape(units, inputs)).sum(1)
+        yield corrected("the slope BN leaves out follows from the others", gap(radial, (slope * a).sum(1), spread))
+
+
+def _layer_fit(point: Tensor, X: Tensor, T: Tensor, units: int) -> Tensor:
+    """Return half the mean squared loss of A BN(W x), (W, A) in one vector; the targets are centred."""
+    w, a = point[: units * X.shape[1]].reshape(units, -1), point[units * X.shape[1] :].reshape(units, -1)
+    return (standardize((X @ w.T).T)[0].T @ a - T).square().sum(1).mean() / 2
+
+
+def _factor_fit(point: Tensor, X: Tensor, T: Tensor, units: int) -> Tensor:
+    """Return the same without BN."""
+    w, a = point[: units * X.shape[1]].reshape(units, -1), point[units * X.shape[1] :].reshape(units, -1)
+    return (X @ w.T @ a - T).square().sum(1).mean() / 2
 
 
 @theorem("S0-6dl")

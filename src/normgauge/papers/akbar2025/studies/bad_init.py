@@ -10,15 +10,10 @@ from torch import nn
 
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.papers.akbar2025.studies._networks import dataset, relu_network
-from normgauge.papers.court import EACH, Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, register
 
 NORMS = ("none", "batch")
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
@@ -37,7 +32,7 @@ def run(spec: Spec, record: Record) -> None:
         _initialize(network, spec["init"], digits, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    course = train(network, digits, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    course = fit(spec, network, digits, optimizer)
     for step in range(0, len(course.losses), max(1, steps // 25)):
         record(step, "loss", course.losses[step])
     # That a network cannot be trained is what is measured here: one that is no longer finite decides for the first
@@ -96,58 +91,36 @@ def _parts(seeds: int, steps: int, rates: Sequence[float], gains: Sequence[float
 
 empirical(
     "S0-init",
-    place="Experiment 4, sec 9.1",
-    printed="a 5-layer ReLU net from far too large or small weights trains with BN and not without",
-    study="bad-init",
+    "bad-init",
     contrasts=(Contrast("train_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.1, at={"scale": EACH}),),
-    control="the same network without BN from the same weights and batches, each arm at its own tuned rate; no "
-    "mechanism is claimed",
-    note="That it proceeds equally from both is S0-efflr.",
 )
 
 empirical(
     "S3-init",
-    place="Internal covariate shift, benefits",
-    printed="the network becomes more robust to different initialization schemes and learning rates while using batch "
-    "normalization",
-    study="bad-init",
+    "bad-init",
     contrasts=(
         Contrast("train_accuracy", {"norm": "none"}, {"norm": "batch"}, least=0.02, spread="init", over=("lr",)),
         Contrast("train_accuracy", {"norm": "none"}, {"norm": "batch"}, least=0.02, spread="lr", over=("init",)),
     ),
-    control="the same network without BN from the same weights and batches at the same schemes and rates",
-    cite=("batchnorm_article", "ioffe2015"),
 )
 
 register(
-    Experiment(
-        name="bad-init",
-        papers=("S0", "S3"),
-        place="Akbar 2025 Experiment 4, sec. 9.1; the encyclopedia article, benefits",
-        question="Does BN train from far too large or small weights, whatever the scheme, and why?",
-        finding="A 5-layer ReLU network with far too large or small weights trains with BN and fails without; with BN "
-        "training is robust to the initialization scheme and the learning rate.",
-        proxy="The paper gives no data or scales. Ours: 64-32-32-32-32-10 on the 8x8 digits, He's weights times 0.1 "
-        "and 10 (rate tuned per arm), four schemes times gains 0.1, 1, 10 at three rates, SGD with batches of 128. "
-        "The grid of tuned rates was widened after a first run had the plain network best at its edge; the choice "
-        "stayed. A run that diverges counts with the accuracy of the network it leaves.",
-        sizes={
-            "smoke": _parts(3, 8, (0.1,), (1.0,), (0.1, 1.0)),
-            "small": _parts(4, 150, RATES, GAINS, (0.01, 0.1, 1.0)),
-            "paper": _parts(5, 2000, RATES, GAINS, (0.01, 0.1, 1.0)),
-        },
-        run=run,
-        figures=(
-            Figure(
-                "train_accuracy",
-                x="scale",
-                where={"scale": ("small", "large")},
-                kind="bars",
-                note="Training accuracy from He's weights times 0.1 and 10, each arm at its best rate.",
-            ),
-            Figure("train_accuracy", x="lr", where={"init": EACH}),
+    "bad-init",
+    sizes={
+        "smoke": _parts(3, 8, (0.1,), (1.0,), (0.1, 1.0)),
+        "small": _parts(4, 150, RATES, GAINS, (0.01, 0.1, 1.0)),
+        "paper": _parts(5, 2000, RATES, GAINS, (0.01, 0.1, 1.0)),
+    },
+    run=run,
+    figures=(
+        Figure(
+            "train_accuracy",
+            x="scale",
+            where={"scale": ("small", "large")},
+            kind="bars",
+            note="Training accuracy from He's weights times 0.1 and 10, each arm at its best rate.",
         ),
-        choose_by="validation_accuracy",
-        minutes={"small": 0.6},
-    )
+        Figure("train_accuracy", x="lr", where={"init": EACH}),
+    ),
+    choose_by="validation_accuracy",
 )

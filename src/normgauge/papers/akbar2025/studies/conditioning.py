@@ -16,11 +16,7 @@ from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
 from normgauge.rng import generator
 from normgauge.symmetry import Symmetries, symmetries
 
@@ -144,73 +140,48 @@ def _parts(seeds: int, steps: int, rates: Sequence[float], width: int) -> list[S
 
 empirical(
     "S0-E2",
-    place="Experiment 2",
-    printed="3-layer net of width 10: with BN lambda_max at the solution is 5x smaller, condition number 20 vs 200",
-    study="conditioning",
+    "conditioning",
     contrasts=(
         Contrast("lambda_max", *PLAIN_OVER_BN, least=math.log10(5) / 2, at={"rate": "common"}, log=True),
         Contrast("lambda_max", *PLAIN_OVER_BN, least=math.log10(5) / 2, at={"rate": "flow"}, log=True),
         Contrast("condition_number", *PLAIN_OVER_BN, least=math.log10(10) / 2, at={"rate": "common"}, log=True),
         Contrast("condition_number", *PLAIN_OVER_BN, least=math.log10(10) / 2, at={"rate": "flow"}, log=True),
     ),
-    control="the network without BN at the same rate, once where both train and once where both are far from the edge "
-    "of stability (edge = rate lambda / 2): at rates of their own, lambda_max is the inverse of the rate",
-    note="The paper says roughly 20 vs 200, zero modes ignored. lambda_max with BN depends on the weights' scale alone "
-    "if one likes (S0-lam).",
 )
 
 empirical(
     "S0-E4",
-    place="Experiment 2 (curves)",
-    printed="BN converges in < 100 iterations where the plain net oscillates at the same eta; gradient norm "
-    "without spikes",
-    study="conditioning",
+    "conditioning",
     contrasts=(
         Contrast("steps_to_converge", less={"norm": "batch"}, least=-100, at={"rate": "shared"}),
         Contrast("rises", *PLAIN_OVER_BN, least=0.05, at={"rate": "shared"}),
         Contrast("spike", *PLAIN_OVER_BN, least=math.log10(1.5), at={"rate": "shared"}, log=True),
     ),
     premise=(Contrast("rises", {"norm": "none"}, least=0.05, at={"rate": "shared"}),),
-    control="the network without BN at the same rate; its runs that left every range are excluded and counted",
 )
 
 finding(
     "conditioning",
-    printed="the curvature is smaller and better conditioned with BN after symmetries are divided out too, and at one "
-    "rate BN converges sooner",
     contrasts=(
         Contrast("quotient_lambda_max", *PLAIN_OVER_BN, least=math.log10(2), at={"rate": "flow"}, log=True),
         Contrast("quotient_condition", *PLAIN_OVER_BN, least=math.log10(2), at={"rate": "flow"}, log=True),
         Contrast("steps_to_converge", *PLAIN_OVER_BN, least=math.log10(1.5), at={"rate": "shared"}, log=True),
     ),
-    control="the network without BN at the same rate, far from the edge of stability for the curvature",
 )
 
 register(
-    Experiment(
-        name="conditioning",
-        papers=("S0",),
-        place="Experiment 2, Fig. 8.1 (right)",
-        question="Does BN make the loss of a 3-layer network of width 10 better conditioned and its training smoother?",
-        finding="With BN the loss converges in under 100 iterations where the plain network oscillates at the same "
-        "rate; lambda_max is 5 times smaller, the condition number 20 instead of 200, the gradient norm has no spikes.",
-        proxy="The paper gives no data, rate or number of steps. Ours: 10-10-10-1 with ReLU, 256 Gaussian inputs, "
-        "target sin(a.x) with noise, full batch, no biases before BN as in the paper. Each arm at its best rate by "
-        "training loss (best), both at 0.1 (common), at 0.01 for ten times the steps (flow), and at 0.3 (shared), "
-        "picked in a pilot so that BN trains and the plain network is past its best, as in the paper.",
-        sizes={
-            "smoke": _parts(3, 40, (0.1,), 3),
-            "small": _parts(10, 800, RATES, 10),
-            "paper": _parts(10, 1000, RATES, 10),
-        },
-        run=run,
-        figures=(
-            Figure("loss", series=("norm",), where={"rate": EACH}),
-            Figure("gradient_norm", where={"rate": EACH}),
-            Figure("eigenvalue", x="layer", where={"rate": ("common", "flow"), "seed": 2}, series=("norm", "rate")),
-        ),
-        choose_by="train_loss",
-        choose_higher=False,
-        minutes={"small": 2.0},
-    )
+    "conditioning",
+    sizes={
+        "smoke": _parts(3, 40, (0.1,), 3),
+        "small": _parts(10, 800, RATES, 10),
+        "paper": _parts(10, 1000, RATES, 10),
+    },
+    run=run,
+    figures=(
+        Figure("loss", series=("norm",), where={"rate": EACH}),
+        Figure("gradient_norm", where={"rate": EACH}),
+        Figure("eigenvalue", x="layer", where={"rate": ("common", "flow"), "seed": 2}, series=("norm", "rate")),
+    ),
+    choose_by="train_loss",
+    choose_higher=False,
 )

@@ -8,18 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.court import Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
-NORMS = ("none", "batch")
 RATES = (0.0, 0.1, 0.3, 0.5)
 ON = RATES[1:]
 
@@ -58,7 +51,7 @@ def run(spec: Spec, record: Record) -> None:
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
     network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
-    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
+    result = fit(spec, network, dataset, optimizer)
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
@@ -69,8 +62,7 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "variance_ratio", ratios[-1])  # dropout stands before all layers but the first
         again = evaluate(network, dataset, statistics="recalibrated", inputs=[dataset.train[0]])  # without dropout
         record(steps, "recalibrated_accuracy", again.accuracy)
-    if result.diverged:
-        raise NonFiniteError(f"dropout: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _insert_dropout(network: nn.Module, rate: float, seed: int) -> nn.Sequential:
@@ -102,9 +94,7 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
 
 empirical(
     "S0-dropout",
-    place="sec 9.5",
-    printed="dropout and BN somewhat reduce each other's effect",
-    study="dropout",
+    "dropout",
     contrasts=(
         Contrast(
             "test_accuracy",
@@ -119,17 +109,11 @@ empirical(
         Contrast("test_accuracy", {"norm": "none", "dropout": ON}, {"norm": "none", "dropout": 0.0}, over=("dropout",)),
         Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, at={"dropout": 0.0}),
     ),
-    control="difference in differences: what dropout adds without BN minus what it adds with BN, which is also what "
-    "BN adds without dropout minus with it",
-    note="Either can only reduce an effect of the other that is there: that each helps alone is the premise.",
 )
 
 empirical(
     "S3-dropout",
-    place="Internal covariate shift, benefits",
-    printed="batch normalization seems to have a regularizing effect ... it is thus unnecessary to use dropout to "
-    "mitigate overfitting",
-    study="dropout",
+    "dropout",
     contrasts=(
         *(
             Contrast("test_accuracy", {"dropout": 0.0}, {"dropout": rate}, least=-0.005, at={"norm": "batch"})
@@ -137,41 +121,22 @@ empirical(
         ),
         Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.005, at={"dropout": 0.0}),
     ),
-    control="BN with each rate of dropout, and the network without either",
-    cite=("batchnorm_article", "ioffe2015"),
 )
 
 register(
-    Experiment(
-        name="dropout",
-        papers=("S0", "S3"),
-        place="Akbar 2025 sec. 9.5; the encyclopedia article, Internal covariate shift, benefits",
-        question="Does dropout add less where there is BN, and what do the two do to the stored variances?",
-        finding="Akbar 2025: the two somewhat reduce each other's effect. The encyclopedia article: with BN dropout is "
-        "unnecessary.",
-        proxy="Neither paper gives an experiment. Small size: an MLP with three hidden layers of 64 units on 2000 "
-        "images of CIFAR-10, 500 steps of batch 64 (it overfits), SGD with momentum 0.9, the rate tuned for every arm "
-        "on validation accuracy of the first seed; dropout behind every ReLU. Paper size: the same on all of CIFAR-10.",
-        sizes=grid(
-            "dropout",
-            {"norm": ["none", "batch"], "dropout": RATES},
-            {"lr": (0.003, 0.01, 0.03)},
-            smoke={"lr": (0.03,), "seeds": 2, "data": "digits", "steps": 12, "batch": 64},
-            small={"seeds": 6, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 500, "batch": 64},
-            paper={"lr": (0.003, 0.01, 0.03, 0.1), "seeds": 8, "data": "cifar10", "steps": 20000, "batch": 128},
-        ),
-        run=run,
-        figures=(
-            Figure(
-                {"test_accuracy": "stored", "recalibrated_accuracy": "recalibrated"},
-                x="dropout",
-                note="Test accuracy against the rate of dropout, each arm at its tuned learning rate; recalibrated: "
-                "stored statistics taken anew without dropout.",
-            ),
-            Figure("variance_ratio", x="dropout", where={"norm": "batch"}),
-        ),
-        choose_by="validation_accuracy",
-        data=("cifar10",),
-        minutes={"small": 0.9},
-    )
+    "dropout",
+    sizes=grid(
+        "dropout",
+        {"norm": ["none", "batch"], "dropout": RATES},
+        {"lr": (0.003, 0.01, 0.03)},
+        smoke={"lr": (0.03,), "seeds": 2, "data": "digits", "steps": 12, "batch": 64},
+        small={"seeds": 6, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 500, "batch": 64},
+        paper={"lr": (0.003, 0.01, 0.03, 0.1), "seeds": 8, "data": "cifar10", "steps": 20000, "batch": 128},
+    ),
+    run=run,
+    figures=(
+        Figure({"test_accuracy": "stored", "recalibrated_accuracy": "recalibrated"}, x="dropout"),
+        Figure("variance_ratio", x="dropout", where={"norm": "batch"}),
+    ),
+    choose_by="validation_accuracy",
 )

@@ -9,17 +9,11 @@ from torch import nn
 
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.train import train
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
-NORMS = ("none", "batch", "layer", "group", "rms", "weight")
 FACTOR = 3.0  # on the weights before the normalizers, for the second search
 TRAINED = 0.5  # of the first loss
 
@@ -61,9 +55,7 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     while rate >= lowest:
         network = _network(spec, digits, factor)
         optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-        course = train(
-            network, digits, optimizer, steps=int(spec["steps"]), batch=int(spec["batch"]), seed=int(spec["seed"])
-        )
+        course = fit(spec, network, digits, optimizer)
         recent = course.losses[-10:]
         last = sum(recent) / len(recent)
         ended = not course.diverged and math.isfinite(last)
@@ -78,68 +70,48 @@ FIXED = {"model": "mlp", "data": "digits", "batch": 128}
 
 empirical(
     "S0-rate",
-    place="sec 1.1, 5.1, 7.1",
-    printed="the allowed stable step size is larger with BN",
-    study="learning-rate-range",
+    "learning-rate-range",
     contrasts=(Contrast("largest_stable_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
-    control="the same network without BN from the same weights and batches, searched on the same grid of powers of 2",
-    note="From weights c times as large, scale-invariant weights alone would stand rates c^2 times as large "
-    "(S0-efflr); with the last layer and the gains the study measures less.",
 )
 
 finding(
     "learning-rate-range",
-    printed="the curvature at the start predicts it: 2 / lambda_max is larger with BN",
     contrasts=(Contrast("predicted_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
-    control="the same network without BN from the same weights and batches",
 )
 
 register(
-    Experiment(
-        name="learning-rate-range",
-        papers=("S0", "S1"),
-        place="Akbar 2025 sec. 1.1, 5.1, 7.1; Santurkar et al. 2018 sec. 3",
-        question="How large a learning rate does each normalizer stand, and does the first curvature predict it?",
-        finding="The stable step size is larger with BN, because it makes the loss smoother; eta < 2 / lambda_max.",
-        proxy="Santurkar et al. 2018 train a VGG on CIFAR-10; ours is the MLP with three hidden layers of 64 on the "
-        "8x8 digits, SGD with batches of 128. A rate (of a grid of powers of 2) trains if the loss has halved after "
-        "the stated steps.",
-        sizes=grid(
-            "learning-rate-range",
-            {"norm": ("none", "batch", "layer", "group", "rms", "weight")},
-            smoke={
-                **FIXED,
-                "norm": ("none", "batch"),
-                "steps": 20,
-                "measured": 32,
-                "probe_steps": 4,
-                "lowest": 0.125,
-                "highest": 1.0,
-            },
-            small={
-                **FIXED,
-                "seeds": 5,
-                "steps": 60,
-                "measured": 256,
-                "probe_steps": 10,
-                "lowest": 0.015625,
-                "highest": 64.0,
-            },
-            paper={
-                **FIXED,
-                "seeds": 5,
-                "steps": 1000,
-                "measured": 1149,
-                "probe_steps": 10,
-                "lowest": 0.0009765625,
-                "highest": 256.0,
-            },
-        ),
-        run=run,
-        figures=(
-            Figure("largest_stable_rate", kind="intervals"),
-            Figure("largest_stable_rate", x="predicted_rate"),
-        ),
-        minutes={"small": 0.3},
-    )
+    "learning-rate-range",
+    sizes=grid(
+        "learning-rate-range",
+        {"norm": ("none", "batch", "layer", "group", "rms", "weight")},
+        smoke={
+            **FIXED,
+            "norm": ("none", "batch"),
+            "steps": 20,
+            "measured": 32,
+            "probe_steps": 4,
+            "lowest": 0.125,
+            "highest": 1.0,
+        },
+        small={
+            **FIXED,
+            "seeds": 5,
+            "steps": 60,
+            "measured": 256,
+            "probe_steps": 10,
+            "lowest": 0.015625,
+            "highest": 64.0,
+        },
+        paper={
+            **FIXED,
+            "seeds": 5,
+            "steps": 1000,
+            "measured": 1149,
+            "probe_steps": 10,
+            "lowest": 0.0009765625,
+            "highest": 256.0,
+        },
+    ),
+    run=run,
+    figures=(Figure("largest_stable_rate", kind="intervals"), Figure("largest_stable_rate", x="predicted_rate")),
 )

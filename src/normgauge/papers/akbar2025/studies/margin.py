@@ -8,15 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
 from normgauge.rng import generator
 
 NORMS = ("none", "batch")
@@ -61,8 +56,7 @@ def run(spec: Spec, record: Record) -> None:
         loss=lambda outputs, labels: nn.functional.softplus(-labels * outputs[:, 0]).mean(),
         ceiling=math.inf,
     )
-    if done.diverged:
-        raise NonFiniteError(f"margin: the loss was not finite at step {done.diverged_at}")
+    done.whole()
     record(steps, "late_test_accuracy", _accuracy(network, *test))
     _record_margins(record, steps, network, training, "late_", keep=False)
 
@@ -143,22 +137,16 @@ def _parts(rates: Sequence[float], seeds: int, steps: int) -> list[Study]:
 
 empirical(
     "S0-E3",
-    place="Experiment 3",
-    printed="50-20-1 ReLU net, zero training error: mean margin f(x)y 1.8 (BN) vs 1.2 (none); BN flatter",
-    study="margin",
+    "margin",
     contrasts=(
         Contrast("mean_margin", {"norm": "batch"}, {"norm": "none"}, least=0.3, at={"batch": "mini", "rate": EACH}),
         Contrast("noisy_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.01, at={"batch": "mini", "rate": EACH}),
     ),
-    control="the same network without BN from the same weights and batches, at its own tuned rate and at a common one",
-    note="The raw margin scales with the last layer (S0-margin); the study reports the normalized one as well.",
 )
 
 empirical(
     "S0-noisem",
-    place="sec 7.2",
-    printed="the stochasticity of BN's batch statistics enlarges the margin",
-    study="margin",
+    "margin",
     contrasts=(
         Contrast(
             "normalized_margin",
@@ -169,47 +157,30 @@ empirical(
             control=({"norm": "none", "batch": "mini"}, {"norm": "none", "batch": "full"}),
         ),
     ),
-    control="difference in differences, at tuned rates and at a common one: what the network without BN gains from "
-    "mini-batches cannot be an "
-    "effect of batch statistics",
-    note="The second half of S0-noise. 'Margin' is read as normalized, since the raw one has no scale.",
 )
 
 finding(
     "margin",
-    printed="the normalized margin and the test accuracy are larger with BN as well",
     contrasts=(
         Contrast(
             "normalized_margin", {"norm": "batch"}, {"norm": "none"}, least=0.02, at={"batch": "mini", "rate": EACH}
         ),
         Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.005, at={"batch": "mini", "rate": EACH}),
     ),
-    control="the same network without BN from the same weights and batches, at its own tuned rate and at a common one",
 )
 
 register(
-    Experiment(
-        name="margin",
-        papers=("S0",),
-        place="Experiment 3, Fig. 8.2, sec. 7.2",
-        question="Are margins larger and decisions stabler under parameter noise with BN, and is it the batch noise?",
-        finding="At zero training error the mean margin f(x) y is 1.8 with BN and 1.2 without, and the accuracy under "
-        "parameter noise falls more slowly with BN; the noise of batch statistics is said to enlarge the margin.",
-        proxy="The paper gives no data or rates. Ours: 400 Gaussian points in 50 dimensions labelled by |a.x| > |b.x|, "
-        "the 50-20-1 network, SGD, each arm at its best rate by validation accuracy at zero training error (best), and "
-        "all arms at the rate 0.3 (common).",
-        sizes={
-            "smoke": _parts((0.3,), 3, 100),
-            "small": _parts((0.1, 0.3, 1.0), 16, 1500),
-            "paper": _parts((0.1, 0.3, 1.0), 16, 3000),
-        },
-        run=run,
-        figures=(
-            Figure("raw", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
-            Figure("distance", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
-            Figure("noisy_accuracy_at", x="layer", where={"batch": "mini", "rate": "best"}),
-        ),
-        choose_by="validation_accuracy",
-        minutes={"small": 1.5},
-    )
+    "margin",
+    sizes={
+        "smoke": _parts((0.3,), 3, 100),
+        "small": _parts((0.1, 0.3, 1.0), 16, 1500),
+        "paper": _parts((0.1, 0.3, 1.0), 16, 3000),
+    },
+    run=run,
+    figures=(
+        Figure("raw", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
+        Figure("distance", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
+        Figure("noisy_accuracy_at", x="layer", where={"batch": "mini", "rate": "best"}),
+    ),
+    choose_by="validation_accuracy",
 )

@@ -10,19 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
-from normgauge.papers.court import LARGEST, SMALLEST, Contrast, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import LARGEST, SMALLEST, Contrast, Figure, Record, Spec, finding, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
 FULL: dict[str, Any] = {"batch_size": "full", "decay": 0.0}
-TITLES = {"none": "none", "batch": "BN rows", "layer": "LN matrix", "weight": "WN rows of v"}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -52,21 +46,18 @@ def run(spec: Spec, record: Record) -> None:
         slopes = _squares(network, spec["norm"], gradient=True)
         law = torch.as_tensor(after_sgd_step((1 - rate * decay) ** 2 * law, slopes, rate))
 
-    done = train(
+    done = fit(
+        spec,
         network,
         (inputs, targets),
         optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
         at=range(steps + 1),
         watch=watch,
         loss=nn.functional.cross_entropy,
         on_gradient=follow_law,
         ceiling=math.inf,
     )
-    if done.diverged:
-        raise NonFiniteError(f"norm-conservation: the weights were not finite at step {done.diverged_at}")
+    done.whole()
     record(steps, "norm_change", change)
     record(steps, "law_error", float((law.sqrt() / now.sqrt()).sub(1).abs().max()))
 
@@ -106,8 +97,6 @@ def _parts(rates: Sequence[float], time: float, *, samples: int, seeds: int) -> 
 
 finding(
     "norm-conservation",
-    printed="rows before BN keep their norm as the rate tends to 0, and finite steps obey the law "
-    "|w|^2 <- (1 - eta lambda)^2 |w|^2 + eta^2 |g|^2",
     contrasts=(
         Contrast("norm_change", less={"norm": "batch", "lr": SMALLEST}, least=-0.01, at=FULL),
         Contrast("norm_change", {"norm": "none"}, {"norm": "batch"}, least=0.3, at={**FULL, "lr": SMALLEST}, log=True),
@@ -122,32 +111,21 @@ finding(
         ),
         Contrast("law_error", less={"norm": "batch"}, least=4, log=True, over=("lr", "batch_size", "decay")),
     ),
-    control="the network without BN at the same rate; the law is an identity of float64 and needs none",
 )
 
 register(
-    Experiment(
-        name="norm-conservation",
-        papers=("S0",),
-        place="Lemma 5.1, Experiment 1, contribution 5",
-        question="Are the norms of normalized weights conserved in training, and what do finite steps add?",
-        finding="Under gradient flow |w| is constant for rows before BN, for the matrix before LN, and |v| in weight "
-        "normalization; finite steps, decay and mini-batch noise are said to disturb it.",
-        proxy="The paper gives no network; ours is 64-32-32-10 with ReLU on the 8x8 digits (1149 images), SGD without "
-        "momentum, rates of equal flow time, in float64.",
-        sizes={
-            "smoke": _parts((0.25, 1.0), 3.0, samples=256, seeds=3),
-            "small": _parts((0.03125, 0.125, 0.5), 20.0, samples=1149, seeds=5),
-            "paper": _parts((0.001, 0.01, 0.1), 20.0, samples=1149, seeds=5),
-        },
-        run=run,
-        figures=(
-            Figure("norm_change", x="lr", where=FULL),
-            Figure(
-                {"relative_norm": "measured", "law_norm": "law"},
-                where={"lr": LARGEST, "batch_size": "mini", "decay": LARGEST},
-            ),
+    "norm-conservation",
+    sizes={
+        "smoke": _parts((0.25, 1.0), 3.0, samples=256, seeds=3),
+        "small": _parts((0.03125, 0.125, 0.5), 20.0, samples=1149, seeds=5),
+        "paper": _parts((0.001, 0.01, 0.1), 20.0, samples=1149, seeds=5),
+    },
+    run=run,
+    figures=(
+        Figure("norm_change", x="lr", where=FULL),
+        Figure(
+            {"relative_norm": "measured", "law_norm": "law"},
+            where={"lr": LARGEST, "batch_size": "mini", "decay": LARGEST},
         ),
-        minutes={"small": 0.7},
-    )
+    ),
 )

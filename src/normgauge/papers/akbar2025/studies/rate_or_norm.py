@@ -16,16 +16,11 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
@@ -118,7 +113,7 @@ def _train(spec: Spec, task: Dataset) -> Trained:
         now = _training_loss(network, task, spec)
         return now <= target
 
-    done = train(network, task, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, until=at_target)
+    done = fit(spec, network, task, optimizer, until=at_target)
     taken = len(done.losses)
     ends = range(WINDOW, taken + (not done.diverged), WINDOW)
     course = [(end, fmean(done.losses[end - WINDOW : end])) for end in ends]
@@ -184,65 +179,33 @@ def _fixed_knobs(data: str, samples: int, model: str, steps: int, batch: int, ta
 
 empirical(
     "S0-bjorck",
-    place="sec 2.3, 7.2 (after Bjorck et al.)",
-    printed="BN's gain in test accuracy comes from the larger learning rate: at the plain net's rate there is none",
-    study="rate-or-norm",
+    "rate-or-norm",
     contrasts=(
         Contrast("test_accuracy", {"norm": "none"}, {"norm": "batch"}, least=-0.01, at={"rate": "plain"}),
         Contrast("test_accuracy", {"rate": "own"}, {"rate": "plain"}, least=0.005, at={"norm": "batch"}),
     ),
-    control="BN at the rate chosen for the network without it, and without BN at that rate; all at equal training loss",
 )
 
 finding(
     "rate-or-norm",
-    printed="BN's own, larger rate finds flatter minima than the plain net's rate",
     contrasts=(
         Contrast("quotient_sharpness", {"rate": "plain"}, {"rate": "own"}, least=0.1, at={"norm": "batch"}, log=True),
     ),
     premise=(Contrast("lr", {"rate": "own"}, {"rate": "plain"}, at={"norm": "batch"}, log=True),),
-    control="BN at the rate of the network without it, at equal training loss",
 )
 
 register(
-    Experiment(
-        name="rate-or-norm",
-        papers=("S0",),
-        place="sec. 2.3, 7.2 (after Bjorck et al.)",
-        question="Does BN test better because it normalizes, or because it allows a larger learning rate?",
-        finding="At the plain network's learning rate BN has no gain in test accuracy; its gain comes from the larger "
-        "rate, which finds flatter minima.",
-        proxy="Bjorck et al. train a ResNet-110 on all of CIFAR-10 with decay and augmentation to the end; ours is a "
-        "VGG of eight convolutions, 8 to 32 channels wide, on 2000 images of CIFAR-10, tested on 4000, by SGD with "
-        "momentum 0.9 and batches of 64, without decay and augmentation. Every run stops where its training loss (512 "
-        "training images, batch statistics, looked at every 5 steps) is down to 1.2, or after 500 steps: far from "
-        "fitted, but a loss that a plain network was seen to reach. All is measured there, and compared only between "
-        "runs that got there. For validation and test accuracy BN's stored statistics are recomputed on the training "
-        "images (reset, then the mean over batches of 500), since a moving average lags where training stops abruptly. "
-        "The sharpness is on 64 training images, asked for with a relative residual of 5 % in at most 100 products; "
-        "the residual reached is recorded. Plain net and BN choose from the same six rates by validation accuracy "
-        "(2000 images, mean of the first two seeds) where their runs stopped, which is a handicap for rates that do "
-        "not reach the target in 500 steps. An earlier version ran on the digits and was inconclusive; a first version "
-        "on CIFAR-10 tuned on one seed over four rates, with the moving averages; this setting (two tuning seeds, six "
-        "rates, recomputed statistics) was decided after their results were seen. Paper size: a ResNet of three "
-        "blocks on all images, to a loss of 0.1.",
-        sizes={
-            "smoke": _parts(3, 1, (0.03, 0.1), _fixed_knobs("digits", 128, "mlp", 20, 32, 0.5)),
-            "small": _parts(
-                8, 2, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), _fixed_knobs(SUBSET, 2000, "vgg8", 500, 64, 1.2)
-            ),
-            "paper": _parts(
-                5, 2, (0.0001, 0.001, 0.01, 0.1), _fixed_knobs("cifar10", 45_000, "resnet", 60_000, 128, 0.1)
-            ),
-        },
-        run=run,
-        figures=(
-            Figure("test_accuracy", series=("norm", "rate"), kind="intervals"),
-            Figure("quotient_sharpness", series=("norm", "rate"), kind="intervals"),
-            Figure("loss", series=("norm", "rate")),
-        ),
-        choose_by="score",
-        data=("cifar10",),
-        minutes={"small": 8.1},
-    )
+    "rate-or-norm",
+    sizes={
+        "smoke": _parts(3, 1, (0.03, 0.1), _fixed_knobs("digits", 128, "mlp", 20, 32, 0.5)),
+        "small": _parts(8, 2, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), _fixed_knobs(SUBSET, 2000, "vgg8", 500, 64, 1.2)),
+        "paper": _parts(5, 2, (0.0001, 0.001, 0.01, 0.1), _fixed_knobs("cifar10", 45_000, "resnet", 60_000, 128, 0.1)),
+    },
+    run=run,
+    figures=(
+        Figure("test_accuracy", series=("norm", "rate"), kind="intervals"),
+        Figure("quotient_sharpness", series=("norm", "rate"), kind="intervals"),
+        Figure("loss", series=("norm", "rate")),
+    ),
+    choose_by="score",
 )

@@ -8,17 +8,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.court import EACH, Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
 
-NORMS = ("none", "batch", "layer")
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
 SCHEDULES = ("constant", "step", "cosine")
 #: A cell's rate is its optimizer's usual rate times the tuned factor.
@@ -30,21 +23,14 @@ def run(spec: Spec, record: Record) -> None:
     dataset = data.load(spec["data"])
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed)
-    result = train(
-        network,
-        dataset,
-        _optimizer(network, spec),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
-        schedule=partial(_factor, str(spec["schedule"]), steps),
+    result = fit(
+        spec, network, dataset, _optimizer(network, spec), schedule=partial(_factor, str(spec["schedule"]), steps)
     )
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "weight_norm", math.sqrt(sum(float(p.detach().square().sum()) for p in network.parameters())))
-    if result.diverged:
-        raise NonFiniteError(f"recipe: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _factor(schedule: str, steps: int, step: int) -> float:
@@ -65,10 +51,7 @@ def _optimizer(network: nn.Module, spec: Spec) -> torch.optim.Optimizer:
 
 empirical(
     "S0-decay",
-    place="sec 9.1 (Regularization and BN)",
-    printed="typically a smaller weight decay is used with BN networks, because part of generalization is "
-    "handled by BN",
-    study="recipe",
+    "recipe",
     contrasts=(
         Contrast(
             "test_accuracy",
@@ -79,17 +62,11 @@ empirical(
             over=("optimizer", "schedule", "decay"),
         ),
     ),
-    control="difference in differences: what decay adds without BN minus what it adds with BN, over all optimizers "
-    "and schedules, each cell at its tuned rate",
-    note="The sentence is also about habit; tested is its reason, that decay has less left to do with BN. On "
-    "scale-invariant weights the decay sets the effective rate.",
 )
 
 empirical(
     "S0-sgd",
-    place="sec 9.1",
-    printed="BN + SGD might suffice where without BN one needed Adam",
-    study="recipe",
+    "recipe",
     contrasts=(
         Contrast(
             "test_accuracy",
@@ -110,41 +87,25 @@ empirical(
             over=("schedule", "decay"),
         ),
     ),
-    control="the network without BN, in which Adam must be needed for the sentence to speak",
 )
 
 register(
-    Experiment(
-        name="recipe",
-        papers=("S0",),
-        place="sec. 9.1",
-        question="With BN, does SGD suffice where Adam was needed, and is a smaller weight decay enough?",
-        finding="BN with SGD might suffice where without BN one needed Adam; typically a smaller weight decay is used "
-        "with BN.",
-        proxy="The paper gives advice and no experiment. Small size: an MLP with three hidden layers of 64 units on "
-        "2000 images of CIFAR-10, 200 steps of batch 64; SGD with momentum 0.9 and Adam, both with decay in the "
-        "gradient (l2); the schedule is constant, step (a tenth from half, a hundredth from three quarters of the "
-        "steps on) or cosine; the rate (a factor on 0.01 for SGD, 0.001 for Adam) is tuned in every cell of "
-        "normalizer, "
-        "optimizer, schedule and decay. Verdicts average over the cells: nothing is picked among them.",
-        sizes=grid(
-            "recipe",
-            {"norm": ("none", "batch", "layer"), "optimizer": list(USUAL), "schedule": SCHEDULES, "decay": DECAYS},
-            {"factor": (1.0, 3.0, 10.0)},
-            smoke={"factor": (1.0,), "decay": (0.0, 1e-2), "seeds": 1, "data": "digits", "steps": 4, "batch": 64},
-            small={"seeds": 5, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 200, "batch": 64},
-            paper={
-                "factor": (0.1, 1 / 3, 1.0, 3.0, 10.0, 30.0),
-                "seeds": 5,
-                "data": "cifar10",
-                "steps": 20000,
-                "batch": 128,
-            },
-        ),
-        run=run,
-        figures=(Figure("test_accuracy", x="decay", where={"norm": EACH}, series=("optimizer", "schedule")),),
-        choose_by="validation_accuracy",
-        data=("cifar10",),
-        minutes={"small": 2.7},
-    )
+    "recipe",
+    sizes=grid(
+        "recipe",
+        {"norm": ("none", "batch", "layer"), "optimizer": list(USUAL), "schedule": SCHEDULES, "decay": DECAYS},
+        {"factor": (1.0, 3.0, 10.0)},
+        smoke={"factor": (1.0,), "decay": (0.0, 1e-2), "seeds": 1, "data": "digits", "steps": 4, "batch": 64},
+        small={"seeds": 5, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 200, "batch": 64},
+        paper={
+            "factor": (0.1, 1 / 3, 1.0, 3.0, 10.0, 30.0),
+            "seeds": 5,
+            "data": "cifar10",
+            "steps": 20000,
+            "batch": 128,
+        },
+    ),
+    run=run,
+    figures=(Figure("test_accuracy", x="decay", where={"norm": EACH}, series=("optimizer", "schedule")),),
+    choose_by="validation_accuracy",
 )

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import Batches
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, grid, register
 from normgauge.rng import generator
 
 NORMS = ("none", "batch")
@@ -132,63 +128,37 @@ LESS = math.log10(1.05)  # a twentieth fewer steps
 
 empirical(
     "S0-noise",
-    place="sec 5.1, 7.2",
-    printed="BN batch noise helps escape saddles and enlarges margins",
-    study="saddle-escape",
+    "saddle-escape",
     contrasts=(
         Contrast("steps_to_escape", {"noise": "none"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True),
         Contrast(
             "steps_to_escape", {"noise": "sampling"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
         ),
     ),
-    control="BN without noise, and mini-batches under the statistics of all samples, in which only the noise of the "
-    "statistics is absent",
-    note="The half about saddles; the half about margins is S0-noisem.",
 )
 
 finding(
     "saddle-escape",
-    printed="it is the form of the noise: Gaussian noise of the same size, and mini-batches without BN, leave later",
     contrasts=(
         Contrast(
             "steps_to_escape", {"noise": "gradient"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
         ),
         Contrast("steps_to_escape", {"norm": "none"}, {"norm": "batch"}, least=LESS, at={"noise": "batch"}, log=True),
     ),
-    control="full batches with Gaussian noise of the mini-batch gradient's size, and the network without BN",
 )
 
 register(
-    Experiment(
-        name="saddle-escape",
-        papers=("S0",),
-        place="sec. 5.1 (saddle-point escape), 7.2",
-        question="Does BN, by the noise of its batch statistics, leave a saddle sooner?",
-        finding="At a saddle of the full loss BN's batch statistics make each mini-batch gradient a random push, so "
-        "that training leaves sooner; noise of the statistics is said to do what sampling noise might not.",
-        proxy="The paper has no experiment. Ours: 10-8-1 with tanh at output weights 0 and targets orthogonal to the "
-        "hidden units (an exact saddle of the full loss in both arms), all runs 1e-6 off it, 512 samples, batches of "
-        "32, one rate; matched noise is Gaussian with the mini-batch gradient's mean square per tensor. "
-        "Fresh batches were added after the first result, to explain it; no criterion uses them.",
-        sizes=grid(
-            "saddle-escape",
-            {"norm": NORMS, "noise": NOISES},
-            smoke={"steps": 60, "batch": 32, "lr": 1.0},
-            small={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
-            paper={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
-        ),
-        run=run,
-        figures=(
-            Figure(
-                "steps_to_escape",
-                series=("norm", "noise"),
-                kind="intervals",
-                note="Steps until the loss is 5 % below the saddle's. gradient: full batch with Gaussian noise of the "
-                "mini-batch gradient's size; sampling: mini-batches under the statistics of all samples; independent: "
-                "batches drawn anew each step.",
-            ),
-            Figure("loss", series=("norm", "noise"), where={"seed": 0}),
-        ),
-        minutes={"small": 1.2},
-    )
+    "saddle-escape",
+    sizes=grid(
+        "saddle-escape",
+        {"norm": NORMS, "noise": NOISES},
+        smoke={"steps": 60, "batch": 32, "lr": 1.0},
+        small={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
+        paper={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
+    ),
+    run=run,
+    figures=(
+        Figure("steps_to_escape", series=("norm", "noise"), kind="intervals"),
+        Figure("loss", series=("norm", "noise"), where={"seed": 0}),
+    ),
 )

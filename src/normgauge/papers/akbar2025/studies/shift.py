@@ -17,11 +17,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import Statistics, evaluate
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, register
 from normgauge.rng import generator
 
 #: Offsets in standard deviations of the pixels, factors on them; 0 and 1 are the data as they are.
@@ -117,9 +113,7 @@ def _sizes(rates: Sequence[float], seeds: int, **fixed: object) -> list[Study]:
 
 empirical(
     "S0-shift",
-    place="sec 7.2",
-    printed="BN makes the model more invariant to shifts that only affect scale and offset of features",
-    study="shift",
+    "shift",
     contrasts=(
         Contrast(
             "shift_accuracy",
@@ -129,13 +123,10 @@ empirical(
             at={"task": "images"},
         ),
     ),
-    control="the same network without BN from the same weights and batches; every arm at its tuned rate",
-    note="With statistics of the shifted batch it is another model; the study reports it as well.",
 )
 
 finding(
     "shift",
-    printed="BN loses less accuracy under shifts of scale and offset, and leans less on a cue of scale",
     contrasts=(
         Contrast(
             "shift_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "images"}
@@ -144,54 +135,38 @@ finding(
             "cue_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "cue"}
         ),
     ),
-    control="the same network without BN from the same weights and batches",
 )
 
 register(
-    Experiment(
-        name="shift",
-        papers=("S0",),
-        place="sec. 7.2, 9.4",
-        question="Is a network with BN more robust to brightness and contrast, and to a spurious cue of scale?",
-        finding="BN makes the model more invariant to shifts that only affect scale and offset of features, and keeps "
-        "it from using a cue of scale; with stored statistics a change of distribution can hurt.",
-        proxy="The paper gives no experiment. Small size: a VGG of eight convolutions, 8 to 32 channels wide, on 4000 "
-        "images of CIFAR-10, 200 steps of batch 32, the rate tuned for every arm on validation accuracy of the first "
-        "seed. Brightness moves all pixels by -1, -0.5, 0.5, 1 standard deviations, contrast multiplies them by 1/4, "
-        "1/2, 2, 4; the cue multiplies a class's images by 0.4 to 1.6, and is broken by factors drawn at random. In "
-        "both parts BN is tested with stored statistics, with statistics recalibrated on the changed test images "
-        "(without labels), and with those of each test batch. Paper size: the 13-convolution VGG on all of CIFAR-10.",
-        sizes={
-            "smoke": _sizes((0.1,), 1, network="vgg", data="digits", steps=12, batch=32),
-            "small": _sizes((0.05, 0.15), 4, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
-            "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
-        },
-        run=run,
-        figures=(
-            Figure(
-                {
-                    "clean_accuracy": "clean",
-                    "shift_accuracy": "shifted",
-                    "brightness_accuracy": "brightness",
-                    "contrast_accuracy": "contrast",
-                },
-                x="reading",
-                series=("statistics",),
-                where={"task": "images"},
-                kind="bars",
-            ),
-            Figure(
-                {"clean_accuracy": "with the cue", "broken_cue_accuracy": "cue at random"},
-                x="reading",
-                series=("statistics",),
-                where={"task": "cue"},
-                kind="bars",
-                note="Trained where the scale of an image tells its class: test accuracy with that cue, and with "
-                "scales drawn at random. Recalibrated statistics are those of the test images, without their labels.",
-            ),
+    "shift",
+    sizes={
+        "smoke": _sizes((0.1,), 1, network="vgg", data="digits", steps=12, batch=32),
+        "small": _sizes((0.05, 0.15), 4, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
+        "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
+    },
+    run=run,
+    figures=(
+        Figure(
+            {
+                "clean_accuracy": "clean",
+                "shift_accuracy": "shifted",
+                "brightness_accuracy": "brightness",
+                "contrast_accuracy": "contrast",
+            },
+            x="reading",
+            series=("statistics",),
+            where={"task": "images"},
+            kind="bars",
         ),
-        choose_by="validation_accuracy",
-        data=("cifar10",),
-        minutes={"small": 1.5},
-    )
+        Figure(
+            {"clean_accuracy": "with the cue", "broken_cue_accuracy": "cue at random"},
+            x="reading",
+            series=("statistics",),
+            where={"task": "cue"},
+            kind="bars",
+            note="Trained where the scale of an image tells its class: test accuracy with that cue, and with "
+            "scales drawn at random. Recalibrated statistics are those of the test images, without their labels.",
+        ),
+    ),
+    choose_by="validation_accuracy",
 )

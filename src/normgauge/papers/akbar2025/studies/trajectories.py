@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.papers.court import EACH, LARGEST, SMALLEST, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import (
+    EACH,
+    LARGEST,
+    SMALLEST,
+    Contrast,
+    Figure,
+    Record,
+    Spec,
+    empirical,
+    finding,
+    grid,
+    register,
+)
 from normgauge.rng import generator
 
 NORMS = ("none", "batch")
@@ -75,47 +83,30 @@ def _angle(weight: Tensor, separating: Tensor) -> float:
 
 empirical(
     "S0-E1",
-    place="Experiment 1, sec 5.2",
-    printed="2-D separable task, BN: |w| changes < 1 %, the path is a circular arc; without BN |w| moves",
-    study="trajectories",
+    "trajectories",
     contrasts=(
         Contrast("norm_change", less={"norm": "batch"}, least=-0.01, at={"start": "unit", "lr": SMALLEST}),
         Contrast("norm_change", {"norm": "none"}, least=0.01, at={"start": "unit", "lr": SMALLEST}),
     ),
-    control="the same weight without BN, from the same start at the same rate; starts of other lengths are the "
-    "sensitivity",
-    note="With BN the change is eta^2 |grad|^2 per step (S0-5.1iii), so it depends on the rate and the start's norm.",
 )
 
 finding(
     "trajectories",
-    printed="the angle to the separating direction falls monotonically with BN",
     contrasts=(Contrast("angle_rise", less={"norm": "batch"}, least=-5, at={"start": "unit", "lr": LARGEST}),),
-    control="none is needed: it is a statement about one path, in degrees that the angle went the wrong way",
 )
 
 register(
-    Experiment(
-        name="trajectories",
-        papers=("S0",),
-        place="Experiment 1, sec. 5.2, Fig. 5.1, 8.1",
-        question="On a separable task in the plane, does BN keep |w| constant while the direction turns?",
-        finding="With BN |w| changes by less than 1 % and the path is a circular arc; without BN the norm moves.",
-        proxy="The published setting is a toy; size, rate, start and steps are not given. Ours: 100 points, rates "
-        "0.01 and 0.1; "
-        "judged from |w| = 1, with 0.3 and 3 beside it.",
-        sizes=grid(
-            "trajectories",
-            {"norm": NORMS, "start": list(STARTS), "lr": (0.01, 0.1)},
-            smoke={"samples": 100, "steps": 60},
-            small={"seeds": 10, "samples": 100, "steps": 600},
-            paper={"seeds": 10, "samples": 100, "steps": 600},
-        ),
-        run=run,
-        figures=(
-            Figure("y", x="x", series=("norm", "start"), where={"seed": 0, "lr": LARGEST}),
-            Figure("relative_norm", series=("norm", "start"), where={"lr": EACH}),
-        ),
-        minutes={"small": 0.1},
-    )
+    "trajectories",
+    sizes=grid(
+        "trajectories",
+        {"norm": NORMS, "start": list(STARTS), "lr": (0.01, 0.1)},
+        smoke={"samples": 100, "steps": 60},
+        small={"seeds": 10, "samples": 100, "steps": 600},
+        paper={"seeds": 10, "samples": 100, "steps": 600},
+    ),
+    run=run,
+    figures=(
+        Figure("y", x="x", series=("norm", "start"), where={"seed": 0, "lr": LARGEST}),
+        Figure("relative_norm", series=("norm", "start"), where={"lr": EACH}),
+    ),
 )

@@ -16,14 +16,6 @@ import torch
 from torch import Tensor
 
 METHODS = ("gdnp", "gd", "safe", "bn", "agd", "lbfgs")
-TITLES = {
-    "gdnp": "GDNP",
-    "gd": "GD",
-    "safe": "GD, safe step",
-    "bn": "BN + GD",
-    "agd": "accelerated",
-    "lbfgs": "L-BFGS",
-}
 # Steps tried, as multiples of one over the smoothness: curvature at the minimum may be far below its bound.
 MULTIPLES = tuple(2.0**k for k in (-1, 0, 0.5, 0.8, 0.9, 0.95, 1, 1.5, 2, 3, 4, 5, 6, 7, 8))
 Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -6,12 +6,9 @@ import math
 from typing import Any
 
 from normgauge.papers.batchnorm_article.studies._descents import Path
-from normgauge.papers.court import EACH, LARGEST, SMALLEST, Contrast
-from normgauge.papers.experiment import Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.language import EACH, LARGEST, SMALLEST, Contrast, Figure, Record
 
 POINTS = 60
-RACED = "gradient descent at its best step, from the same start to the same target"
 
 
 def record_path(record: Record, path: Path, target: float, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,11 +13,19 @@ from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, squared_gradients
-from normgauge.papers.court import LARGEST, SMALLEST, Contrast, each_but, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import (
+    LARGEST,
+    SMALLEST,
+    Contrast,
+    Figure,
+    Record,
+    Spec,
+    each_but,
+    empirical,
+    finding,
+    grid,
+    register,
+)
 from normgauge.theory.gradient_explosion import squared_gradient_growth
 from normgauge.theory.mean_field import batchnorm_layer
 
@@ -97,30 +106,33 @@ def _parts(
     ]
 
 
-def _training(seeds: int, depths: Sequence[int], rates: Sequence[float], steps: int, width: int) -> list[Study]:
-    fixed = {"data": "digits", "batch": 64, "steps": steps, "width": width, "seeds": seeds}
+def _training(
+    count: int, depths: Sequence[int], rates: Sequence[float], length: int, width: int, **changed: Any
+) -> list[Study]:
+    fixed = {"data": "digits", "batch": 64, "steps": length, "width": width, "seeds": count}
     arms: dict[str, dict[str, Sequence[object]]] = {
         "train": {"depth": depths, "skip": [False, True]},
         "remedies": {"depth": [max(depths)], "remedy": REMEDIES},
     }
     return [
-        grid(f"gradient-explosion-{part}", knobs, {"lr": rates}, one={**fixed, "part": part})["one"]
+        grid(
+            f"gradient-explosion-{part}",
+            knobs,
+            {"lr": rates},
+            one={**fixed, **(changed if part == "remedies" else {}), "part": part},
+        )["one"]
         for part, knobs in arms.items()
     ]
 
 
+RATES = (0.001, 0.01, 0.1)
 SMOKE = {"base": [16], "batch": [8, 32], "width": [16, 32], "depth": [10, 16]}
-
-
 SMALL = {"base": [64], "batch": [6, 8, 16, 64, 256], "width": [32, 64, 128, 256, 512], "depth": [10, 20, 40, 80]}
 
 
 empirical(
     "S3-lamfull",
-    place="Vanishing/exploding gradients (full sweep)",
-    printed="ReLU: the gradient of the first-layer weights has norm > c lambda^L, lambda decreasing to pi/(pi-1) = "
-    "1.467 as the batch size tends to infinity",
-    study="gradient-explosion",
+    "gradient-explosion",
     contrasts=(
         Contrast(
             "norm_growth", {}, least=0.95 * PRINTED, at={"part": "batch", "activation": "relu", "batch_size": LARGEST}
@@ -134,17 +146,11 @@ empirical(
             log=True,
         ),
     ),
-    control="none is needed: it is a statement about a rate; mean field stands beside it",
-    cite=("batchnorm_article", "yang2019"),
-    note="S3-lam is the same sentence judged from theory and small networks: pi/(pi-1) belongs to the squared norm, "
-    "so the first half of this criterion is expected to fail.",
 )
 
 empirical(
     "S3-train",
-    place="Vanishing/exploding gradients",
-    printed="very deep batchnorm networks are untrainable; this is only relieved by skip connections",
-    study="gradient-explosion",
+    "gradient-explosion",
     contrasts=(
         Contrast("train_accuracy", less={"remedy": "none"}, least=-(CHANCE + 0.1), at={"part": "remedies"}),
         Contrast("train_accuracy", {"remedy": "skip"}, {"remedy": "none"}, least=0.2, at={"part": "remedies"}),
@@ -155,14 +161,10 @@ empirical(
             at={"part": "remedies", "remedy": each_but("none", "skip")},
         ),
     ),
-    control='"only" is judged by excluding the other remedies one by one: near-linear activations, orthogonal '
-    "weights, both, Adam, batches eight times as large; every arm at its tuned rate",
-    cite=("batchnorm_article", "yang2019"),
 )
 
 finding(
     "gradient-explosion",
-    printed="with other activations too the gradient grows towards the input, less with larger batches",
     contrasts=(
         Contrast(
             "norm_growth", {}, least=1.0, at={"part": "batch", "activation": each_but("relu"), "batch_size": LARGEST}
@@ -176,44 +178,34 @@ finding(
             log=True,
         ),
     ),
-    control="none is needed: it is a statement about a rate; mean field stands beside it",
 )
 
 register(
-    Experiment(
-        name="gradient-explosion",
-        papers=("S3",),
-        place="Vanishing/exploding gradients",
-        question="How fast do gradients grow with depth under BN at the start, and are deep BN networks untrainable?",
-        finding="The gradient of the first layer has norm > c lambda^L; lambda falls with the batch size, for ReLU to "
-        "pi/(pi-1) = 1.467; very deep batchnorm networks are untrainable, only skip connections relieve it.",
-        proxy="The article gives no setting (its source trains on MNIST and CIFAR-10). Growth: Gaussian batches, width "
-        "256, depth 30, the mean-field network itself. Training: digits, width 32, SGD with momentum, 150 steps, batch "
-        "64, learning rate tuned per arm on validation accuracy; statistics of the training data.",
-        sizes={
-            "smoke": _parts(3, 32, 12, SMOKE, _training(3, (4, 12), (0.1,), 5, 16)),
-            "small": _parts(5, 256, 30, SMALL, _training(4, (10, 30, 100), (0.001, 0.01, 0.1), 600, 32)),
-            "medium": _parts(10, 1000, 50, SMALL, _training(10, (10, 30, 50, 100), (1e-4, 1e-3, 1e-2, 1e-1), 3000, 64)),
-            "paper": _parts(
-                10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)
-            ),
-        },
-        run=run,
-        figures=(
-            Figure(
-                {"norm_growth": "measured", "mean_field": "mean field"},
-                x="batch_size",
-                series=("activation",),
-                where={"part": "batch"},
-            ),
-            Figure("norm_growth", x="depth", series=("skip",), where={"part": "depth"}),
-            Figure(
-                {"norm_growth": "measured", "mean_field": "mean field"}, x="width", series=(), where={"part": "width"}
-            ),
-            Figure("train_accuracy", x="depth", series=("skip",), where={"part": "train"}),
-            Figure("train_accuracy", series=("remedy",), where={"part": "remedies"}, kind="intervals"),
+    "gradient-explosion",
+    sizes={
+        "smoke": _parts(3, 32, 12, SMOKE, _training(3, (4, 12), (0.1,), 5, 16)),
+        "small": _parts(
+            5,
+            256,
+            30,
+            SMALL,
+            _training(4, (10, 30, 100), RATES, 600, 32, seeds=3, tuning_seeds=1, steps=100, lr=RATES[1:]),
         ),
-        choose_by="validation_accuracy",
-        minutes={"small": 12.0, "medium": 300.0},
-    )
+        "medium": _parts(10, 1000, 50, SMALL, _training(10, (10, 30, 50, 100), (1e-4, 1e-3, 1e-2, 1e-1), 3000, 64)),
+        "paper": _parts(10, 1000, 50, SMALL, _training(5, (10, 30, 50, 100, 200), (1e-4, 1e-3, 1e-2, 1e-1), 5000, 384)),
+    },
+    run=run,
+    figures=(
+        Figure(
+            {"norm_growth": "measured", "mean_field": "mean field"},
+            x="batch_size",
+            series=("activation",),
+            where={"part": "batch"},
+        ),
+        Figure("norm_growth", x="depth", series=("skip",), where={"part": "depth"}),
+        Figure({"norm_growth": "measured", "mean_field": "mean field"}, x="width", series=(), where={"part": "width"}),
+        Figure("train_accuracy", x="depth", series=("skip",), where={"part": "train"}),
+        Figure("train_accuracy", series=("remedy",), where={"part": "remedies"}, kind="intervals"),
+    ),
+    choose_by="validation_accuracy",
 )

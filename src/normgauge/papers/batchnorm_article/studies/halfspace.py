@@ -11,11 +11,8 @@ from torch import Tensor
 from normgauge.optim import GaussianHalfspace, SampleHalfspace, gaussian_halfspace, gdnp, halfspace
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
-from normgauge.papers.court import each_but, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
+from normgauge.papers.language import Record, Spec, each_but, empirical, finding, grid, register
 from normgauge.rng import generator
 
 DATA = ("gaussian", "laplace", "exponential", "digits")
@@ -89,51 +86,25 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
     return Race(from_moments if isinstance(problem, GaussianHalfspace) else from_samples, S, smoothness, start[None])
 
 
-empirical(
-    "S3-GDNP-data",
-    place="Learning halfspace problem, last sentence",
-    printed="it is also shown in experiments that GDNP could accelerate optimization without this constraint "
-    "(Gaussian input)",
-    study="halfspace",
-    contrasts=(race(each_but("gaussian")),),
-    control=RACED,
-    cite=("batchnorm_article", "kohler2019"),
-)
+empirical("S3-GDNP-data", "halfspace", contrasts=(race(each_but("gaussian")),))
 
-finding(
-    "halfspace",
-    printed="with Gaussian inputs GDNP needs fewer iterations than gradient descent",
-    contrasts=(race("gaussian"),),
-    control=RACED,
-)
+finding("halfspace", contrasts=(race("gaussian"),))
 
 register(
-    Experiment(
-        name="halfspace",
-        papers=("S3",),
-        place="Decoupling, Linear convergence of learning halfspace problem",
-        question="Does GDNP learn a halfspace faster than gradient descent, with Gaussian inputs and with others?",
-        finding="GDNP converges linearly on Gaussian inputs, and experiments show that it could accelerate "
-        "optimization without this constraint.",
-        proxy="The article gives no setting. Ours: logistic loss, 16 features, overlapping classes; Gaussian as the "
-        "exact expectation, Laplace and exponential noise and digits (even against odd, 16 principal components) as "
-        "1000 samples, all recoloured to the condition number; start at the best length of a random direction; target "
-        "1e-3 of the first gradient in the norm of S^-1; best of 15 steps for each method that has one.",
-        sizes=grid(
-            "halfspace",
-            {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0), "method": METHODS},
-            smoke={"data": ("gaussian", "digits"), "condition": (3.0,), "batch": 300, "steps": 60, "target": 1e-3},
-            small={"seeds": 5, "batch": 1000, "steps": 2000, "target": 1e-3},
-            paper={
-                "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
-                "seeds": 10,
-                "batch": 1000,
-                "steps": 20000,
-                "target": 1e-3,
-            },
-        ),
-        run=run,
-        figures=(*RACE_FIGURES,),
-        minutes={"small": 0.7},
-    )
+    "halfspace",
+    sizes=grid(
+        "halfspace",
+        {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0), "method": METHODS},
+        smoke={"data": ("gaussian", "digits"), "condition": (3.0,), "batch": 300, "steps": 60, "target": 1e-3},
+        small={"seeds": 5, "batch": 1000, "steps": 2000, "target": 1e-3},
+        paper={
+            "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
+            "seeds": 10,
+            "batch": 1000,
+            "steps": 20000,
+            "target": 1e-3,
+        },
+    ),
+    run=run,
+    figures=(*RACE_FIGURES,),
 )

@@ -9,12 +9,20 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import Batches, train
-from normgauge.papers.court import EACH, LARGEST, SMALLEST, Contrast, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.lab.runs.train import Batches
+from normgauge.papers.language import (
+    EACH,
+    LARGEST,
+    SMALLEST,
+    Contrast,
+    Figure,
+    Record,
+    Spec,
+    finding,
+    fit,
+    grid,
+    register,
+)
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.
@@ -67,7 +75,7 @@ def run(spec: Spec, record: Record) -> None:
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)
-    done = train(network, dataset, optimizer, steps=steps, batch=size, seed=seed)
+    done = fit(spec, network, dataset, optimizer)
     training.close()
     done.whole()
     estimates = {"exponential": _stored_statistics(network), "cumulative": training.averages()}
@@ -122,7 +130,6 @@ FIXED = {"model": "mlp", "data": "digits", "lr": 0.05, "passes": 100}
 
 finding(
     "inference-statistics",
-    printed="E_B[mu_B] and m/(m-1) E_B[sigma_B^2] represent the population completely, and the factor m/(m-1) is right",
     contrasts=(
         Contrast(
             "",
@@ -139,42 +146,25 @@ finding(
             at={"batch": SMALLEST, "steps": LARGEST},
         ),
     ),
-    control="the same weights with the statistics of the whole training data, and without the factor",
 )
 
 register(
-    Experiment(
-        name="inference-statistics",
-        papers=("S3",),
-        place="Inference",
-        question="Which estimate of the population statistics serves inference, over batch size and training length?",
-        finding="At inference the population mean E_B[mu_B] and variance m/(m-1) E_B[sigma_B^2] replace those of the "
-        "batch; they are a complete representation of the mini-batches.",
-        proxy="The article gives no setting. Ours: an MLP of three hidden layers on digits, SGD with momentum; the "
-        "estimates are taken from the same training run, so that they share every weight.",
-        sizes=grid(
-            "inference-statistics",
-            {"batch": (2, 4, 8, 32, 128), "steps": (20, 100, 500)},
-            smoke={**FIXED, "batch": (4, 32), "steps": (5, 15), "passes": 10},
-            small={**FIXED, "seeds": 5},
-            paper={**FIXED, "steps": (1000, 10000), "seeds": 5, "model": "vgg", "data": "cifar10"},
+    "inference-statistics",
+    sizes=grid(
+        "inference-statistics",
+        {"batch": (2, 4, 8, 32, 128), "steps": (20, 100, 500)},
+        smoke={**FIXED, "batch": (4, 32), "steps": (5, 15), "passes": 10},
+        small={**FIXED, "seeds": 5},
+        paper={**FIXED, "steps": (1000, 10000), "seeds": 5, "model": "vgg", "data": "cifar10"},
+    ),
+    run=run,
+    figures=(
+        Figure(
+            {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")}, x="batch", series=(), where={"steps": LARGEST}
         ),
-        run=run,
-        figures=(
-            Figure(
-                {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")},
-                x="batch",
-                series=(),
-                where={"steps": LARGEST},
-            ),
-            Figure({f"accuracy_{name}": name for name in ESTIMATES}, x="steps", series=(), where={"batch": 8}),
-            Figure(
-                {f"variance_error_{name}": name for name in ESTIMATES[:-1]},
-                x="batch",
-                series=(),
-                where={"steps": LARGEST},
-            ),
+        Figure({f"accuracy_{name}": name for name in ESTIMATES}, x="steps", series=(), where={"batch": 8}),
+        Figure(
+            {f"variance_error_{name}": name for name in ESTIMATES[:-1]}, x="batch", series=(), where={"steps": LARGEST}
         ),
-        minutes={"small": 0.3},
-    )
+    ),
 )

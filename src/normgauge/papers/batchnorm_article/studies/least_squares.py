@@ -10,11 +10,8 @@ from torch import Tensor
 from normgauge.optim import gdnp, least_squares
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, regression
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
-from normgauge.papers.court import EACH, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
+from normgauge.papers.language import EACH, Record, Spec, finding, grid, register
 from normgauge.rng import generator
 from normgauge.theory.rayleigh import best_length
 
@@ -67,40 +64,23 @@ def _promised_rate(method: str, condition: float) -> float:
     return (condition - 1) / (condition + 1) if method == "gd" else math.nan
 
 
-finding(
-    "least-squares",
-    printed="gradient descent in normalized parametrization (GDNP) is faster than gradient descent on least squares",
-    contrasts=(race(EACH),),
-    control=RACED,
-)
+finding("least-squares", contrasts=(race(EACH),))
 
 register(
-    Experiment(
-        name="least-squares",
-        papers=("S3",),
-        place="Decoupling, Linear convergence of the least-square problem",
-        question="Is gradient descent in normalized parametrization faster than gradient descent on least squares?",
-        finding="Batch normalization gives least squares a linear rate of convergence, which is faster than regular "
-        "gradient descent with only sub-linear convergence.",
-        proxy="The article gives a theorem and no setting. Ours: 500 samples of 16 features, spectra even on a log "
-        "scale, start at the best length of a random direction, target 1e-6 of the first gradient (norm of S^-1), best "
-        "of 15 steps for each method that has one. An iteration of L-BFGS may cost more than one gradient (see "
-        "gradients).",
-        sizes=grid(
-            "least-squares",
-            {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), "method": METHODS},
-            smoke={"condition": (3.0, 10.0), "batch": 500, "steps": 200, "target": 1e-6},
-            small={"seeds": 6, "batch": 500, "steps": 20000, "target": 1e-6},
-            paper={
-                "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
-                "seeds": 20,
-                "batch": 500,
-                "steps": 60000,
-                "target": 1e-6,
-            },
-        ),
-        run=run,
-        figures=(*RACE_FIGURES,),
-        minutes={"small": 1.2},
-    )
+    "least-squares",
+    sizes=grid(
+        "least-squares",
+        {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), "method": METHODS},
+        smoke={"condition": (3.0, 10.0), "batch": 500, "steps": 200, "target": 1e-6},
+        small={"seeds": 6, "batch": 500, "steps": 20000, "target": 1e-6},
+        paper={
+            "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
+            "seeds": 20,
+            "batch": 500,
+            "steps": 60000,
+            "target": 1e-6,
+        },
+    ),
+    run=run,
+    figures=(*RACE_FIGURES,),
 )

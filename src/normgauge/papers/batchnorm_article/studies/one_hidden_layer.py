@@ -11,12 +11,8 @@ from torch import Tensor
 from normgauge.optim import gdnp_network
 from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, RACED, race, record_path
-from normgauge.papers.court import EACH, SMALLEST, Contrast, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
+from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, finding, grid, register
 from normgauge.rng import generator
 
 DATA = ("gaussian", "laplace", "exponential", "digits")
@@ -93,60 +89,35 @@ def _alignment(w: Tensor | None, x: Tensor, y: Tensor, S: Tensor) -> float:
 
 finding(
     "one-hidden-layer",
-    printed="GDNP over alternating units trains one hidden layer faster than gradient descent, and all critical points "
-    "of a unit lie on the line of S^-1 u",
     contrasts=(
         race(EACH),
         Contrast("alignment", {"method": "lbfgs"}, least=ON_THE_LINE, at={"data": "gaussian", "condition": SMALLEST}),
     ),
-    control=RACED,
 )
 
 register(
-    Experiment(
-        name="one-hidden-layer",
-        papers=("S3",),
-        place="Decoupling, Neural networks",
-        question="Does GDNP over alternating units train one hidden layer faster, and do its units lie on a line?",
-        finding="All critical points of a unit lie on the line of S^-1 u; with GDNP the parameters of each unit, and "
-        "so the whole problem, converge linearly.",
-        proxy="The article gives no setting. Ours: four tanh units, output weights fixed at 1 and -1, logistic loss, "
-        "16 features, overlapping classes as in the study halfspace, as samples; target a tenth of the first loss "
-        "above that of 300 iterations of L-BFGS (gradients mislead: saturated units have none); best of 15 steps for "
-        "each method that has one; a sweep of GDNP counts as one iteration.",
-        sizes=grid(
-            "one-hidden-layer",
-            {"data": DATA, "condition": (3.0, 30.0, 100.0), "method": METHODS},
-            smoke={
-                "data": ("gaussian", "digits"),
-                "condition": (3.0,),
-                "batch": 150,
-                "steps": 12,
-                "target": 0.1,
-                "floor_steps": 40,
-            },
-            small={"seeds": 5, "batch": 500, "steps": 300, "target": 0.1, "floor_steps": 300},
-            paper={
-                "condition": (3.0, 10.0, 30.0, 100.0, 300.0),
-                "seeds": 10,
-                "batch": 2000,
-                "steps": 5000,
-                "target": 0.1,
-                "floor_steps": 300,
-            },
-        ),
-        run=run,
-        figures=(
-            *RACE_FIGURES,
-            Figure(
-                "alignment",
-                x="condition",
-                series=("data",),
-                where={"method": "lbfgs"},
-                note="Smallest |cos| of a unit with S^-1 u after 300 iterations of L-BFGS; the article puts critical "
-                "points on that line.",
-            ),
-        ),
-        minutes={"small": 1.5},
-    )
+    "one-hidden-layer",
+    sizes=grid(
+        "one-hidden-layer",
+        {"data": DATA, "condition": (3.0, 30.0, 100.0), "method": METHODS},
+        smoke={
+            "data": ("gaussian", "digits"),
+            "condition": (3.0,),
+            "batch": 150,
+            "steps": 12,
+            "target": 0.1,
+            "floor_steps": 40,
+        },
+        small={"seeds": 5, "batch": 500, "steps": 300, "target": 0.1, "floor_steps": 300},
+        paper={
+            "condition": (3.0, 10.0, 30.0, 100.0, 300.0),
+            "seeds": 10,
+            "batch": 2000,
+            "steps": 5000,
+            "target": 0.1,
+            "floor_steps": 300,
+        },
+    ),
+    run=run,
+    figures=(*RACE_FIGURES, Figure("alignment", x="condition", series=("data",), where={"method": "lbfgs"})),
 )

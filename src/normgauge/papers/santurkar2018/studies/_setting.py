@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.study import Study
+from normgauge.measure.signal.activations import activations
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, SMALLEST, Figure, Record, Spec
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
@@ -46,16 +47,13 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 10000, "batch": 1000, "measures": 60},
     },
 }
+#: At small size, for studies of two arms, the linear network makes its published steps.
+PUBLISHED_STEPS: dict[str, dict[str, Any]] = {"vgg": {}, "dln": {"steps": 10_000}}
+LEVELS, BINS = (0.05, 0.25, 0.5, 0.75, 0.95), 24  # of distributions
+#: How one activation's distribution moves (the paper's Fig. 1c, 2).
+PANEL = Figure("activation_quantile", series=("layer",), where={"norm": EACH, "seed": SMALLEST})
 #: How accuracies on training data are taken: as training sees the first of them, in batches of the training's size.
 AS_TRAINED: dict[str, Any] = {"split": "train", "statistics": "batch", "limit": 1024}
-PROXY = (
-    "Santurkar et al. 2018 train a VGG-like network on all of CIFAR-10 for 15,000 steps of batch 128, and a 25-layer "
-    "deep linear network (DLN) for 10,000 full-batch steps; both from Glorot weights at one rate for all arms (0.1; "
-    "1e-6 on the summed loss, 1e-3 on its mean). Small size: a VGG of eight convolutions, 8 to 32 channels wide, on "
-    "10,000 images of CIFAR-10 for 1000 steps of batch 32; the same DLN for 300 steps. Paper size: a 13-convolution "
-    "VGG (the paper does not say which). Medium size: 10,000 steps of both, which the plain network needs to leave its "
-    "plateau and fit. The small setting was decided after a shorter one had been run and judged. "
-)
 
 
 class ActivationNoise(nn.Module):
@@ -160,3 +158,24 @@ def spaced_steps(steps: int, count: int) -> list[int]:
         [0, 6, 25, 56, 100]
     """
     return sorted({round(steps * (k / max(1, count - 1)) ** 2) for k in range(count)})
+
+
+def record_distribution(record: Record, step: int, objective: Objective, *, histogram: bool) -> None:
+    """Record quantiles and moments of an activation behind the middle layer's normalizer, at the end a histogram."""
+    chosen = blocks(objective.model)[len(blocks(objective.model)) // 2]
+    acts = list(chosen.norm.parameters()) or isinstance(chosen.norm, ActivationNoise)
+    part = chosen.norm if acts else chosen.layer
+    middle = next(name for name, module in objective.model.named_modules() if module is part)
+    values = next(iter(activations(objective, layers=middle).values.values()))
+    ordered = values.sort().values
+    for level in LEVELS:
+        place = min(int(level * len(ordered)), len(ordered) - 1)
+        record(step, "activation_quantile", float(ordered[place]), layer=f"{level:g}")
+    record(step, "activation_mean", float(values.mean()))
+    record(step, "activation_deviation", float(values.std(unbiased=False)))
+    if histogram and bool(torch.isfinite(values).all()):
+        low, high = float(ordered[0]), float(ordered[-1]) + 1e-9
+        width = (high - low) / BINS
+        for number, count in enumerate(torch.histc(values, BINS, low, high).tolist()):
+            center = low + (number + 0.5) * width
+            record(step, "activation_density", count / (len(values) * width), layer=f"{center:.5g}")

@@ -8,22 +8,16 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.measure.signal.covariate_shift import covariate_shift
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
-    PROXY,
+    PUBLISHED_STEPS,
     batch_objective,
     layer_groups,
     prepare,
     spaced_steps,
     study,
 )
-from normgauge.papers.studies import register
-from normgauge.records import Spec
 
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")
@@ -59,29 +53,23 @@ def run(spec: Spec, record: Record) -> None:
                     record(step, "layer_l2", entry.l2, layer=entry.layer)
 
     steps = int(spec["steps"])
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=rate),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
     for name, values in history.items():
         record(steps, name, fmean(values))
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"covariate-shift: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 empirical(
     "S1-ICS",
-    place="sec 2.2, Fig 3 (deep linear network)",
-    printed="25-layer 10x10 deep linear net, full batch: with BN the gradients G, G' before/after updating earlier "
-    "layers are almost uncorrelated; without BN ICS is ~0",
-    study="covariate-shift",
+    "covariate-shift",
     contrasts=(
         Contrast(
             "cosine",
@@ -93,53 +81,36 @@ empirical(
         ),
         Contrast("cosine", {"norm": "none"}, least=0.9, at={"model": "dln"}),
     ),
-    control="the same network without BN, of which the sentence says the opposite",
 )
 
 empirical(
     "S3-ICS",
-    place="Measure",
-    printed="standard VGG and DLN have higher gradient correlations than their BN counterparts",
-    study="covariate-shift",
+    "covariate-shift",
     contrasts=(Contrast("cosine", {"norm": "none"}, {"norm": "batch"}, least=0.05, at={"model": EACH}),),
-    control="the same network without BN from the same weights and batches at the same rate",
-    cite=("batchnorm_article", "santurkar2018"),
 )
 
 finding(
     "covariate-shift",
-    printed="with BN the gradients before and after updating earlier layers lie further apart",
     contrasts=(
         Contrast("l2", {"norm": "batch"}, {"norm": "none"}, least=math.log10(1.25), at={"model": EACH}, log=True),
     ),
-    control="the same network without BN from the same weights and batches at the same rate",
 )
 
 register(
-    Experiment(
-        name="covariate-shift",
-        papers=("S1", "S3"),
-        place="Santurkar et al. 2018, sec. 2.2, Definition 2.1, Fig. 3; the encyclopedia article, Measure",
-        question="Does a layer's gradient turn less, with BN, when the layers before it are updated?",
-        finding="No: networks with BN have similar or larger internal covariate shift. In the deep linear network "
-        "gradients before and after are almost uncorrelated with BN, and almost the same without.",
-        proxy=PROXY + "The gradients are those of one fixed batch of training data, not of each step's own.",
-        sizes={
-            size: [study("covariate-shift", size, model, NORMS, seeds=seeds) for model in MODELS]
-            for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
-        },
-        run=run,
-        figures=(
-            Figure(
-                "cosine_now",
-                where={"model": EACH},
-                note="Cosine of the gradients before and after updating earlier layers, mean over layers; the band is "
-                "the range over seeds (Santurkar et al. 2018, Fig. 3).",
-            ),
-            Figure("l2_now", where={"model": EACH}),
-            Figure("layer_cosine", x="layer", where={"model": EACH}),
-        ),
-        data=("cifar10",),
-        minutes={"small": 3.3, "medium": 60.0},
-    )
+    "covariate-shift",
+    sizes={
+        size: [
+            study(
+                "covariate-shift", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {}
+            )
+            for model in MODELS
+        ]
+        for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
+    },
+    run=run,
+    figures=(
+        Figure("cosine_now", where={"model": EACH}),
+        Figure("l2_now", where={"model": EACH}),
+        Figure("layer_cosine", x="layer", where={"model": EACH}),
+    ),
 )

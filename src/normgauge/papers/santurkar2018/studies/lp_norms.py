@@ -10,26 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
-from normgauge.measure.signal.activations import activations
-from normgauge.papers.court import EACH, SMALLEST, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
-    PROXY,
     batch_objective,
-    blocks,
     prepare,
+    record_distribution,
     spaced_steps,
     study,
 )
-from normgauge.papers.studies import register
-from normgauge.records import Spec
 
 NORMS = ("none", "batch", "l1", "l2", "linf")
 MODELS = ("vgg", "dln")
@@ -37,15 +29,12 @@ LP = ("l1", "l2", "linf")
 MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
 #: The line search is taken at the paper's rates for all arms: equal steps are compared whatever rate an arm likes.
 LOOK = {"vgg": 0.1, "dln": 1e-3}
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-BINS = 24
 
 
 def run(spec: Spec, record: Record) -> None:
     """Train; look along the gradient and at one layer's activations at spaced steps; record the end."""
     network, dataset = prepare(spec)
     steps, model = int(spec["steps"]), str(spec["model"])
-    middle = _middle(network)
     history: dict[str, list[float]] = {"loss_range": [], "gradient_distance": [], "effective_beta": []}
 
     def watch(step: int, network: nn.Module) -> None:
@@ -56,16 +45,13 @@ def run(spec: Spec, record: Record) -> None:
             history[name].append(value)
             record(step, f"{name}_now", value)
         record(step, "loss", view.loss)
-        values = next(iter(activations(objective, layers=middle).values.values()))
-        _record_distribution(record, step, values, histogram=step == steps)
+        record_distribution(record, step, objective, histogram=step == steps)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=spaced_steps(steps, int(spec["measures"])),
         watch=watch,
     )
@@ -82,30 +68,7 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "train_accuracy", score)
         record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "score", score)
-    if result.diverged:
-        raise NonFiniteError(f"lp-norms: training diverged at step {result.diverged_at}")
-
-
-def _middle(network: nn.Module) -> str:
-    """Return the name of the module whose outputs are looked at: the normalizer of the middle layer, or the layer."""
-    chosen = blocks(network)[len(blocks(network)) // 2]
-    part = chosen.norm if list(chosen.norm.parameters()) else chosen.layer
-    return next(name for name, module in network.named_modules() if module is part)
-
-
-def _record_distribution(record: Record, step: int, values: torch.Tensor, *, histogram: bool) -> None:
-    ordered = values.sort().values
-    for level in LEVELS:
-        place = min(int(level * len(ordered)), len(ordered) - 1)
-        record(step, "activation_quantile", float(ordered[place]), layer=f"{level:g}")
-    record(step, "activation_mean", float(values.mean()))
-    record(step, "activation_deviation", float(values.std(unbiased=False)))
-    if histogram and bool(torch.isfinite(values).all()):
-        low, high = float(ordered[0]), float(ordered[-1]) + 1e-9
-        width = (high - low) / BINS
-        for number, count in enumerate(torch.histc(values, BINS, low, high).tolist()):
-            middle = low + (number + 0.5) * width
-            record(step, "activation_density", count / (len(values) * width), layer=f"{middle:.5g}")
+    result.whole()
 
 
 RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
@@ -121,31 +84,20 @@ def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float
 
 empirical(
     "S1-E4",
-    place="sec 3.3, Fig 5",
-    printed="l1, l2, linf normalization (scale computed before the mean shift) perform comparably to BN",
-    study="lp-norms",
-    contrasts=(
-        *(
-            Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"})
-            for norm in LP
-        ),
-    ),
-    control="BN itself, each arm at its own tuned rate; the rates differ (BN 0.03, l_p 0.1 in the shipped runs)",
+    "lp-norms",
+    contrasts=[
+        Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"}) for norm in LP
+    ],
 )
 
 empirical(
     "S1-l1",
-    place="sec 3.3",
-    printed="for deep linear networks, l1-normalization performs even better than BatchNorm",
-    study="lp-norms",
+    "lp-norms",
     contrasts=(Contrast("train_loss", {"norm": "batch"}, {"norm": "l1"}, least=0.1, at={"model": "dln"}, log=True),),
-    control="BN at its own tuned rate",
-    note="The small size trains the linear network for 300 of its 10,000 published steps.",
 )
 
 finding(
     "lp-norms",
-    printed="l1, l2 and linf normalization train better than no normalization",
     contrasts=(
         *(Contrast("train_accuracy", {"norm": norm}, {"norm": "none"}, least=0.02, at={"model": "vgg"}) for norm in LP),
         *(
@@ -153,49 +105,23 @@ finding(
             for norm in LP
         ),
     ),
-    control="the same network without BN from the same weights and batches, each arm at its own tuned rate",
 )
 
 register(
-    Experiment(
-        name="lp-norms",
-        papers=("S1",),
-        place="sec. 3.3, Fig. 5, 6, 9, 12, 13",
-        question="Do normalizations by the l1, l2 and linf norm train as well as BN, with a landscape as smooth?",
-        finding="Yes, although they do not fix the activations' moments; on the deep linear network l1 is even better "
-        "than BN.",
-        proxy=PROXY
-        + "In this study 500 steps of the VGG; the rate is tuned for every arm on training performance, as the paper "
-        "says it did, on the first two seeds.",
-        sizes={
-            "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
-            "small": _sizes("small", 6, 2, RATES),
-            "medium": _sizes("medium", 6, 2, RATES),
-            "paper": _sizes("paper", 5, 2, RATES),
-        },
-        run=run,
-        figures=(
-            Figure(
-                "loss",
-                where={"model": EACH},
-                note="Training loss, each arm at its tuned rate; the band is the range over seeds (the paper's Fig. "
-                "5).",
-            ),
-            Figure(
-                "gradient_distance_now",
-                where={"model": EACH},
-                note="Change of the gradient along itself, over the same multiples of the paper's rate for all arms "
-                "(its Fig. 12c, 13c).",
-            ),
-            Figure(
-                "activation_density",
-                x="layer",
-                where={"model": EACH, "seed": SMALLEST},
-                note="Histogram of one activation of the middle layer at the end of training (the paper's Fig. 6, 9).",
-            ),
-        ),
-        choose_by="score",
-        data=("cifar10",),
-        minutes={"small": 8.5, "medium": 150.0},
-    )
+    "lp-norms",
+    sizes={
+        "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
+        "small": _sizes("small", 6, 2, RATES),
+        "medium": _sizes("medium", 6, 2, RATES),
+        "paper": _sizes("paper", 5, 2, RATES),
+    },
+    run=run,
+    figures=(
+        Figure("loss", where={"model": EACH}),
+        Figure("gradient_distance_now", where={"model": EACH}),
+        Figure("loss_range_now", where={"model": EACH}),
+        Figure("effective_beta_now", where={"model": EACH}),
+        Figure("activation_density", x="layer", where={"model": EACH, "seed": SMALLEST}),
+    ),
+    choose_by="score",
 )

@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, blocks, prepare, spaced_steps, study
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.santurkar2018.studies._setting import (
+    AS_TRAINED,
+    PANEL,
+    batch_objective,
+    blocks,
+    prepare,
+    record_distribution,
+    spaced_steps,
+    study,
+)
 
 NORMS = ("none", "batch", "noisy", "noise")
 MOMENTS = {"mean_change": "means", "variance_change": "variances"}
@@ -50,17 +54,14 @@ def run(spec: Spec, record: Record) -> None:
             for name, value in zip(CHANGES, values, strict=True):
                 history[name].append(value)
                 record(step, f"{name}_now", value)
-            record(step, "unit_mean", float(mean[0]))
-            record(step, "unit_deviation", float(variance[0].sqrt()))
+            record_distribution(record, step, batch_objective(copy.deepcopy(network), dataset, spec), histogram=False)
         last.update(mean=mean, variance=variance)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at={step + more for step in before for more in (0, 1)},
         watch=watch,
     )
@@ -97,73 +98,37 @@ def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed:
 
 empirical(
     "S1-E2",
-    place="sec 2.1, Fig 2, Alg 1; the encyclopedia article, Theoretical Understanding",
-    printed="noisy BN (n_mu=.5, n_sigma=1.25, r=.1) trains as well as BN and better than no BN",
-    study="noisy-batchnorm",
+    "noisy-batchnorm",
     contrasts=(
         Contrast("train_accuracy", {"norm": "noisy"}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"}),
         Contrast("train_accuracy", {"norm": "noisy"}, {"norm": "none"}, least=0.02, at={"model": "vgg"}),
     ),
-    control="BN without noise and the network without BN, each at its own tuned rate",
 )
 
 empirical(
     "S1-noise",
-    place="sec 2.1, last but one paragraph",
-    printed="adding the same amount of noise to the activations of the standard (non-BatchNorm) network prevents "
-    "it from training entirely",
-    study="noisy-batchnorm",
+    "noisy-batchnorm",
     contrasts=(Contrast("train_accuracy", less={"norm": "noise"}, least=-(CHANCE + 0.05), at={"model": "vgg"}),),
     premise=(Contrast("train_accuracy", {"norm": "none"}, least=CHANCE + 0.1, at={"model": "vgg"}),),
-    control="the network without BN and without noise must train: that is the premise",
 )
 
 finding(
     "noisy-batchnorm",
-    printed="the distributions behind noisy BN are less stable than those of the network without BN",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "noisy"}, {"norm": "none"}, least=0.3, at={"model": "vgg"}, log=True)
-            for name in MOMENTS
-        ),
-    ),
-    control="the network without BN",
+    contrasts=[
+        Contrast(name, {"norm": "noisy"}, {"norm": "none"}, least=0.3, at={"model": "vgg"}, log=True)
+        for name in MOMENTS
+    ],
 )
 
 register(
-    Experiment(
-        name="noisy-batchnorm",
-        papers=("S1", "S3"),
-        place="Santurkar et al. 2018, sec. 2.1, Fig. 2, 8, Algorithm 1; the encyclopedia article, Theoretical "
-        "Understanding",
-        question="Does BN still train well when noise destroys the stability of the distributions behind it?",
-        finding="Yes: noisy BN trains almost as well as BN and better than no BN, with less stable distributions than "
-        "either; the same noise on the network without BN prevents it from training.",
-        proxy=PROXY
-        + "In this study 600 steps and no linear network; the rate is tuned for every arm on training accuracy, as "
-        "the paper says it did, on the first two seeds.",
-        sizes={
-            "smoke": _sizes("smoke", 1, 1, (0.1,)),
-            "small": _sizes("small", 6, 2, RATES, steps=600),
-            "medium": _sizes("medium", 6, 2, RATES),
-            "paper": _sizes("paper", 5, 2, RATES),
-        },
-        run=run,
-        figures=(
-            Figure(
-                "loss",
-                note="Training loss, means of 10 steps, each arm at its tuned rate; the band is the range over seeds "
-                "(Santurkar et al. 2018, Fig. 2).",
-            ),
-            Figure(
-                "mean_change_now",
-                note="Change of the means of the middle layer's units in one step of training, root mean square over "
-                "units, on one fixed batch (Santurkar et al. 2018, Fig. 8).",
-            ),
-            Figure("variance_change_now"),
-        ),
-        choose_by="train_accuracy",
-        data=("cifar10",),
-        minutes={"small": 6.9, "medium": 200.0},
-    )
+    "noisy-batchnorm",
+    sizes={
+        "smoke": _sizes("smoke", 1, 1, (0.1,)),
+        "small": _sizes("small", 6, 2, RATES, steps=600),
+        "medium": _sizes("medium", 6, 2, RATES),
+        "paper": _sizes("paper", 5, 2, RATES),
+    },
+    run=run,
+    figures=(Figure("loss"), Figure("mean_change_now"), Figure("variance_change_now"), PANEL),
+    choose_by="train_accuracy",
 )

@@ -10,17 +10,11 @@ from statistics import fmean
 
 import torch
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.nn import registry
 from normgauge.nn.registry import Declaration
-from normgauge.papers.court import Contrast, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, finding, fit, grid, register
 
 RATES = (0.03, 0.1, 0.3, 1.0)
 # StatNorm's design space: which centre, which scale, over which axes (names of the registry's points)
@@ -49,12 +43,11 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     steps = int(spec["steps"])
-    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=int(spec["seed"]))
+    result = fit(spec, network, dataset, optimizer)
     for split in ("validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"zoo: the training loss left every reasonable range at step {result.diverged_at}")
+    result.whole()
 
 
 COMPARED = tuple(norm for norm in (*registry.names(), *DESIGN) if norm not in ("instance", "weight_standardization"))
@@ -62,57 +55,36 @@ FIXED = {"model": "mlp", "data": "digits", "batch": 128}
 
 finding(
     "normalizer-zoo",
-    printed="networks train better under normalizers that make weights scale-invariant, act on activations, take "
-    "statistics of the batch, centre their input, or are free of noise",
-    contrasts=(
-        *(
-            Contrast(
-                "test_accuracy",
-                {"norm": tuple(norm for norm in COMPARED if has(registry.get(norm)))},
-                {"norm": tuple(norm for norm in COMPARED if not has(registry.get(norm)))},
-                least=0.005,
-                over=("norm",),
-                name=f"test accuracy: {name} minus the others, mean over normalizers",
-            )
-            for name, has in PROPERTIES.items()
-        ),
-    ),
-    control="the normalizers without the property; instance is left out because on vectors it is layer, and weight "
-    "standardization because alone, without a normalizer behind it, it is not what its paper proposes",
+    contrasts=[
+        Contrast(
+            "test_accuracy",
+            {"norm": tuple(norm for norm in COMPARED if has(registry.get(norm)))},
+            {"norm": tuple(norm for norm in COMPARED if not has(registry.get(norm)))},
+            least=0.005,
+            over=("norm",),
+            name=f"test accuracy: {name} minus the others, mean over normalizers",
+        )
+        for name, has in PROPERTIES.items()
+    ],
 )
 
 register(
-    Experiment(
-        name="normalizer-zoo",
-        papers=("S1", "S0"),
-        place="Santurkar et al. 2018, sec. 3.3; Akbar 2025, sec. 9.5",
-        question="Which properties of a normalizer predict how well a network trains under it?",
-        finding="Santurkar et al. 2018: normalizers by other averages do as well as batch normalization, so the effect "
-        "is not tied to controlling moments; Akbar 2025 lists alternatives that keep scale invariance.",
-        proxy="An MLP with three hidden layers on digits; Santurkar et al. 2018 use a VGG on CIFAR-10.",
-        sizes=grid(
-            "normalizer-zoo",
-            {"norm": (*registry.names(), *DESIGN)},
-            {"lr": RATES},
-            smoke={
-                **FIXED,
-                "norm": ("none", "batch", "rms", "weight", "noisy_batch"),
-                "lr": (0.1, 1.0),
-                "tuning_seeds": 1,
-                "steps": 10,
-            },
-            small={**FIXED, "seeds": 6, "tuning_seeds": 1, "steps": 100},
-            paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
-        ),
-        run=run,
-        figures=(
-            Figure(
-                "test_accuracy",
-                kind="intervals",
-                note="Test accuracy of every registered normalizer at its best rate, 95 % intervals.",
-            ),
-        ),
-        choose_by="validation_accuracy",
-        minutes={"small": 0.8},
-    )
+    "normalizer-zoo",
+    sizes=grid(
+        "normalizer-zoo",
+        {"norm": (*registry.names(), *DESIGN)},
+        {"lr": RATES},
+        smoke={
+            **FIXED,
+            "norm": ("none", "batch", "rms", "weight", "noisy_batch"),
+            "lr": (0.1, 1.0),
+            "tuning_seeds": 1,
+            "steps": 10,
+        },
+        small={**FIXED, "seeds": 6, "tuning_seeds": 1, "steps": 100},
+        paper={**FIXED, "seeds": 5, "steps": 15_000, "data": "cifar10"},
+    ),
+    run=run,
+    figures=(Figure("test_accuracy", kind="intervals"),),
+    choose_by="validation_accuracy",
 )

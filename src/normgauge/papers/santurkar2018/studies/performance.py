@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.lab.study import Study
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.santurkar2018.studies._setting import AS_TRAINED, PROXY, prepare, study
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.santurkar2018.studies._setting import (
+    AS_TRAINED,
+    PANEL,
+    batch_objective,
+    prepare,
+    record_distribution,
+    study,
+)
 
 NORMS = ("none", "batch")
-WORDS = {False: "without augmentation", True: "with augmentation"}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -31,14 +32,13 @@ def run(spec: Spec, record: Record) -> None:
 
     def watch(step: int, network: nn.Module) -> None:
         record(step, "test_accuracy_now", evaluate(network, dataset, limit=500).accuracy)
+        record_distribution(record, step, batch_objective(network, dataset, spec), histogram=False)
 
-    result = train(
+    result = fit(
+        spec,
         network,
         dataset,
         torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
         at=range(window, steps + 1, window),
         watch=watch,
         augment=bool(spec["augmentation"]),
@@ -49,8 +49,7 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
     record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
-    if result.diverged:
-        raise NonFiniteError(f"performance: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float]) -> Study:
@@ -60,58 +59,32 @@ def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float]) -> Study:
 
 empirical(
     "S1-E1",
-    place="Fig 1, App A",
-    printed="VGG on CIFAR-10: test accuracy 83 % with BN vs 80 % without (92/88 % with augmentation), 15000 steps, "
-    "batch 128, lr .1",
-    study="performance",
+    "performance",
     contrasts=(
         Contrast(
             "test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.015, at={"model": "vgg", "augmentation": EACH}
         ),
     ),
-    control="the same network without BN from the same weights and batches, each arm at its own tuned rate; half the "
-    "printed 3 points count",
 )
 
 finding(
     "performance",
-    printed="with BN the network trains faster: it ends with the lower training loss",
     contrasts=(Contrast("train_loss", {"norm": "none"}, {"norm": "batch"}, least=0.05, at={"augmentation": EACH}),),
-    control="the same network without BN from the same weights and batches, each arm at its own tuned rate",
 )
 
 register(
-    Experiment(
-        name="performance",
-        papers=("S1",),
-        place="Fig. 1, App. A",
-        question="Does VGG train faster and test better with BN, with and without augmentation?",
-        finding="Test accuracy 83 % with BN and 80 % without; with augmentation 92 % and 88 %; training is faster.",
-        proxy=PROXY
-        + "In this study no linear network; the rate is tuned for every arm on validation accuracy of the first two "
-        "seeds.",
-        sizes={
-            "smoke": _sizes("smoke", 1, 1, (0.1,)),
-            "small": _sizes("small", 6, 2, (0.03, 0.1, 0.3)),
-            "medium": _sizes("medium", 6, 2, (0.03, 0.1, 0.3)),
-            "paper": _sizes("paper", 5, 2, (0.03, 0.1, 0.3)),
-        },
-        run=run,
-        figures=(
-            Figure(
-                "loss",
-                series=("norm", "augmentation"),
-                note="Training loss over training, each arm at its tuned rate; the band is the range over seeds (the "
-                "paper's Fig. 1a).",
-            ),
-            Figure(
-                "test_accuracy_now",
-                series=("norm", "augmentation"),
-                note="Test accuracy over training, stored statistics, on 500 test images (the paper's Fig. 1b).",
-            ),
-        ),
-        choose_by="validation_accuracy",
-        data=("cifar10",),
-        minutes={"small": 8.4, "medium": 170.0},
-    )
+    "performance",
+    sizes={
+        "smoke": _sizes("smoke", 1, 1, (0.1,)),
+        "small": _sizes("small", 6, 2, (0.03, 0.1, 0.3)),
+        "medium": _sizes("medium", 6, 2, (0.03, 0.1, 0.3)),
+        "paper": _sizes("paper", 5, 2, (0.03, 0.1, 0.3)),
+    },
+    run=run,
+    figures=(
+        Figure("loss", series=("norm", "augmentation")),
+        Figure("test_accuracy_now", series=("norm", "augmentation")),
+        replace(PANEL, where={**PANEL.where, "augmentation": EACH}),
+    ),
+    choose_by="validation_accuracy",
 )

@@ -8,15 +8,15 @@ from statistics import fmean, median
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.court import EACH, Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.santurkar2018.studies._setting import PROXY, batch_objective, prepare, spaced_steps, study
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.santurkar2018.studies._setting import (
+    PUBLISHED_STEPS,
+    batch_objective,
+    prepare,
+    spaced_steps,
+    study,
+)
 
 NORMS = ("none", "batch")
 MODELS = ("vgg", "dln")
@@ -52,16 +52,7 @@ def run(spec: Spec, record: Record) -> None:
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = train(
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=rate),
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        at=at,
-        watch=watch,
-    )
+    result = fit(spec, network, dataset, torch.optim.SGD(network.parameters(), lr=rate), at=at, watch=watch)
     for name, values in history.items():
         finite = [value for value in values if math.isfinite(value)]
         record(steps, name, median(finite) if finite else math.nan)
@@ -74,8 +65,7 @@ def run(spec: Spec, record: Record) -> None:
     early = [loss for step, loss in zip(at, losses, strict=False) if step <= EARLY * steps]
     record(steps, "early_loss_drop", 1 - early[-1] / early[0])
     record(steps, "train_loss", fmean(result.losses[-10:]))
-    if result.diverged:
-        raise NonFiniteError(f"smoothness: training diverged at step {result.diverged_at}")
+    result.whole()
 
 
 def _summaries(view: Landscape) -> tuple[float, ...]:
@@ -92,97 +82,55 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
 
 empirical(
     "S1-land",
-    place="sec 3.2, Fig 4, 10 (deep linear network)",
-    printed="variation of loss and gradient along the gradient direction is much smaller with BN",
-    study="smoothness",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
-            for name in ("loss_range", "gradient_distance")
-        ),
-    ),
-    control="the same network without BN from the same weights and batches at the same rate, over the same steps "
-    "along the gradient",
+    "smoothness",
+    contrasts=[
+        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
+        for name in ("loss_range", "gradient_distance")
+    ],
 )
 
 empirical(
     "S1-E3",
-    place="sec 3.2, Fig 4b",
-    printed="gradient predictiveness differs by close to two orders of magnitude early in training (VGG)",
-    study="smoothness",
+    "smoothness",
     contrasts=(
         Contrast(
             "early_gradient_distance", {"norm": "none"}, {"norm": "batch"}, least=1.5, at={"model": "vgg"}, log=True
         ),
     ),
     premise=(Contrast("early_loss_drop", {"norm": "none"}, least=0.1, at={"model": "vgg"}),),
-    control="the same network without BN from the same weights and batches; that the plain network has left its "
-    "plateau within the first tenth is the premise",
 )
 
 empirical(
     "S1-random",
-    place="sec 3.2, last paragraph",
-    printed="the loss behaves in a similar way when we examine other (random) directions too",
-    study="smoothness",
-    contrasts=(
-        *(
-            Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-            for name in ("loss_range", "random_loss_range")
-        ),
-    ),
-    control="the same network without BN from the same weights and batches",
-    note="The directions are drawn uniformly on the sphere of the gradient's norm.",
+    "smoothness",
+    contrasts=[
+        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
+        for name in ("loss_range", "random_loss_range")
+    ],
 )
 
 finding(
     "smoothness",
-    printed="at equal training loss, loss and gradient change less along the gradient with BN, on VGG too, and the "
-    "effective beta is smaller",
-    contrasts=(
-        *(
-            Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-            for name in ("loss_range", "gradient_distance", "effective_beta")
-        ),
-    ),
-    control="the same network without BN from the same weights and batches, each at the first look at which its "
-    "training loss is below 1.2",
+    contrasts=[
+        Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
+        for name in ("loss_range", "gradient_distance", "effective_beta")
+    ],
 )
 
 register(
-    Experiment(
-        name="smoothness",
-        papers=("S1",),
-        place="sec. 3.1, 3.2, Fig. 4, 10, 11",
-        question="Along the gradient, do loss and gradient change less with BN, all through training?",
-        finding="Yes, for VGG and the deep linear network: a narrower range of the loss, gradients that predict better "
-        "(by close to two orders of magnitude early in training of VGG), a smaller effective beta; and in random "
-        "directions too.",
-        proxy=PROXY + "Steps along the gradient: 1/2 to 4 times the rate for VGG, 1/100 to 30 times for the DLN, as "
-        "in the paper; on one fixed batch of training data.",
-        sizes={
-            size: [study("smoothness", size, model, NORMS, seeds=seeds) for model in MODELS]
-            for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
-        },
-        run=run,
-        figures=(
-            Figure(
-                {"loss": "loss", "loss_low": "lowest", "loss_high": "highest"},
-                where={"model": EACH},
-                note="Training loss, and the lowest and highest loss met along the gradient (the paper's Fig. 4a, "
-                "10a).",
-            ),
-            Figure("gradient_distance_now", where={"model": EACH}),
-            Figure("effective_beta_now", where={"model": EACH}),
-            Figure(
-                "distance_at",
-                x="layer",
-                series=("model", "norm"),
-                note="Distance of the gradient from where it started, against the step along it, over training (the "
-                "paper's Fig. 11).",
-            ),
-        ),
-        data=("cifar10",),
-        minutes={"small": 2.4, "medium": 50.0},
-    )
+    "smoothness",
+    sizes={
+        size: [
+            study("smoothness", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {})
+            for model in MODELS
+        ]
+        for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
+    },
+    run=run,
+    figures=(
+        Figure({"loss": "loss", "loss_low": "lowest", "loss_high": "highest"}, where={"model": EACH}),
+        Figure("gradient_distance_now", where={"model": EACH}),
+        Figure("effective_beta_now", where={"model": EACH}),
+        Figure("distance_at", x="layer", series=("model", "norm")),
+    ),
 )

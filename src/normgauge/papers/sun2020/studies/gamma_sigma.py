@@ -13,12 +13,7 @@ from normgauge.lab import models
 from normgauge.lab.models import Normalized
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.court import Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
 from normgauge.theory.effective_weights import covariance
 
 WATCHED = 1  # the first normalizer of the first residual block, as in the paper
@@ -47,7 +42,7 @@ def run(spec: Spec, record: Record) -> None:
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     at = sorted({round(steps * k / 20) for k in range(21)})
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed, at=at, watch=watch).whole()
+    fit(spec, network, dataset, optimizer, at=at, watch=watch).whole()
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
 
 
@@ -112,60 +107,41 @@ def _median(values: Tensor) -> float:
 
 empirical(
     "S4-gs",
-    place="sec 1.2, 3.1, Fig 2",
-    printed="gamma, beta approximate the batch std and mean; |gamma^2 - sigma^2|, |beta - mu| stabilize at a small "
-    "value at convergence",
-    study="gamma-sigma",
+    "gamma-sigma",
     contrasts=(
         Contrast("relative_gamma_distance", less={}, least=-0.1),
         Contrast("relative_beta_distance", less={}, least=-0.1),
     ),
     premise=(Contrast("test_accuracy", {}, least=0.6),),
-    control="none is needed: it is a statement about two sizes; that training has come near to convergence is the "
-    "premise",
-    note="Fig 2 shows one unit of one layer of ResNet-101. As a general sentence it is judged in S4-gauge, and false.",
 )
 
 register(
-    Experiment(
-        name="gamma-sigma",
-        papers=("S4",),
-        place="sec. 1.2, 2.2, 3.1, Fig. 2",
-        question="Do gamma and beta approach the deviation and mean of the batch, and would it mean anything?",
-        finding="gamma^2 approximates the variance and beta the mean of a unit's pre-activations: both distances "
-        "stabilize at a small value when training converges; effective weights lie on an ellipsoid that converges.",
-        proxy="Published: one unit of ResNet-101 on CIFAR-10, rate 1e-3, 200 epochs. Ours: a ResNet of three blocks on "
-        "10,000 images of CIFAR-10, SGD with momentum at rate 0.02, 400 steps of 64; all units. An earlier version on "
-        "digits came out the same.",
-        sizes=grid(
-            "gamma-sigma",
-            {"model": ["resnet"]},
-            smoke={"model": ["mlp"], "data": "digits", "batch": 64, "steps": 8, "lr": 0.02},
-            small={"seeds": 5, "data": "cifar10:10000/1000/2000", "batch": 64, "steps": 4000, "lr": 0.02},
-            paper={"model": ["resnet101"], "data": "cifar10", "batch": 128, "steps": 78000, "lr": 1e-3},
+    "gamma-sigma",
+    sizes=grid(
+        "gamma-sigma",
+        {"model": ["resnet"]},
+        smoke={"model": ["mlp"], "data": "digits", "batch": 64, "steps": 8, "lr": 0.02},
+        small={"seeds": 5, "data": "cifar10:10000/1000/2000", "batch": 64, "steps": 4000, "lr": 0.02},
+        paper={"model": ["resnet101"], "data": "cifar10", "batch": 128, "steps": 78000, "lr": 1e-3},
+    ),
+    run=run,
+    figures=(
+        Figure(
+            {
+                "gamma_distance": "|gamma^2 - sigma^2|, median",
+                "beta_distance": "|beta - mu|, median",
+                "one_gamma_distance": "|gamma^2 - sigma^2|, one unit",
+                "one_beta_distance": "|beta - mu|, one unit",
+            },
+            series=(),
         ),
-        run=run,
-        figures=(
-            Figure(
-                {
-                    "gamma_distance": "|gamma^2 - sigma^2|, median",
-                    "beta_distance": "|beta - mu|, median",
-                    "one_gamma_distance": "|gamma^2 - sigma^2|, one unit",
-                    "one_beta_distance": "|beta - mu|, one unit",
-                },
-                series=(),
-                note="The watched layer, as in the paper's Fig. 2; range over seeds.",
-            ),
-            Figure(
-                {
-                    "relative_gamma_distance": "|gamma^2 - sigma^2| / sigma^2",
-                    "relative_beta_distance": "|beta - mu| / sigma",
-                },
-                series=(),
-            ),
-            Figure({"log10_longest_axis": "longest axis", "log10_shortest_axis": "shortest axis"}, series=()),
+        Figure(
+            {
+                "relative_gamma_distance": "|gamma^2 - sigma^2| / sigma^2",
+                "relative_beta_distance": "|beta - mu| / sigma",
+            },
+            series=(),
         ),
-        data=("cifar10",),
-        minutes={"small": 30.0},
-    )
+        Figure({"log10_longest_axis": "longest axis", "log10_shortest_axis": "shortest axis"}, series=()),
+    ),
 )

@@ -10,19 +10,9 @@ from torch import nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab import data as datasets
 from normgauge.lab import models
-from normgauge.lab.models.normalized import (
-    direction_weight,
-    joint_norm,
-    joint_parameters,
-    normalized_layers,
-)
+from normgauge.lab.models.normalized import direction_weight, joint_norm, joint_parameters, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.court import EACH, Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
@@ -56,20 +46,10 @@ def run(spec: Spec, record: Record) -> None:
         law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
         products.append(slope**2 * joint_norm(together) ** 2)
 
-    done = train(
-        network,
-        dataset,
-        optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=seed,
-        at=range(steps + 1),
-        watch=watch,
-        on_gradient=follow_law,
-        ceiling=math.inf,
+    done = fit(
+        spec, network, dataset, optimizer, at=range(steps + 1), watch=watch, on_gradient=follow_law, ceiling=math.inf
     )
-    if done.diverged:
-        raise NonFiniteError(f"norm-growth: the weights were not finite at step {done.diverged_at}")
+    done.whole()
     third = max(1, steps // 3)
     record(steps, "norm_growth", norms[-1] / norms[0] - 1)
     record(steps, "late_norm_growth", norms[-1] / norms[-1 - third] - 1)
@@ -84,9 +64,7 @@ CIFAR = {"model": "vgg8", "data": "cifar10:10000/1000/2000", "batch": 32, "lr": 
 
 empirical(
     "S4-E1",
-    place="Fig 3",
-    printed="ResNet-101: weight norms increase during training with BN, GN, LN, WN and stabilize with WD",
-    study="norm-growth",
+    "norm-growth",
     contrasts=(
         Contrast("norm_growth", {"decayed": False}, least=0.05, at={"norm": EACH}),
         Contrast(
@@ -98,36 +76,21 @@ empirical(
         ),
     ),
     premise=(Contrast("test_accuracy", {"decayed": True}, {"decayed": False}, least=-0.03, over=("norm",)),),
-    control="the same network without decay; a decay that harms the accuracy holds no norm, it ends training: that it "
-    "does not is the premise",
 )
 
 register(
-    Experiment(
-        name="norm-growth",
-        papers=("S4",),
-        place="sec. 2.5, Fig. 3",
-        question="Do norms of weights grow under BN, GN, LN and WN, as the law says, and does weight decay stop it?",
-        finding="The weight norms of all normalizers increase as training goes; with weight decay they stabilize early "
-        "or even decrease a little.",
-        proxy="Published: ResNet-101 on CIFAR-10, rate 1e-3, 200 epochs; the first convolution of the first block. "
-        "Ours: a VGG of eight convolutions, 8 to 32 channels wide, on 10,000 images of CIFAR-10, its second "
-        "convolution, SGD without momentum (the law is then exact) at rate 0.1, 600 steps of 32, decay 0.03 so that "
-        "the equilibrium is within reach. An earlier version on digits was too small to tell.",
-        sizes=grid(
-            "norm-growth",
-            {"norm": NORMS, "decayed": [False, True]},
-            smoke={"model": "mlp", "data": "digits", "batch": 32, "steps": 20, "lr": 0.3, "decay": 1e-2},
-            small={**CIFAR, "seeds": 5, "steps": 2000, "decay": 5e-3},
-            medium={**CIFAR, "seeds": 6, "steps": 10000, "decay": 2e-3},
-            paper={"model": "resnet101", "data": "cifar10", "batch": 128, "steps": 78000, "lr": 1e-3, "decay": 5e-4},
-        ),
-        run=run,
-        figures=(
-            Figure("watched_norm", where={"decayed": EACH}),
-            Figure("joint_norm", x="equilibrium", where={"decayed": True}),
-        ),
-        data=("cifar10",),
-        minutes={"small": 14.0, "medium": 90.0},
-    )
+    "norm-growth",
+    sizes=grid(
+        "norm-growth",
+        {"norm": NORMS, "decayed": [False, True]},
+        smoke={"model": "mlp", "data": "digits", "batch": 32, "steps": 20, "lr": 0.3, "decay": 1e-2},
+        small={**CIFAR, "seeds": 5, "steps": 2000, "decay": 5e-3},
+        medium={**CIFAR, "seeds": 6, "steps": 10000, "decay": 2e-3},
+        paper={"model": "resnet101", "data": "cifar10", "batch": 128, "steps": 78000, "lr": 1e-3, "decay": 5e-4},
+    ),
+    run=run,
+    figures=(
+        Figure("watched_norm", where={"decayed": EACH}),
+        Figure("joint_norm", x="equilibrium", where={"decayed": True}),
+    ),
 )

@@ -8,16 +8,11 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.papers.court import EACH, Contrast, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, fit, grid, register
 from normgauge.surgery import prune_norms, scale_l1
 
 WAYS = ("gamma", "similar", "random")
@@ -31,17 +26,10 @@ def run(spec: Spec, record: Record) -> None:
     network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     strength = float(spec["l1"])
-    result = train(
-        network,
-        dataset,
-        optimizer,
-        steps=int(spec["steps"]),
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        penalty=(lambda model: strength * scale_l1(model)) if strength else None,
+    result = fit(
+        spec, network, dataset, optimizer, penalty=(lambda model: strength * scale_l1(model)) if strength else None
     )
-    if result.diverged:
-        raise NonFiniteError(f"pruning: the training loss left every reasonable range at step {result.diverged_at}")
+    result.whole()
     record(0, "full_accuracy", evaluate(network, dataset).accuracy)
     example = dataset.validation[0][:32]
     for way in WAYS:
@@ -75,45 +63,23 @@ FIXED = {"sparsities": list(SPARSITIES), "batch": 128, "lr": 0.1}
 
 finding(
     "pruning",
-    place="sec. 2.2",
-    printed="taking away channels with similar gamma and beta, or with small gamma, keeps more accuracy than taking "
-    "away channels at random",
-    contrasts=(
-        *(
-            Contrast(
-                "",
-                {"reading": f"{way}_mean_accuracy"},
-                {"reading": "random_mean_accuracy"},
-                least=0.01,
-                at={"l1": EACH},
-            )
-            for way in ("similar", "gamma")
-        ),
-    ),
-    control="as many channels taken away at random from the same network",
+    contrasts=[
+        Contrast(
+            "", {"reading": f"{way}_mean_accuracy"}, {"reading": "random_mean_accuracy"}, least=0.01, at={"l1": EACH}
+        )
+        for way in ("similar", "gamma")
+    ],
 )
 
 register(
-    Experiment(
-        name="pruning",
-        papers=("S4",),
-        place="sec. 2.2",
-        question="Do channels with similar gamma and beta have similar outputs, so that one of each pair can go?",
-        finding="The paper proposes it without an experiment: units with similar gamma and beta have similar outputs; "
-        "small gamma is Liu et al.'s criterion.",
-        proxy="No published setting. Small: a VGG of eight convolutions, 8 to 32 channels wide, on 10,000 images of "
-        "CIFAR-10, 400 steps of 128 and 100 more after pruning; paper: wider, on all images. An earlier version on "
-        "digits was too small to tell.",
-        sizes=grid(
-            "pruning",
-            {"l1": (0.0, 1e-3)},
-            smoke={**FIXED, "l1": (0.0,), "sparsities": [TUNED_AT], "data": "digits", "model": "vgg", "steps": 6},
-            small={**FIXED, "seeds": 6, "data": "cifar10:10000/1000/2000", "model": "vgg8", "steps": 400},
-            paper={**FIXED, "seeds": 5, "data": "cifar10", "model": "vgg", "steps": 15_000},
-        ),
-        run=run,
-        figures=(Figure({f"{way}_accuracy": way for way in WAYS}, series=("l1",)),),
-        data=("cifar10",),
-        minutes={"small": 4.8},
-    )
+    "pruning",
+    sizes=grid(
+        "pruning",
+        {"l1": (0.0, 1e-3)},
+        smoke={**FIXED, "l1": (0.0,), "sparsities": [TUNED_AT], "data": "digits", "model": "vgg", "steps": 6},
+        small={**FIXED, "seeds": 6, "data": "cifar10:10000/1000/2000", "model": "vgg8", "steps": 400},
+        paper={**FIXED, "seeds": 5, "data": "cifar10", "model": "vgg", "steps": 15_000},
+    ),
+    run=run,
+    figures=(Figure({f"{way}_accuracy": way for way in WAYS}, series=("l1",)),),
 )

@@ -8,21 +8,11 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.measure.decisions.robustness import robustness
-from normgauge.papers.court import Contrast, empirical, finding
-from normgauge.papers.experiment import Experiment, Record, grid
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
 
 NORMS = ("batch", "group", "layer", "weight")
-DECAYED = (
-    False,
-    True,
-    "invariant",
-    "rest",
-)  # what weight decay acts on: nothing, all, scale-invariant weights, the rest
+DECAYED = (False, True, "invariant", "rest")  # weight decay on: nothing, all, scale-invariant weights, the rest
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -41,7 +31,7 @@ def run(spec: Spec, record: Record) -> None:
         for kind in (True, False)
     ]
     optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=float(spec["lr"]), momentum=0.9)
-    train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed).whole()
+    fit(spec, network, dataset, optimizer).whole()
     network.eval()
     record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
     record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
@@ -65,83 +55,57 @@ CIFAR = {"model": "vgg8", "data": "cifar10:10000/1000/2000", "batch": 32, "lr": 
 
 empirical(
     "S4-wd",
-    place="sec 2.5, 3.2",
-    printed="weight decay reduces the vulnerability / raises the accuracy under attack",
-    study="robustness",
+    "robustness",
     contrasts=(
         Contrast("bim_accuracy", {"decayed": True}, {"decayed": False}, least=0.01, over=("norm",)),
         Contrast("noise_accuracy", {"decayed": True}, {"decayed": False}, least=0.01, over=("norm",)),
     ),
     premise=(Contrast("clean_accuracy", {"decayed": False}, least=0.6, over=("norm",)),),
-    control="the same network without decay, well trained (the premise); which weights the decay must act on is the "
-    "finding below",
-    note="The paper's own Table 1 says otherwise in 4 of 8 cases (noise: BN, GN, LN; BIM: WN); Table 2 agrees in all "
-    "8. One run each.",
 )
 
 finding(
     "robustness",
-    printed="it is the decay of scale-invariant weights that raises the accuracy under attack",
     contrasts=(
         Contrast("bim_accuracy", {"decayed": "invariant"}, {"decayed": False}, least=0.01, over=("norm",)),
         Contrast("bim_accuracy", {"decayed": "invariant"}, {"decayed": "rest"}, least=0.01, over=("norm",)),
     ),
     premise=(Contrast("clean_accuracy", {"decayed": False}, least=0.6, over=("norm",)),),
-    control="decay of gains, biases and the head alone, and no decay",
 )
 
 register(
-    Experiment(
-        name="robustness",
-        papers=("S4",),
-        place="sec. 3.2, Tables 1, 2",
-        question="Does weight decay make normalized networks more robust, and does the norm of the weights matter?",
-        finding="All scale-invariant normalizers are vulnerable to noise and BIM; weight decay raises the accuracy "
-        "under attack a bit, because increasing weights amplify the attack.",
-        proxy="Published: ResNet-101 on CIFAR-10 and CIFAR-100, 200 epochs at rate 1e-3, one run each. Ours: a VGG of "
-        "eight convolutions, 8 to 32 channels wide, on 10,000 images of CIFAR-10, SGD with momentum at rate 0.05, 600 "
-        "steps of 32, decay 5e-4; noise of 0.8 and BIM in a linf ball of 0.03 standard deviations of the pixels (10 "
-        "steps), on 256 test images, so that a network of another seed was well above chance and below its clean "
-        "accuracy. Earlier versions, on digits and with decay 5e-3, which cost a third of the clean accuracy here, "
-        "left S4-wd too small to tell.",
-        sizes=grid(
-            "robustness",
-            {"norm": NORMS, "decayed": DECAYED},
-            smoke={
-                **ATTACK,
-                "model": "mlp",
-                "data": "digits",
-                "batch": 64,
-                "steps": 10,
-                "lr": 0.05,
-                "decay": 5e-3,
-                "attacked": 32,
-                "attack_steps": 3,
-                "radius": 0.2,
-            },
-            small={**ATTACK, **CIFAR, "seeds": 5, "steps": 3000, "attacked": 2000, "attack_steps": 10},
-            medium={**ATTACK, **CIFAR, "seeds": 10, "steps": 10000, "attacked": 2000, "attack_steps": 20},
-            paper={
-                **ATTACK,
-                "model": "resnet101",
-                "data": "cifar10",
-                "batch": 128,
-                "steps": 78000,
-                "lr": 1e-3,
-                "decay": 5e-4,
-                "attacked": 10000,
-                "radius": 0.13,
-            },
-        ),
-        run=run,
-        figures=(
-            *(
-                Figure(f"{name}_accuracy", series=("norm", "decayed"), kind="intervals")
-                for name, words in (("clean", "clean"), ("noise", "Gaussian noise"), ("bim", "BIM"))
-            ),
-            Figure("bim_accuracy", x="weight_norm", series=("norm", "decayed")),
-        ),
-        data=("cifar10",),
-        minutes={"small": 50.0, "medium": 300.0},
-    )
+    "robustness",
+    sizes=grid(
+        "robustness",
+        {"norm": NORMS, "decayed": DECAYED},
+        smoke={
+            **ATTACK,
+            "model": "mlp",
+            "data": "digits",
+            "batch": 64,
+            "steps": 10,
+            "lr": 0.05,
+            "decay": 5e-3,
+            "attacked": 32,
+            "attack_steps": 3,
+            "radius": 0.2,
+        },
+        small={**ATTACK, **CIFAR, "seeds": 5, "steps": 3000, "attacked": 2000, "attack_steps": 10},
+        medium={**ATTACK, **CIFAR, "seeds": 10, "steps": 10000, "attacked": 2000, "attack_steps": 20},
+        paper={
+            **ATTACK,
+            "model": "resnet101",
+            "data": "cifar10",
+            "batch": 128,
+            "steps": 78000,
+            "lr": 1e-3,
+            "decay": 5e-4,
+            "attacked": 10000,
+            "radius": 0.13,
+        },
+    ),
+    run=run,
+    figures=(
+        *(Figure(f"{n}_accuracy", series=("norm", "decayed"), kind="intervals") for n in ("clean", "noise", "bim")),
+        Figure("bim_accuracy", x="weight_norm", series=("norm", "decayed")),
+    ),
 )

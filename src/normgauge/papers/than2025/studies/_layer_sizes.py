@@ -9,14 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.papers.experiment import Record
-from normgauge.records import Spec
+from normgauge.papers.language import Record, Spec, fit
 
 
 @dataclass(frozen=True)
@@ -91,21 +88,12 @@ def train_and_watch(spec: Spec, record: Record) -> None:
         record(step, "log10_frobenius_product", sizes.log10_product(sizes.frobenius))
         record(step, "log10_sigma_product", sizes.log10_product(sizes.deviations))
         record(step, "largest_deviation", max(sizes.deviations))
+        record(step, "train_accuracy_now", evaluate(model, dataset, "train", limit=500).accuracy)
         if step == 0:
             record(step, "first_log10_norm_product", sizes.log10_product(sizes.norms), kind="estimate")
             record(step, "first_log10_sigma_product", sizes.log10_product(sizes.deviations))
 
     at = {0, steps // 4, steps // 2, steps} if steps >= 8 else {0, steps}
-    result = train(
-        network,
-        dataset,
-        optimizer,
-        steps=steps,
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        at=at,
-        watch=watch,
-    )
-    if result.diverged:
-        raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
+    result = fit(spec, network, dataset, optimizer, at=at, watch=watch)
+    result.whole()
     record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000).accuracy)

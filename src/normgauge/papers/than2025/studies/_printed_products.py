@@ -10,18 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import NonFiniteError
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import train
 from normgauge.measure.lipschitz.operator_norm import operator_norm
-from normgauge.papers.experiment import Record
+from normgauge.papers.language import Record, Spec, fit
 from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
-from normgauge.records import Spec
 
 NORMS = ("none", "batch", "layer")
-WORDS = {"none": "plain", "batch": "BN", "layer": "LN"}
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,8 @@ def train_network(spec: Spec, record: Record) -> Trained:
     network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
     start = settle_statistics(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
-    result = train(network, dataset, optimizer, steps=steps, batch=int(spec["batch"]), seed=seed)
-    if result.diverged:
-        raise NonFiniteError(f"the training loss left every reasonable range at step {result.diverged_at}")
+    result = fit(spec, network, dataset, optimizer)
+    result.whole()
     end = settle_statistics(network, dataset)
     for split in ("train", "validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000).accuracy)

@@ -11,12 +11,8 @@ from normgauge.lab import models
 from normgauge.lab.study import Study
 from normgauge.measure.lipschitz.lipschitz import lipschitz
 from normgauge.nn import cascade
-from normgauge.papers.court import EACH, Contrast, finding
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, register
 from normgauge.papers.than2025.studies._printed_products import NORMS, printed_products, train_network
-from normgauge.records import Spec
 from normgauge.rng import generator
 
 RADIUS = 0.1  # of the balls around the data, as a share of the radius of the ball that holds the data
@@ -97,7 +93,6 @@ def _study(model: str, data: str, *, steps: int, batch: int, seeds: int, samples
 
 finding(
     "capacity",
-    printed="BN and LN make a network's Lipschitz constant smaller, and the printed products bound it",
     contrasts=(
         *(
             Contrast(f"log10_{sense}", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": EACH})
@@ -109,49 +104,34 @@ finding(
             for norm in NORMALIZED
         ),
     ),
-    control="the network without a normalizer from the same weights; that a bound bounds needs none",
 )
 
 register(
-    Experiment(
-        name="capacity",
-        papers=("S2",),
-        place="Cor. 10, 11, Thm 6, 9, sec. 4.2",
-        question="Do BN and LN make the Lipschitz constant of a network smaller, and do the printed products bound it?",
-        finding="By Corollaries 10 and 11 BN and LN reduce the Lipschitz constant by the product of 1/sigma, "
-        "exponentially in depth where variances are large: normalized networks are smoother.",
-        proxy="The paper multiplies observed norms and variances of ResNet-18 and measures no constant. Ours: an "
-        "MLP of three hidden layers of 64 and a VGG of four convolutions, 100 and 40 steps of Adam (rate 0.003 in "
-        "all arms) on digits in the unit ball, and for the MLP also in a ball of radius 10 (mlp x10), where variances "
-        "are 100 times as large; scale and shift, which the paper leaves out, are there and count in the bounds but "
-        "not in the printed products. The paper size takes its ReLU net of ten layers and CIFAR-10.",
-        sizes={
-            "smoke": _study("mlp", "digits", steps=12, batch=64, seeds=3, samples=16),
-            "small": [
-                _study("mlp", "digits", steps=100, batch=64, seeds=5, samples=64),
-                _study("mlp x10", "digits", steps=100, batch=64, seeds=5, samples=64),
-                _study("vgg", "digits", steps=40, batch=64, seeds=3, samples=32),
-            ],
-            "paper": [
-                _study(model, "cifar10", steps=39_100, batch=128, seeds=3, samples=128) for model in ("relu10", "vgg")
-            ],
-        },
-        run=run,
-        figures=(
-            Figure(
-                {f"log10_{sense}": words for sense, words in SENSES.items()},
-                x="reading",
-                where={"model": EACH},
-                kind="bars",
-            ),
-            Figure(
-                {f"first_log10_{sense}": words for sense, words in SENSES.items()},
-                x="reading",
-                where={"model": EACH},
-                kind="bars",
-            ),
+    "capacity",
+    sizes={
+        "smoke": _study("mlp", "digits", steps=12, batch=64, seeds=3, samples=16),
+        "small": [
+            _study("mlp", "digits", steps=100, batch=64, seeds=5, samples=64),
+            _study("mlp x10", "digits", steps=100, batch=64, seeds=5, samples=64),
+            _study("vgg", "digits", steps=40, batch=64, seeds=3, samples=32),
+        ],
+        "paper": [
+            _study(model, "cifar10", steps=39_100, batch=128, seeds=3, samples=128) for model in ("relu10", "vgg")
+        ],
+    },
+    run=run,
+    figures=(
+        Figure(
+            {f"log10_{sense}": words for sense, words in SENSES.items()},
+            x="reading",
+            where={"model": EACH},
+            kind="bars",
         ),
-        data=("cifar10",),
-        minutes={"small": 0.3},
-    )
+        Figure(
+            {f"first_log10_{sense}": words for sense, words in SENSES.items()},
+            x="reading",
+            where={"model": EACH},
+            kind="bars",
+        ),
+    ),
 )

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normgauge.lab.study import Study
-from normgauge.papers.court import EACH, SMALLEST, Contrast, each_but, empirical, finding
-from normgauge.papers.experiment import Experiment
-from normgauge.papers.figures import Figure
-from normgauge.papers.studies import register
+from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, each_but, empirical, finding, register
 from normgauge.papers.than2025.studies._layer_sizes import train_and_watch
 
 # model of the claim -> (architecture at small size, at paper size, normalizer)
@@ -57,10 +54,7 @@ def published_studies(name: str) -> list[Study]:
 
 empirical(
     "S2-E1",
-    place="Fig 1, 2, sec 4.2",
-    printed="training a 10-layer ReLU net / ResNet18 on CIFAR-10: all weight norms > 1, product up to 1e50; product of "
-    "1/sigma ~ 1e-25",
-    study="weight-norms",
+    "weight-norms",
     contrasts=(
         Contrast("smallest_weight_norm", {}, least=1, at={"model": "relu10"}),
         Contrast("smallest_weight_norm", {}, least=1, at={"model": "resnet18"}),
@@ -69,15 +63,10 @@ empirical(
         Contrast("log10_sigma_product", {}, least=12.5, at={"model": "resnet18"}),
     ),
     premise=(Contrast("train_accuracy", {}, least=0.9, at={"model": "resnet18"}),),
-    control="none is needed: it is a statement about sizes at the end of training, in either norm; that the network "
-    "has been trained is the premise (half the printed exponents count)",
-    note="The paper does not say which norm of a convolution's weights it takes; both are asked. A large product "
-    "bounds nothing about the trained function: with BN it does not change when a weight is multiplied (S2-T9).",
 )
 
 finding(
     "weight-norms",
-    printed="the product of the weights' norms grows in training",
     contrasts=(
         Contrast(
             "",
@@ -87,36 +76,26 @@ finding(
             at={"model": each_but("efficientnet")},
         ),
     ),
-    control="the same network before training; EfficientNet stays at chance at small size and is not judged",
 )
 
 register(
-    Experiment(
-        name="weight-norms",
-        papers=("S2",),
-        place="Fig. 1, 3, sec. 4.2",
-        question="How large do the weights' norms and their product become, and does the product mean anything?",
-        finding="All weight norms grow well above 1; their product reaches 10^50 in ResNet-18.",
-        proxy="ResNet-18 with 8 to 64 channels instead of 64 to 512, EfficientNet a quarter as wide as B0 instead of "
-        "B3, 4,000 images of CIFAR-10, one to a few epochs of Adam instead of 100; the ReLU net is the published one.",
-        sizes={
-            "smoke": studies("weight-norms", ["resnet18"], data="digits", steps={"resnet18": 3}, batch=32, seeds=3),
-            "small": studies(
-                "weight-norms",
-                list(ARCHITECTURES),
-                data="cifar10:4000/500/500",
-                steps={"relu10": 150, "resnet18": 150, "efficientnet": 40},
-                batch=64,
-                seeds=4,
-            ),
-            "paper": published_studies("weight-norms"),
-        },
-        run=train_and_watch,
-        figures=(
-            Figure("log10_norm_product", series=("model",)),
-            Figure("layer_norm", series=("layer",), where={"model": EACH, "seed": SMALLEST}),
+    "weight-norms",
+    sizes={
+        "smoke": studies("weight-norms", ["resnet18"], data="digits", steps={"resnet18": 3}, batch=32, seeds=3),
+        "small": studies(
+            "weight-norms",
+            list(ARCHITECTURES),
+            data="cifar10:4000/500/500",
+            steps={"relu10": 150, "resnet18": 150, "efficientnet": 40},
+            batch=64,
+            seeds=4,
         ),
-        data=("cifar10",),
-        minutes={"small": 2.3},
-    )
+        "paper": published_studies("weight-norms"),
+    },
+    run=train_and_watch,
+    figures=(
+        Figure("log10_norm_product", series=("model",)),
+        Figure("train_accuracy_now", series=("model",)),
+        Figure("layer_norm", series=("layer",), where={"model": EACH, "seed": SMALLEST}),
+    ),
 )

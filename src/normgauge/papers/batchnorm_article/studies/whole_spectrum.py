@@ -1,0 +1,106 @@
+"""S3 Smoothness, last paragraph: all eigenvalues of the Hessian with and without BN, at equal training loss."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from normgauge.lab import data as datasets
+from normgauge.lab.models import Normalized
+from normgauge.nn import init
+from normgauge.objective import Objective
+from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
+
+NORMS = ("none", "batch")
+LEVELS = (0.5, 0.1)  # training losses at which arms are compared
+CLASSES = 10  # as many eigenvalues stand out, by theory and in what others measured
+LOOK = 5  # steps from look to look at the loss
+
+
+def run(spec: Spec, record: Record) -> None:
+    """Train to each level of the loss in turn, and take the whole spectrum there."""
+    digits = datasets.load(spec["data"])
+    count, width = int(spec["measured"]), int(spec["width"])
+    hidden = [Normalized(nn.Linear(fan_in, width), spec["norm"], 0) for fan_in in (math.prod(digits.shape), width)]
+    layers = [module for layer in hidden for module in (layer, nn.ReLU())]
+    network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, digits.classes)).double()
+    init.he(network, seed=int(spec["seed"]))
+    batch = (digits.train[0][:count].double(), digits.train[1][:count])
+    objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
+    _record_spectrum(record, 0, objective, "start")
+    waiting = list(LEVELS)
+
+    def until(step: int, losses: object) -> bool:
+        if step % LOOK == 0:
+            loss = float(objective.loss())
+            while waiting and loss <= waiting[0]:
+                _record_spectrum(record, step, objective, f"loss {waiting.pop(0):g}")
+        return not waiting
+
+    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+    data = (digits.train[0].double(), digits.train[1])
+    loss = nn.functional.cross_entropy
+    done = fit(spec, network, data, optimizer, loss=loss, until=until)
+    done.whole()
+    record(len(done.losses), "steps", len(done.losses))
+
+
+def _record_spectrum(record: Record, step: int, objective: Objective, when: str) -> None:
+    """Record the largest eigenvalue, the root mean square of all but the outliers, their ratio, the negative share."""
+    operator = objective.hessian()
+    dense = operator.matmat(torch.eye(operator.shape[0], dtype=operator.dtype))
+    values = torch.linalg.eigvalsh((dense + dense.T) / 2)
+    top = float(values[-1])
+    bulk = float(values[:-CLASSES].square().mean().sqrt())
+    name = when.replace(" ", "_").replace(".", "_")
+    record(step, f"top_{name}", top)
+    record(step, f"bulk_{name}", bulk)
+    record(step, f"outliers_{name}", top / bulk)
+    record(step, f"negative_share_{name}", float((values < -1e-6 * top).double().mean()))
+    for place, value in enumerate(values.flip(0).tolist()):
+        if place < 2 * CLASSES or place % 20 == 0:
+            record(step, f"eigenvalue_{name}", math.log10(max(abs(value), 1e-12)), layer=f"{place / len(values):.4f}")
+
+
+AT = {"lr": 0.1}
+
+
+def _compare(reading: str, least: float, *, log: bool = True) -> Contrast:
+    return Contrast(reading, {"norm": "none"}, {"norm": "batch"}, least=least, at=AT, log=log)
+
+
+empirical(
+    "S3-spectrum",
+    "whole-spectrum",
+    contrasts=[_compare(f"outliers_loss_{level}", math.log10(1.5)) for level in ("0_5", "0_1")],
+)
+
+finding(
+    "whole-spectrum",
+    contrasts=(
+        _compare("top_loss_0_5", 0.1),
+        _compare("bulk_loss_0_5", 0.1),
+        _compare("negative_share_loss_0_5", 0.02, log=False),
+    ),
+)
+
+register(
+    "whole-spectrum",
+    sizes=grid(
+        "whole-spectrum",
+        {"norm": NORMS, "lr": (0.1, 0.3)},
+        smoke={"seeds": 1, "lr": (0.1,), "data": "digits", "measured": 64, "width": 6, "batch": 64, "steps": 800},
+        small={"seeds": 4, "data": "digits", "measured": 256, "width": 12, "batch": 64, "steps": 6000},
+        medium={"seeds": 8, "data": "digits", "measured": 1024, "width": 24, "batch": 64, "steps": 20_000},
+        paper={"seeds": 10, "data": "digits", "measured": 1024, "width": 48, "batch": 64, "steps": 20_000},
+    ),
+    run=run,
+    figures=(
+        *(
+            Figure(f"eigenvalue_{when}", x="layer", where={"lr": EACH}, note="log10 of |eigenvalue| by rank.")
+            for when in ("start", "loss_0_5", "loss_0_1")
+        ),
+    ),
+)
