@@ -60,30 +60,30 @@ def page(book: Ledger) -> str:
 def _section(claim: Claim) -> str:
     verdict = claim.result
     rows = [
-        ("printed", _sentence(claim, "printed")),
-        ("corrected", _sentence(claim, "corrected")),
-        ("finding", _plain(verdict.sentence)),
-        ("criterion", _plain(claim.criterion)),
-        ("rests on", _plain(verdict.rests_on)),
-        ("hypotheses", _sentence(claim, "hypotheses")),
-        ("note", _sentence(claim, "note")),
-        ("fault", _plain(claim.fault)),
-        *(("quoted", _plain(quote)) for quote in claim.quotes),
+        ("printed", typeset_sentence(claim, "printed")),
+        ("corrected", typeset_sentence(claim, "corrected")),
+        ("finding", escape(verdict.sentence)),
+        ("criterion", escape(claim.criterion)),
+        ("rests on", escape(verdict.rests_on)),
+        ("hypotheses", typeset_sentence(claim, "hypotheses")),
+        ("note", typeset_sentence(claim, "note")),
+        ("fault", escape(claim.fault)),
+        *(("quoted", escape(quote)) for quote in claim.quotes),
     ]
     body = [f"* **{name}**: {text}" for name, text in rows if text]
-    body += [f"* {_plain(str(item))}" for item in verdict.evidence if item.role == "fact"]
+    body += [f"* {escape(str(item))}" for item in verdict.evidence if item.role == "fact"]
     return f"### {claim.id}: {verdict.word.replace('_', ' ')}\n\n{claim.place}\n\n" + "\n".join(body)
 
 
-def _sentence(claim: Claim, part: str) -> str:
+def typeset_sentence(claim: Claim, part: str) -> str:
     """Return a sentence with its formulas as LaTeX: docs/mathml_hook.py turns them into MathML, as GitHub does."""
     pieces = (latex(claim, part) or "").split("$")
     if pieces == [""]:
-        return _plain(getattr(claim, part))
-    return "".join(f"${piece}$" if k % 2 else _plain(piece) for k, piece in enumerate(pieces))
+        return escape(getattr(claim, part))
+    return "".join(f"${piece}$" if k % 2 else escape(piece) for k, piece in enumerate(pieces))
 
 
-def _plain(text: str) -> str:
+def escape(text: str) -> str:
     """Keep formulas as they are: markdown would take stars and underscores for emphasis, except in code."""
     pieces = text.split("`")
     for k in range(0, len(pieces), 2):
