@@ -59,5 +59,7 @@ def test_pictures_and_links_exist():
     for page in PAGES:
         text = re.sub(r"```.*?```|`[^`]*`|\$[^$]+\$", "", page.read_text(encoding="utf-8"), flags=re.S)
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
-            if "://" not in link:
+            if "://" not in link and not link.startswith(
+                "claims/"
+            ):  # those are written at build: tests/docs/test_site.py
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"
