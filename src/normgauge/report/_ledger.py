@@ -54,7 +54,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     papers = list(dict.fromkeys(claim.paper for claim in shown))
     counted = [(paper, [claim for claim in shown if claim.paper == paper]) for paper in papers]
     tallies = {name: Counter(getattr(claim, name) for claim in shown) for name in FILTERS}
-    words = {"verdict": WORDS, "flaw": FAULTS, "status": STANDINGS, "outcome": OUTCOMES}  # values nobody has are said too
+    words = {"verdict": WORDS, "flaw": FAULTS, "status": STANDINGS, "outcome": OUTCOMES}  # all are said
     neighbours = {claim.id for claim in shown}
     filters = {
         "spoken": _spoken_word,
