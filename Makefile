@@ -48,6 +48,7 @@ generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/gener
 	$(BIN)/python docs/generate_instruments.py
 	$(BIN)/python docs/generate_explore.py
 	$(BIN)/python docs/generate_gallery.py
+	$(BIN)/python docs/generate_notebooks.py
 	$(BIN)/python docs/generate_checks.py
 
 docs: $(VENV)/.dev ## build the documentation into site/

@@ -111,3 +111,17 @@ def test_examples_of_the_gallery_run(name):
 
     picture, meaning = run(EXAMPLES / f"{name}.py")
     assert picture.startswith("<svg") and meaning
+
+
+def test_notebooks_are_their_sources_executed():
+    from generate_notebooks import FOLDER, cells
+
+    sources = sorted(FOLDER.glob("*.py"))
+    assert len(sources) >= 3
+    for path in sources:
+        book = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
+        wanted = list(cells(path.read_text(encoding="utf-8")))
+        assert [cell["cell_type"] for cell in book["cells"]] == [kind for kind, _ in wanted]
+        assert all(cell["source"].startswith(text) for cell, (_, text) in zip(book["cells"], wanted, strict=True))
+        assert "colab" in book["cells"][0]["source"]
+        assert any("text/html" in out.get("data", {}) for cell in book["cells"] for out in cell.get("outputs", []))
