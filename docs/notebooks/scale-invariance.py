@@ -14,8 +14,9 @@ batch = (torch.randn(128, 16), torch.randint(4, (128,)))
 objective = ng.Objective(model, nn.functional.cross_entropy, batch, mode="train")
 ng.symmetries(objective)
 # %% [markdown]
-# The rows before the BatchNorm can be rescaled without any change of the outputs. A step of SGD is then at a right angle to
-# each row and lengthens it; weight decay shortens it; together they set the rate at which its direction is trained.
+# The rows before the BatchNorm can be rescaled without any change of the outputs. A step of SGD is then at a right
+# angle to each row and lengthens it; weight decay shortens it; together they set the rate at which its direction is
+# trained.
 # %%
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=5e-3)
 ng.weight_dynamics(objective, optimizer)
