@@ -56,6 +56,9 @@ generated: $(VENV)/.dev ## write docs/_generated/ anew; support.md by docs/gener
 	$(BIN)/python docs/generate_overview.py
 	$(BIN)/python docs/generate_index.py
 	$(BIN)/python docs/generate_instruments.py
+	$(BIN)/python docs/generate_explore.py
+	$(BIN)/python docs/generate_gallery.py
+	$(BIN)/python docs/generate_notebooks.py
 	$(BIN)/python docs/generate_checks.py
 	$(BIN)/python docs/generate_benchmarks.py
 

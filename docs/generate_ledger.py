@@ -1,8 +1,9 @@
-"""Write docs/_generated/ledger.md, "What the papers say and what holds", from the ledger."""
+"""Write docs/_generated/ledger.md, "What the papers say and what holds", and README's tally, from the ledger."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 from normgauge.papers.court import Claim, Ledger, ledger
@@ -10,6 +11,7 @@ from normgauge.papers.court.typeset import latex
 from normgauge.papers.shelf import PAPERS
 
 PAGE = Path(__file__).parent / "_generated" / "ledger.md"
+README = Path(__file__).parents[1] / "README.md"
 WORDS = ("holds", "holds_with_correction", "false_as_stated", "empirical", "not_run", "error")
 MEANINGS = {
     "holds": "the printed statement is true on every instance",
@@ -60,30 +62,30 @@ def page(book: Ledger) -> str:
 def _section(claim: Claim) -> str:
     verdict = claim.result
     rows = [
-        ("printed", _sentence(claim, "printed")),
-        ("corrected", _sentence(claim, "corrected")),
-        ("finding", _plain(verdict.sentence)),
-        ("criterion", _plain(claim.criterion)),
-        ("rests on", _plain(verdict.rests_on)),
-        ("hypotheses", _sentence(claim, "hypotheses")),
-        ("note", _sentence(claim, "note")),
-        ("fault", _plain(claim.fault)),
-        *(("quoted", _plain(quote)) for quote in claim.quotes),
+        ("printed", typeset_sentence(claim, "printed")),
+        ("corrected", typeset_sentence(claim, "corrected")),
+        ("finding", escape(verdict.sentence)),
+        ("criterion", escape(claim.criterion)),
+        ("rests on", escape(verdict.rests_on)),
+        ("hypotheses", typeset_sentence(claim, "hypotheses")),
+        ("note", typeset_sentence(claim, "note")),
+        ("fault", escape(claim.fault)),
+        *(("quoted", escape(quote)) for quote in claim.quotes),
     ]
     body = [f"* **{name}**: {text}" for name, text in rows if text]
-    body += [f"* {_plain(str(item))}" for item in verdict.evidence if item.role == "fact"]
+    body += [f"* {escape(str(item))}" for item in verdict.evidence if item.role == "fact"]
     return f"### {claim.id}: {verdict.word.replace('_', ' ')}\n\n{claim.place}\n\n" + "\n".join(body)
 
 
-def _sentence(claim: Claim, part: str) -> str:
+def typeset_sentence(claim: Claim, part: str) -> str:
     """Return a sentence with its formulas as LaTeX: docs/mathml_hook.py turns them into MathML, as GitHub does."""
     pieces = (latex(claim, part) or "").split("$")
     if pieces == [""]:
-        return _plain(getattr(claim, part))
-    return "".join(f"${piece}$" if k % 2 else _plain(piece) for k, piece in enumerate(pieces))
+        return escape(getattr(claim, part))
+    return "".join(f"${piece}$" if k % 2 else escape(piece) for k, piece in enumerate(pieces))
 
 
-def _plain(text: str) -> str:
+def escape(text: str) -> str:
     """Keep formulas as they are: markdown would take stars and underscores for emphasis, except in code."""
     pieces = text.split("`")
     for k in range(0, len(pieces), 2):
@@ -93,5 +95,28 @@ def _plain(text: str) -> str:
     return "`".join(pieces)
 
 
+def write_tally(book: Ledger) -> str:
+    """Return README's sentence on how many published sentences are false, split by the kind of fault."""
+    words = Counter(word for counts in book.counts().values() for word in counts for _ in range(counts[word]))
+    faults = book.faults()
+    printed = sum(1 for claim in book if claim.paper != "P")
+    return (
+        f"**{words['false_as_stated']} of {len(book)} sentences are false as stated**: {faults['false']} are wrong, "
+        f"{faults['missing hypothesis']} lack a hypothesis, {faults['misprint']} are misprints. {words['holds']} hold, "
+        f"{words['holds_with_correction']} hold once corrected, {words['empirical']} are about experiments and judged "
+        f"from runs, {words['not_run']} wait for theirs. {printed} are of five papers, {len(book) - printed} of "
+        "practice: [search them](docs/_generated/ledger.md)."
+    )
+
+
+def fill_readme(text: str, tally: str) -> str:
+    """Return README with the sentence between its marks."""
+    head, start, rest = text.partition("<!-- tally: written by docs/generate_ledger.py -->\n")
+    _, end, tail = rest.partition("<!-- /tally -->")
+    return f"{head}{start}{tally}\n{end}{tail}"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(ledger().judge(workers=os.cpu_count() or 1)), encoding="utf-8")
+    judged = ledger().judge(workers=os.cpu_count() or 1)
+    PAGE.write_text(page(judged), encoding="utf-8")
+    README.write_text(fill_readme(README.read_text(encoding="utf-8"), write_tally(judged)), encoding="utf-8")

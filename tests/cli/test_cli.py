@@ -207,3 +207,26 @@ def test_help_and_version():
     words = normgauge("--version").stdout.split()
     assert words[:2] == ["normgauge", ng.__version__] and words[2:4] == ["(torch", f"{metadata.version('torch')},"]
     assert normgauge("compare", "--seeds", "0").returncode == 2
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_verdicts_and_severities_are_coloured_on_terminals_unless_no_color(no_color, monkeypatch, capsys):
+    from normgauge.cli._console import console
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1") if no_color else monkeypatch.delenv("NO_COLOR", raising=False)
+    console().print("S0-1 false as stated\nWARNING NG01: it holds with correction, S1 holds")
+    printed = capsys.readouterr().out
+    assert ("\x1b[1;31mfalse as stated" in printed) != no_color
+    assert ("\x1b[33mWARNING" in printed and "\x1b[33mholds with correction" in printed) != no_color
+    assert "\x1b[3" not in printed if no_color else "\x1b[32mholds\x1b" in printed
+
+
+def test_judges_say_how_far_they_are_in_plain_lines_where_there_is_no_terminal(capsys):
+    from normgauge.cli._console import console, judging_bar
+
+    with judging_bar(console(stderr=True), 8) as progress:
+        for done in range(1, 9):
+            progress("S0-x", done, 8)
+    assert capsys.readouterr().err.splitlines() == [f"judged {k} of 8" for k in (2, 4, 6, 8)]

@@ -76,3 +76,12 @@ def on_spheres(convs, rest, rate):
 def test_training_does_not_see_the_scale_of_the_initial_weights():
     means = [sum(accuracy(scale, seed, on_spheres) for seed in range(3)) / 3 for scale in (0.1, 1.0, 10.0)]
     assert max(means) - min(means) <= 0.01 and min(means) > 0.95
+
+
+def test_a_radial_gradient_does_not_amplify_the_rounding_of_the_norm():
+    weight = nn.Parameter(torch.tensor([[0.25, -0.97]], dtype=torch.float64))
+    start, optimizer = weight.norm().item(), optim.SphereSGD([weight], lr=1.0)
+    for _ in range(200):
+        weight.grad = 0.9 * weight.detach() + 1e-9
+        optimizer.step()
+    assert weight.norm().item() == pytest.approx(start, rel=1e-14)

@@ -102,7 +102,7 @@ def test_no_field_of_stored_evidence_is_markup():
 
 
 @needs_browser
-def test_the_address_holds_the_view_and_the_search_finds(page):
+def test_the_address_holds_the_view_and_the_search_finds(page, book):
     probe = (
         GO
         + """
@@ -121,6 +121,7 @@ def test_the_address_holds_the_view_and_the_search_finds(page):
       found.verdict = await go("verdict=holds&paper=S1");
       found.status = await go("status=not_run");
       found.outcome = await go("outcome=reproduced");
+      found.fault = await go("flaw=missing hypothesis");
       found.unknown = (await go("verdict=nonsense")).length;
       found.link = (await go("S1-T4.1")).length;
       const card = document.getElementById("S1-T4.1");
@@ -145,6 +146,7 @@ def test_the_address_holds_the_view_and_the_search_finds(page):
     assert found["verdict"] == ["S1-FC.2"]
     assert found["status"] == ["S0-sgd", "S1-noise"]
     assert found["outcome"] == ["S1-l1"]
+    assert found["fault"] == [claim.id for claim in book if claim.flaw == "missing hypothesis"]
     assert found["unknown"] == len(IDS)
     assert found["link"] == len(IDS) and found["wide"] and found["near"]
     assert found["focus"] == "q" and found["unfolded"] == len(IDS)
@@ -169,7 +171,7 @@ def test_the_page_fits_its_window_and_both_themes(page, width):
     )
     assert found["overflow"] <= 0 and found["formula"] > 8
     assert found["paint"][0] != found["paint"][1]
-    assert found["controls"] == 7 and found["labels"]
+    assert found["controls"] == 8 and found["labels"]
 
 
 @needs_browser

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from normgauge.cli._console import console
+from normgauge.cli._console import console, judging_bar
 
 
 def claims(
@@ -33,8 +33,6 @@ def claims(
     Experiments are judged from the runs that ship with normgauge, and from your own: those supersede the shipped ones
     at equal or larger size, otherwise both are shown.
     """
-    from rich.progress import Progress
-
     from normgauge.errors import InputError
     from normgauge.papers.court import DEFAULT_FOLDER, ledger
 
@@ -55,12 +53,8 @@ def claims(
     notes = console(stderr=True)
     for sentence in book.trouble:
         notes.print(sentence)
-    with Progress(console=notes, transient=True) as bar:
-        task = bar.add_task("judging", total=len(book))
-        book = book.judge(
-            workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1,
-            progress=lambda name, done, total: bar.update(task, completed=done, description=name),
-        )
+    with judging_bar(notes, len(book)) as progress:
+        book = book.judge(workers=(workers or os.cpu_count() or 1) if len(book) > 4 else 1, progress=progress)
     if html is not None:
         from normgauge.documents import write_whole
         from normgauge.report import ledger_page

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import typer
 from rich.console import Console
+from rich.highlighter import RegexHighlighter
+from rich.theme import Theme
 from typer.core import TyperGroup
 
 from normgauge.records import text_width
 
 
+class _Verdicts(RegexHighlighter):
+    """Colours verdicts and severities, which stand there as words too."""
+
+    base_style = "verdict."
+    highlights = [  # noqa: RUF012 (rich declares it so)
+        r"(?P<good>\bholds\b(?! with)|\breproduced\b(?=[.,;)\s]|$))",
+        r"(?m)(?P<warn>\bholds with correction\b|\btoo small to tell\b|\bpremise absent\b|^WARNING\b)",
+        r"(?m)(?P<bad>\bfalse as stated\b|\bcontradicted\b|\bfails\b|^ERROR\b|^error:)",
+        r"(?m)(?P<mute>\bnot run\b|^INFO\b)",
+    ]
+
+
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for plain text; notes go to stderr, answers to stdout."""
-    return Console(stderr=stderr, soft_wrap=text_width() is None, highlight=False, markup=False)
+    """Return a console for plain text; notes go to stderr, answers to stdout; colour on terminals, without NO_COLOR."""
+    theme = Theme({"verdict.good": "green", "verdict.warn": "yellow", "verdict.bad": "bold red", "verdict.mute": "dim"})
+    return Console(stderr=stderr, soft_wrap=text_width() is None, highlighter=_Verdicts(), markup=False, theme=theme)
+
+
+def judging_bar(notes: Console, total: int) -> AbstractContextManager[Callable[[str, int, int], None]]:
+    """Return what shows how far the judges are: a bar on a terminal, a line for every quarter elsewhere."""
+    from rich.progress import Progress
+
+    @contextmanager
+    def show() -> Iterator[Callable[[str, int, int], None]]:
+        if not notes.is_terminal:
+            quarters = {math.ceil(total * k / 4) for k in (1, 2, 3, 4)}
+            yield lambda name, done, total: notes.print(f"judged {done} of {total}") if done in quarters else None
+            return
+        with Progress(console=notes, transient=True) as bar:
+            task = bar.add_task("judging", total=total)
+            yield lambda name, done, total: bar.update(task, completed=done, description=name)
+
+    return show()
 
 
 class FullSentences(TyperGroup):

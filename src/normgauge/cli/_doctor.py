@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from normgauge.cli._console import console
 from normgauge.cli._symmetries import call_factory, random_inputs
 from normgauge.errors import InputError
 
@@ -17,24 +18,26 @@ if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help
 
 def doctor(
     target: Annotated[
-        str, typer.Argument(help="package.module:factory; it returns a module, (module, batch) or an Objective")
+        str, typer.Argument(help="package.module:factory; it returns a module, (module, batch) or an Objective.")
     ] = "",
     example: Annotated[
-        bool, typer.Option("--example", help="look at a sick model that comes with the package")
+        bool, typer.Option("--example", help="Look at a sick model that comes with the package.")
     ] = False,
-    data: Annotated[str, typer.Option(help="package.module:function returning a batch or a loader of batches")] = "",
-    input: Annotated[str, typer.Option(help="without data: shape of one input, such as 3x32x32")] = "",
-    tokens: Annotated[int, typer.Option(help="without data: vocabulary, for models that read integers")] = 0,
-    batch: Annotated[int, typer.Option(help="without data: samples in the random batch")] = 32,
-    optimizer: Annotated[str, typer.Option(help="package.module:function; function(model) returns the optimizer")] = "",
-    against: Annotated[str, typer.Option(help="package.module:factory of another implementation")] = "",
-    ignore: Annotated[list[str] | None, typer.Option(help="leave out: NG14, or NG14:layer1.* (repeatable)")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="a few gradients only")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="show all findings in full")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")] = False,
-    sarif: Annotated[bool, typer.Option("--sarif", help="print a SARIF log and nothing else")] = False,
-    html: Annotated[str, typer.Option(help="write a page to this file as well")] = "",
-    fix: Annotated[str, typer.Option(help="folder for the repaired state dict and the table of repairs")] = "",
+    data: Annotated[str, typer.Option(help="package.module:function returning a batch or a loader of batches.")] = "",
+    input: Annotated[str, typer.Option(help="Without data: shape of one input, such as 3x32x32.")] = "",
+    tokens: Annotated[int, typer.Option(help="Without data: vocabulary, for models that read integers.")] = 0,
+    batch: Annotated[int, typer.Option(help="Without data: samples in the random batch.")] = 32,
+    optimizer: Annotated[
+        str, typer.Option(help="package.module:function; function(model) returns the optimizer.")
+    ] = "",
+    against: Annotated[str, typer.Option(help="package.module:factory of another implementation.")] = "",
+    ignore: Annotated[list[str] | None, typer.Option(help="Leave out: NG14, or NG14:layer1.* (repeatable)")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few gradients only.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all findings in full.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+    sarif: Annotated[bool, typer.Option("--sarif", help="Print a SARIF log and nothing else.")] = False,
+    html: Annotated[str, typer.Option(help="Write a page to this file as well.")] = "",
+    fix: Annotated[str, typer.Option(help="Folder for the repaired state dict and the table of repairs.")] = "",
 ) -> None:
     """Find what is wrong with a model's normalization, prove it, explain it, fix it."""
     if bool(target) == example or (as_json and sarif):
@@ -45,7 +48,7 @@ def doctor(
     if as_json or sarif:
         typer.echo(json.dumps(checkup.sarif(target.partition(":")[0]), indent=2) if sarif else checkup.to_json())
     else:
-        typer.echo(checkup.text(everything=everything))
+        console().print(checkup.text(everything=everything))
     if html:
         from normgauge.documents import write_whole
         from normgauge.report import checkup_page

@@ -29,23 +29,25 @@ _VERBS = {
 
 def surgery(
     operation: Annotated[str, typer.Argument(help=", ".join(_VERBS))],
-    target: Annotated[str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective")],
-    out: Annotated[Path, typer.Option(help="new weights, .safetensors or .pt; a recipe is written beside them")],
-    checkpoint: Annotated[Path | None, typer.Option(help="weights to begin with, .safetensors or .pt")] = None,
-    input: Annotated[str, typer.Option(help="shape of one input without the batch, such as 3x32x32")] = "",
-    tokens: Annotated[int, typer.Option(help="vocabulary, for models that read integers")] = 0,
-    batch: Annotated[int, typer.Option(help="samples in the random example")] = 8,
-    data: Annotated[str, typer.Option(help="package.module:loader, for recalibrate")] = "",
-    to: Annotated[str, typer.Option(help="normalizer, for swap")] = "",
-    where: Annotated[str, typer.Option(help="glob of modules, for swap, freeze, guard, split, recalibrate")] = "",
-    rotation: Annotated[str, typer.Option(help="random, pca or hadamard")] = "random",
-    by: Annotated[str, typer.Option(help="gamma, similar, random or correlation, for prune")] = "correlation",
-    share: Annotated[float, typer.Option(help="of the channels, for prune")] = 0.5,
+    target: Annotated[
+        str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective.")
+    ],
+    out: Annotated[Path, typer.Option(help="New weights, .safetensors or .pt; a recipe is written beside them.")],
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights to begin with, .safetensors or .pt.")] = None,
+    input: Annotated[str, typer.Option(help="Shape of one input without the batch, such as 3x32x32.")] = "",
+    tokens: Annotated[int, typer.Option(help="Vocabulary, for models that read integers.")] = 0,
+    batch: Annotated[int, typer.Option(help="Samples in the random example.")] = 8,
+    data: Annotated[str, typer.Option(help="package.module:loader, for recalibrate.")] = "",
+    to: Annotated[str, typer.Option(help="Normalizer, for swap.")] = "",
+    where: Annotated[str, typer.Option(help="Glob of modules, for swap, freeze, guard, split, recalibrate.")] = "",
+    rotation: Annotated[str, typer.Option(help="Random, pca or hadamard.")] = "random",
+    by: Annotated[str, typer.Option(help="Gamma, similar, random or correlation, for prune.")] = "correlation",
+    share: Annotated[float, typer.Option(help="Of the channels, for prune.")] = 0.5,
     untie: Annotated[
-        bool, typer.Option("--untie", help="let tied weights part, for fold, layer-to-rms, rotate")
+        bool, typer.Option("--untie", help="Let tied weights part, for fold, layer-to-rms, rotate.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="of the example and of what is random")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")] = False,
+    seed: Annotated[int, typer.Option(help="Of the example and of what is random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Change the normalization of a trained network, with proof; exit code 1 where nothing could be done."""
     if operation not in _VERBS:

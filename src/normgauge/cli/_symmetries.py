@@ -18,18 +18,20 @@ if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help
 
 
 def symmetries(
-    target: Annotated[str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective")],
-    input: Annotated[str, typer.Option(help="shape of one input without the batch, such as 3x32x32")] = "",
-    tokens: Annotated[int, typer.Option(help="vocabulary, for models that read integers")] = 0,
-    batch: Annotated[int, typer.Option(help="samples in the random batch")] = 32,
-    mode: Annotated[str, typer.Option(help="train or eval")] = "train",
-    norm: Annotated[str, typer.Option(help="normalizer, for a factory(norm) as compare takes it")] = "",
+    target: Annotated[
+        str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective.")
+    ],
+    input: Annotated[str, typer.Option(help="Shape of one input without the batch, such as 3x32x32.")] = "",
+    tokens: Annotated[int, typer.Option(help="Vocabulary, for models that read integers.")] = 0,
+    batch: Annotated[int, typer.Option(help="Samples in the random batch.")] = 32,
+    mode: Annotated[str, typer.Option(help="Train or eval.")] = "train",
+    norm: Annotated[str, typer.Option(help="Normalizer, for a factory(norm) as compare takes it.")] = "",
     of: Annotated[
-        str, typer.Option(help="outputs or loss (loss needs a factory that returns an Objective)")
+        str, typer.Option(help="Outputs or loss (loss needs a factory that returns an Objective)")
     ] = "outputs",
-    seed: Annotated[int, typer.Option(help="of inputs and probes")] = 0,
-    explain_: Annotated[bool, typer.Option("--explain", help="print sentences per layer as well")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document and nothing else")] = False,
+    seed: Annotated[int, typer.Option(help="Of inputs and probes.")] = 0,
+    explain_: Annotated[bool, typer.Option("--explain", help="Print sentences per layer as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Print which changes of the parameters leave the model's outputs unchanged."""
     from normgauge.symmetry import symmetries as find_symmetries

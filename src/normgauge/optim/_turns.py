@@ -128,6 +128,7 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
     k = 1 / s
     a = e + 1
     w.mul_(column(k * a)).addcmul_(b, column(k * e), value=lr)
+    w.mul_(column(radius / functions(e).sqrt(sums(flat, flat))))  # else radial gradients amplify the rounding of |w|
     if momentum:
         a /= a * a + TINY
         e *= a

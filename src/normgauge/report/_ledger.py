@@ -33,7 +33,7 @@ MEANINGS = {
     "empirical": "a statement about experiments, judged over seeds by a criterion fixed in advance: reproduced, "
     "contradicted, too small to tell, or premise absent at the scale run; not run until its study was run",
 }
-FILTERS = ("paper", "verdict", "status", "outcome")
+FILTERS = ("paper", "verdict", "flaw", "status", "outcome")
 
 
 def ledger_page(claims: Iterable[Claim]) -> str:
@@ -48,13 +48,13 @@ def ledger_page(claims: Iterable[Claim]) -> str:
         >>> 'id="S1-FC.2"' in html, "<math>" in html, "//" in html.replace("// ", "")
         (True, True, False)
     """
-    from normgauge.papers.court import OUTCOMES, STANDINGS, WORDS
+    from normgauge.papers.court import FAULTS, OUTCOMES, STANDINGS, WORDS
 
     shown = list(claims)
     papers = list(dict.fromkeys(claim.paper for claim in shown))
     counted = [(paper, [claim for claim in shown if claim.paper == paper]) for paper in papers]
     tallies = {name: Counter(getattr(claim, name) for claim in shown) for name in FILTERS}
-    words = {"verdict": WORDS, "status": STANDINGS, "outcome": OUTCOMES}  # values nobody has are said too
+    words = {"verdict": WORDS, "flaw": FAULTS, "status": STANDINGS, "outcome": OUTCOMES}  # all are said
     neighbours = {claim.id for claim in shown}
     filters = {
         "spoken": _spoken_word,

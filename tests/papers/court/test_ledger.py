@@ -78,7 +78,7 @@ def test_the_docs_page_has_every_claim_in_its_present_words(script):
     for claim in ng.claims.ledger():
         section = page.partition(f"\n### {claim.id}: ")[2].partition("\n### ")[0]
         for part in ("printed", "corrected", "hypotheses", "note"):
-            assert script._sentence(claim, part) in section, f"{claim.id}: run make generated"
+            assert script.typeset_sentence(claim, part) in section, f"{claim.id}: run make generated"
 
 
 @pytest.mark.heavy

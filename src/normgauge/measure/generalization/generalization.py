@@ -125,7 +125,7 @@ class Generalization(Result):
         """Return the bounds, then the measures, then what the numbers mean and rest on."""
         table = format_table(self._rows(), title=self._title())
         measured = format_table([_fields(measure) for measure in self.measures], title=self._test_in_words())
-        return "\n\n".join([table, measured, f"{self.meaning()}\n{self._footer()}"])
+        return "\n\n".join([table, measured, format_table([], footer=f"{self.meaning()}\n{self._footer()}")])
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the bounds that apply, the smallest first, then the losses."""

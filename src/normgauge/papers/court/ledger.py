@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normgauge.errors import InputError, require, unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.papers.court.claim import FAULTS, Claim
 from normgauge.papers.court.judges import Progress, judge_many
 from normgauge.papers.court.registry import find, registered_claims
@@ -107,14 +107,15 @@ class Ledger(Result):
 
     def chart(self) -> altair.TopLevelMixin:
         """Return bars of the verdicts per paper (needs the `lab` extra)."""
-        alt = require("altair", "lab", "Ledger.chart")
-        pandas = require("pandas", "lab", "Ledger.chart")
+        from normgauge.charts import bars
+
         rows = [
-            {"paper": paper, "verdict": word, "claims": number}
+            {"paper": PAPERS[paper].name if paper in PAPERS else paper, "verdict": _spell(word), "claims": number}
             for paper, words in self.counts().items()
             for word, number in words.items()
         ]
-        return alt.Chart(pandas.DataFrame(rows)).mark_bar().encode(x="claims:Q", y="paper:N", color="verdict:N")
+        order = list(dict.fromkeys(str(row["verdict"]) for row in rows))
+        return bars(rows, x="paper", y="claims", series="verdict", order=order)
 
     def readings(self) -> tuple[Reading, ...]:
         """Return how often each verdict fell."""
@@ -130,12 +131,12 @@ class Ledger(Result):
         """Return the claims paper by paper, each paper with its counts."""
         tables = []
         for paper in self.counts():
-            rows = [row for row in self._rows() if row["paper"] == paper]
-            short = [{key: row[key] for key in ("id", "kind", "place", "verdict", "outcome", "status")} for row in rows]
+            own = [claim for claim in self.claims if claim.paper == paper]
+            rows = [{"id": c.id, "verdict": _spell(c.result.word), "sentence": f"{c.printed} ({c.place})"} for c in own]
             name = PAPERS[paper].name if paper in PAPERS else "other"
             title = f"{name} ({paper}): {len(rows)} claims ({self.tally(paper)})"
-            tables.append(format_table(short, title=title))
-        return "\n\n".join([*tables, self._footer()])
+            tables.append(format_table(rows, title=title))
+        return "\n\n".join([*tables, format_table([], footer=self._footer())])
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

@@ -50,6 +50,7 @@
       downloadFileName: entry.title,
       tooltip: { theme: "custom", disableDefaultStyle: false },
     });
+    box.querySelector("summary")?.setAttribute("aria-label", `Save the chart: ${entry.title}`);
     state.views.set(box, result);
   }
   const drawAll = () => Promise.all(all("[data-chart]").map(draw));
@@ -91,6 +92,27 @@
       for (const row of all("#runs-table tbody tr")) {
         row.hidden = chip.dataset.runs === "bad" && row.dataset.ok === "yes";
       }
+    });
+  }
+
+  // ---- columns: six at first, all in print and without scripts ------------------------------
+  const chooser = document.getElementById("columns");
+  const headings = all("#comparison-table thead th");
+  if (chooser && headings.length > 6) {
+    chooser.hidden = false;
+    headings.forEach((heading, column) => {
+      if (column === 0) return; // the arm always stays
+      const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: column < 6 });
+      const show = () => {
+        for (const row of all("#comparison-table tr")) row.cells[column].classList.toggle("off", !box.checked);
+        const shown = headings.filter((th) => !th.classList.contains("off")).length;
+        chooser.firstElementChild.textContent = `Columns: ${shown} of ${headings.length}`;
+      };
+      const label = document.createElement("label");
+      label.append(box, heading.textContent);
+      chooser.lastElementChild.append(label);
+      box.addEventListener("change", show);
+      show();
     });
   }
 
