@@ -70,6 +70,11 @@ def _sentence(family: Family) -> str:
             f"{count} scale{_plural(count)} can move between {', '.join(dict.fromkeys(up))} and "
             f"{', '.join(dict.fromkeys(down))}; only their product counts, so the norm of one alone means nothing"
         )
+    if family.kind == "fibre":
+        return (
+            f"{family.size} more directions of {_names(family)} change nothing; they have no closed form and are "
+            "followed step by step, in small networks only"
+        )
     group = {"GL": "any invertible change of basis", "O": "any rotation", "O1": "any rotation that fixes the mean"}
     return f"{group[family.group]} of {count} block{_plural(count)} of {family.block} between {_names(family)}"
 
