@@ -23,9 +23,9 @@ MOST_SAMPLES = 64
 ROWS = 1.3  # equations per unknown
 NULL, CLEAR = 1e-11, 1e-9  # relative singular values below the one are null; between the two nothing is decided
 HELD_OUT = 999  # number of the inputs on which a walk is judged
-STEPS = (0.04, 0.008, 0.0016)  # of a walk, over the length of the parameters
+STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the parameters
 CORRECTIONS = 20
-OTHER_POINTS = ((7, 1.0), (8, 2.0), (9, 1.0))  # tried when units are silent at one of the certificate's
+OTHER_SPREADS = (1.0, 2.0, 1.0, 0.7, 1.0, 3.0, 1.0)  # tried when units are silent at one of the certificate's points
 
 
 @dataclass(frozen=True)
@@ -72,26 +72,26 @@ def fibre_families(
     count = sum(value.numel() for value in function.user.values())
     if count > MOST_PARAMETERS or function.of != "outputs" or not function.double or not function.draws_inputs:
         return []
-    walks: list[_Walk] = []
-    least = count
+    walks: list[_Walk] = []  # done, from points of the least nullity
+    least, refuted = count, False
     draws = [(certifier.seed_of(k), spread) for k, spread in enumerate(SPREADS)]
-    for number, spread in (*draws, *((seed + 100 * k, s) for k, s in OTHER_POINTS)):
+    for number, spread in (*draws, *((seed + 700 + k, s) for k, s in enumerate(OTHER_SPREADS))):
         walk = _Walk(function, generic_point(function, number, spread), families, unused, certifier.tolerance)
-        if walk.nullity is not None:
-            walks.append(walk)
-            least = min(least, walk.nullity)
-        if not least or sum(w.nullity == least for w in walks) == len(SPREADS):
-            break
-    walks = [walk for walk in walks if walk.nullity == least]
-    if not least or len(walks) < len(SPREADS):
-        return []
-    trials = []
-    for number, walk in enumerate(walks):
-        trials.append(walk.walk(generator(seed + number)))
-        if not trials[-1][0] <= certifier.tolerance:
+        if walk.nullity is None or walk.nullity > least:
+            continue
+        if walk.nullity < least:  # some unit was silent at the points before
+            least, walks, refuted = walk.nullity, [], False
+        if not least:
             return []
-    moved, distance = max(t[0] for t in trials), min(t[1] for t in trials)
-    certificate = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(trials))}
+        if not refuted and walk.walk(generator(seed + number)):
+            refuted = walk.moved > certifier.tolerance
+            walks.append(walk)
+        if len(walks) == len(SPREADS):
+            break
+    if refuted or len(walks) < len(SPREADS):
+        return []
+    moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
+    certificate = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
     status: SymmetryStatus = "exact"
     if walks[0].nullity_in(Setting(eps=True)) != least:
         status, certificate["eps_effect"] = "exact_without_eps", certifier.eps_effect()
@@ -132,6 +132,7 @@ class _Walk:
         self.before = [function.outputs(point, setting, self.part) for setting in self.settings]
         self.scale = float(torch.cat(self.before).abs().max())
         self.nullity, self.null, self.solver = self._solve(self.start)
+        self.moved, self.distance = math.inf, 0.0
 
     def _point(self, flat: Tensor) -> Point:
         parts = flat.split([shape.numel() for shape in self.shapes.values()])
@@ -160,26 +161,31 @@ class _Walk:
         sizes = self._point(self.null.square().sum(0))
         return tuple(name for name, size in sizes.items() if float(size.max()) > 1e-12)
 
-    def walk(self, source: torch.Generator) -> tuple[float, float]:
-        """Return how far held-out outputs move over a walk in a random direction, and the walk's relative length."""
+    def walk(self, source: torch.Generator) -> bool:
+        """Walk in a random direction, measure the relative distance and how far held-out outputs move.
+
+        False where Newton's method fails: nothing is known then. A nullity that changes on the way counts as moving.
+        """
         along = self.null.mT @ torch.randn(len(self.null), generator=source, dtype=torch.float64)
         along, length = along / along.norm(), float(self.start.norm())
         held_out = Setting(fresh=HELD_OUT)
         for step in STEPS:
             try:
-                end = self._correct(self.start + step * length * along)
+                end, left = self._correct(self.start + step * length * along)
                 first, last = (self.function.outputs(self._point(p), held_out, self.part) for p in (self.start, end))
             except NonFiniteError:
                 continue
-            moved = float((first - last).abs().max() / first.abs().max().clamp_min(1e-300))
-            distance = float((end - self.start) @ along) / length
-            if moved <= self.tolerance and distance > step / 2:
-                return (moved, distance) if self._solve(end)[0] == self.nullity else (math.inf, distance)
-        return math.inf, 0.0
+            self.distance = float((end - self.start) @ along) / length
+            if left <= self.tolerance / 10 and self.distance > step / 2:
+                self.moved = float((first - last).abs().max() / first.abs().max().clamp_min(1e-300))
+                if self._solve(end)[0] != self.nullity:
+                    self.moved = math.inf
+                return True
+        return False
 
-    def _correct(self, flat: Tensor) -> Tensor:
-        """Return the solution of the equations near a point, by Newton's method with the start's Jacobian."""
-        before = math.inf
+    def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
+        """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""
+        size = before = math.inf
         for _ in range(CORRECTIONS):
             point = self._point(flat)
             after = [self.function.outputs(point, setting, self.part) for setting in self.settings]
@@ -191,4 +197,4 @@ class _Walk:
             right, image, lengths = self.solver
             mixed = torch.cat([mix @ gap for mix, gap in zip(self.mixes, gaps, strict=True)]) / lengths
             flat = flat - right @ (image @ torch.cat([mixed, self.fixed @ (flat - self.start)]))
-        return flat
+        return flat, size
