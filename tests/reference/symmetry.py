@@ -65,8 +65,8 @@ def generator_rank(found):
     return int(torch.linalg.matrix_rank(torch.stack(rows), rtol=1e-9))
 
 
-def fibre_walk(model, batches, held_out, families, point, wanted, *, mode, step=0.01):
-    """How far held-out outputs move over a walk off all families' vectors; infinite where too few directions are null.
+def fibre_walk(model, batches, held_out, families, point, *, mode, step=0.01):
+    """The null directions off all families' vectors, and how far held-out outputs move over a walk along them.
 
     Every step is a least-squares solution with the Jacobian written out anew.
     """
@@ -103,8 +103,8 @@ def fibre_walk(model, batches, held_out, families, point, wanted, *, mode, step=
     lengths = rows.norm(dim=1)
     _, sigma, right = torch.linalg.svd(torch.cat([rows / lengths[:, None], fixed]), full_matrices=False)
     null = right[int((sigma > 1e-10 * sigma[0]).sum()) :]
-    if len(null) < wanted:
-        return float("inf")
+    if not len(null):
+        return 0, float("inf")
     along = torch.randn(len(null), generator=source) @ null
     flat = start + step * start.norm() * along / along.norm()
     for _ in range(8):
@@ -117,4 +117,5 @@ def fibre_walk(model, batches, held_out, families, point, wanted, *, mode, step=
     put(flat)
     with torch.no_grad():
         moved = float((model(held_out) - first).abs().max() / first.abs().max())
-    return moved if float((flat - start) @ along / along.norm()) > step * float(start.norm()) / 2 else float("inf")
+    walked = float((flat - start) @ along / along.norm()) > step * float(start.norm()) / 2
+    return len(null), moved if walked else float("inf")

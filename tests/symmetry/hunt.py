@@ -54,14 +54,23 @@ def draw(case: Subject, source):
 
 
 def fibre_moves(model, case: Subject, result, family, seed):
-    """How far fresh outputs move over a walk along directions that no other family has; infinite if they are fewer."""
-    source, point = torch.Generator().manual_seed(seed), generic_point(model, seed)
-    with torch.no_grad():
-        for name, value in point.items():
-            model.get_parameter(name).copy_(value)
+    """How far fresh outputs move over a walk along directions that no other family has; infinite if they are fewer.
+
+    Where more directions are null some unit is silent on these data, and others would wake it: the next point is asked.
+    """
     rest = [f for f in result.families if f.status in COUNTED and f.counted and f.kind != "fibre"]
-    batches = [draw(case, source) for _ in range(8 if case.mode == "train" else 3)]
-    return fibre_walk(model, batches, draw(case, source), rest, point, family.size, mode=case.mode)
+    moves = []
+    for number in range(seed, seed + 8):
+        source, point = torch.Generator().manual_seed(number), generic_point(model, number)
+        with torch.no_grad():
+            for name, value in point.items():
+                model.get_parameter(name).copy_(value)
+        batches = [draw(case, source) for _ in range(8 if case.mode == "train" else 3)]
+        count, moved = fibre_walk(model, batches, draw(case, source), rest, point, mode=case.mode)
+        if count <= family.size:
+            return moved if count == family.size else float("inf")
+        moves.append(moved)
+    return min(moves)
 
 
 def moves(model, case: Subject, family, seed):
@@ -98,9 +107,9 @@ def examine(seed: int, case: Subject | None = None) -> Outcome:
                 outcome.false.append((family.status, family.describe(), moved))
     outcome.explained = result.dimension + result.matrix_dimension + sum(result.unobserved.values())
     outcome.nullity, seen = 10**9, []
-    # a point may have units that are dead or never bend: the generic rank is the largest, and comes twice in four
-    for number, spread in enumerate((1.0, 3.0, 1.0, 10.0, 0.3, 3.0, 1.0, 10.0)):
-        if outcome.nullity == outcome.explained or (len(seen) > 3 and seen.count(min(seen)) > 1):
+    # a point may have units that are dead or never bend: the generic rank is the largest, and comes three times
+    for number, spread in enumerate((1.0, 3.0, 1.0, 10.0, 0.3, 3.0, 1.0, 10.0, 1.0, 2.0, 1.0, 3.0)):
+        if outcome.nullity == outcome.explained or (seen and seen.count(min(seen)) > 2):
             break
         with torch.no_grad():
             for name, value in generic_point(bare, seed + 100 + number, spread).items():
