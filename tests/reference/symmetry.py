@@ -65,10 +65,11 @@ def generator_rank(found):
     return int(torch.linalg.matrix_rank(torch.stack(rows), rtol=1e-9))
 
 
-def fibre_walk(model, batches, held_out, families, point, *, mode, step=0.01):
+def fibre_walk(model, batches, held_out, families, point, *, mode, steps=(0.01, 0.002, 0.0004)):
     """The null directions off all families' vectors, and how far held-out outputs move over a walk along them.
 
-    Every step is a least-squares solution with the Jacobian written out anew.
+    Every step is a least-squares solution with the Jacobian written out anew; where they do not converge, the walk is
+    shorter.
     """
     model = copy.deepcopy(model).train(mode == "train")
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -106,16 +107,17 @@ def fibre_walk(model, batches, held_out, families, point, *, mode, step=0.01):
     if not len(null):
         return 0, float("inf")
     along = torch.randn(len(null), generator=source) @ null
-    flat = start + step * start.norm() * along / along.norm()
-    for _ in range(8):
-        put(flat)
-        matrix = torch.cat([jacobian(model, batches, mode=mode, forward=forward) / lengths[:, None], fixed])
-        gaps = torch.cat([(values() - before) / lengths, fixed @ (flat - start)])
-        if float(gaps.abs().max()) < 1e-13 * float((before / lengths).abs().max()):
-            break
-        flat = flat - torch.linalg.lstsq(matrix, gaps[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
-    put(flat)
-    with torch.no_grad():
-        moved = float((model(held_out) - first).abs().max() / first.abs().max())
-    walked = float((flat - start) @ along / along.norm()) > step * float(start.norm()) / 2
-    return len(null), moved if walked else float("inf")
+    for step in steps:
+        flat = start + step * start.norm() * along / along.norm()
+        for _ in range(8):
+            put(flat)
+            gaps = torch.cat([(values() - before) / lengths, fixed @ (flat - start)])
+            left = float(gaps.abs().max()) / float((before / lengths).abs().max())
+            if left < 1e-13:
+                break
+            matrix = torch.cat([jacobian(model, batches, mode=mode, forward=forward) / lengths[:, None], fixed])
+            flat = flat - torch.linalg.lstsq(matrix, gaps[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
+        if left < 1e-11 and float((flat - start) @ along / along.norm()) > step * float(start.norm()) / 2:
+            with torch.no_grad():
+                return len(null), float((model(held_out) - first).abs().max() / first.abs().max())
+    return len(null), float("inf")
