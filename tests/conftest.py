@@ -30,3 +30,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "heavy" in item.keywords:
             item.add_marker(heavy)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests counted (`record_property("counts", text)`): worker processes swallow what tests print."""
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, text in getattr(report, "user_properties", ()):
+                if name == "counts":
+                    terminalreporter.write_line(f"{report.nodeid}\n{text}")

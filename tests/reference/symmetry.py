@@ -63,3 +63,61 @@ def generator_rank(found):
             field = family.field(point, unit)
             rows.append(torch.cat([field.get(name, torch.zeros_like(point[name])).reshape(-1) for name in point]))
     return int(torch.linalg.matrix_rank(torch.stack(rows), rtol=1e-9))
+
+
+def fibre_walk(model, batches, held_out, families, point, *, mode, steps=(0.01, 0.002, 0.0004)):
+    """The null directions off all families' vectors, and how far held-out outputs move over a walk along them.
+
+    Every step is a least-squares solution with the Jacobian written out anew; where they do not converge, the walk is
+    shorter.
+    """
+    model = copy.deepcopy(model).train(mode == "train")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    fixed = [torch.zeros(0, sum(p.numel() for p in parameters))]
+    for family in families:
+        units = torch.eye(len(family)) if family.kind != "matrix" else ()
+        vectors = family.tangents(point) if family.kind == "matrix" else (family.field(point, u) for u in units)
+        for vector in vectors:
+            flat = torch.cat([vector.get(n, torch.zeros_like(point[n])).reshape(-1) for n in names])
+            fixed.append(flat[None] / flat.norm().clamp_min(1e-300))
+    fixed = torch.cat(fixed)
+    source = torch.Generator().manual_seed(3)
+    count = sum(p.numel() for p in parameters)
+    mixes = [torch.randn(2 * count // len(batches) + 1, model(x).numel(), generator=source) for x in batches]
+    number = iter(range(10**9))
+    forward = lambda twin, x: mixes[next(number) % len(mixes)] @ twin(x).reshape(-1)  # noqa: E731
+
+    def values():
+        with torch.no_grad():
+            return torch.cat([mix @ model(x).reshape(-1) for mix, x in zip(mixes, batches, strict=True)])
+
+    def put(flat):
+        torch.nn.utils.vector_to_parameters(flat, parameters)
+
+    start, before = torch.nn.utils.parameters_to_vector(parameters).detach().clone(), values()
+    with torch.no_grad():
+        first = model(held_out)
+    rows = jacobian(model, batches, mode=mode, forward=forward)
+    touched = rows.abs().amax(0) > 0
+    fixed = torch.cat([fixed, torch.eye(count)[~touched]])
+    lengths = rows.norm(dim=1)
+    _, sigma, right = torch.linalg.svd(torch.cat([rows / lengths[:, None], fixed]), full_matrices=False)
+    null = right[int((sigma > 1e-10 * sigma[0]).sum()) :]
+    if not len(null):
+        return 0, float("inf")
+    along = torch.randn(len(null), generator=source) @ null
+    for step in steps:
+        flat = start + step * start.norm() * along / along.norm()
+        for _ in range(8):
+            put(flat)
+            gaps = torch.cat([(values() - before) / lengths, fixed @ (flat - start)])
+            left = float(gaps.abs().max()) / float((before / lengths).abs().max())
+            if left < 1e-13:
+                break
+            matrix = torch.cat([jacobian(model, batches, mode=mode, forward=forward) / lengths[:, None], fixed])
+            flat = flat - torch.linalg.lstsq(matrix, gaps[:, None], rcond=1e-10, driver="gelsd").solution[:, 0]
+        if left < 1e-11 and float((flat - start) @ along / along.norm()) > step * float(start.norm()) / 2:
+            with torch.no_grad():
+                return len(null), float((model(held_out) - first).abs().max() / first.abs().max())
+    return len(null), float("inf")

@@ -143,6 +143,26 @@ def test_convnext_has_layer_scales_and_joint_scales_of_its_depthwise_filters():
     assert {f.status for f in found.families} <= {"exact", "exact_without_eps"}
 
 
+def test_half_a_table_of_positions_is_not_certified_against_the_unused_half():
+    """Rows i and 16 + i changed against each other move the unused one alone: that is no news about the network."""
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6,
+        max_position_embeddings=32, type_vocab_size=1, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, tokens = transformers.BertModel(config).double(), torch.randint(1, 60, (16, 16))
+    forward = lambda net, inputs: net(input_ids=inputs).last_hidden_state  # noqa: E731
+    data = (tokens, torch.zeros(16))
+    result = ng.symmetries(ng.Objective(model, lambda out, _: out.square().mean(), data, mode="eval", forward=forward))
+    table = "embeddings.position_embeddings.weight"
+    assert result.unobserved[table] == 16 * 8
+    for family in result.families:
+        if family.kind != "matrix" and table in family.parameters:
+            field = family.field(dict(result.parameters), torch.randn(len(family), dtype=torch.float64))
+            field[table][16:] = 0.0
+            assert max(float(value.abs().max()) for value in field.values()) > 0, family.describe()
+
+
 # -- at default initialization --------------------------------------------------------------------------------------
 
 
@@ -200,12 +220,9 @@ def subject_of(name):
     return Subject(name, Outputs(model, "input_ids"), tokens, "eval", name)
 
 
-COMPLETE = ("gpt2", "llama", "gemma", "opt", "t5")  # nothing missed; the others are in docs/dev/symmetry-discovery.md
-
-
 @pytest.mark.heavy
-def test_twelve_configurations_at_default_initialization():
+def test_twelve_configurations_at_default_initialization(record_property):
     outcomes = [examine(0, subject_of(name)) for name in DEFAULTS]
-    print(table(outcomes))
+    record_property("counts", table(outcomes))
     assert len(outcomes) == 12 and not any(outcome.false for outcome in outcomes)
-    assert [o.kind for o in outcomes if o.kind in COMPLETE and o.missed] == []
+    assert sum(o.missed for o in outcomes) <= 0.02 * sum(o.nullity for o in outcomes)

@@ -74,21 +74,6 @@ def test_rows_that_no_token_touches_are_unobserved():
     assert all(max(family.items) < 6 for family in named)
 
 
-def test_half_a_table_that_no_token_touches_makes_no_symmetry():
-    """Rows i and 8 + i changed against each other move the unused one alone: that is no news about the network."""
-    model = SmallGPT(nn.LayerNorm, 0.3)
-    result = search(model, torch.randint(0, 11, (16, 6)), "eval")
-    unused = {"places.weight": torch.arange(12) >= 6}
-    for family in result.families:
-        if family.kind == "matrix" or "places.weight" not in family.parameters:
-            continue
-        point = {name: value.detach().double() for name, value in model.named_parameters()}
-        field = family.field(point, torch.randn(len(family), dtype=torch.float64))
-        still = all(float(value.abs().max()) < 1e-12 for name, value in field.items() if name != "places.weight")
-        kept = field["places.weight"][~unused["places.weight"]]
-        assert not still or float(kept.abs().max()) > 0, family.describe()
-
-
 def test_dropout_makes_no_batch_statistics():
     result = search(SmallGPT(nn.LayerNorm, 0.3, dropout=0.5), torch.randint(0, 11, (16, 6)), "train")
     dead = [family for family in result.families if family.kind == "dead" and family.counted]
@@ -218,6 +203,34 @@ def test_the_count_is_the_nullity_over_fresh_batches(name):
     assert (outcome.false, outcome.explained) == ([], outcome.nullity)
 
 
+def linear_filters():
+    layers = [nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.Conv2d(3, 3, 3, padding=1, bias=False)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)), torch.randn(24, 1, 4, 4)
+
+
+def test_directions_without_closed_form_are_walked(tmp_path):
+    """Filters that a pool averages are read as a few sums: what is left of them has no closed form."""
+    torch.manual_seed(0)
+    net, inputs = linear_filters()
+    outcome, result = examine(0, Subject("conv", net, inputs, "eval", "filters")), search(net, inputs, "eval")
+    assert (outcome.false, outcome.explained) == ([], outcome.nullity)
+    (family,) = [f for f in result.families if f.kind == "fibre"]
+    assert result.fibre_dimension == outcome.fibre == family.size == family.symmetry(0).dimension > 20
+    assert family.status == "exact" and family.certificate["distance"] > 1e-4
+    assert f"{family.size} without closed form" in str(result) and "no closed form" in result.explain()
+    vector = {n: torch.randn_like(v) for n, v in result.parameters.items()}
+    assert set(result.project(vector)) == set(vector), "they are counted, not divided out"
+    result.save(tmp_path / "found.json")
+    assert ng.Symmetries.load(tmp_path / "found.json").families[-1].names == family.names
+
+
+def test_what_only_the_data_hide_is_not_walked():
+    """Inputs of a plane leave directions of the first weight unread; fresh ones show them."""
+    plane = torch.randn(64, 2) @ torch.randn(2, 5)
+    result = search(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)), plane, "eval")
+    assert result.fibre_dimension == 0
+
+
 class TiedHead(nn.Module):
     def __init__(self):
         super().__init__()
@@ -287,7 +300,7 @@ def test_small_constants_elsewhere_stay():
 
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.12  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.02  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -296,8 +309,8 @@ def test_random_networks_have_no_false_certificate(seed):
 
 
 @pytest.mark.heavy
-def test_the_hunt_over_a_thousand_networks():
+def test_the_hunt_over_a_thousand_networks(record_property):
     outcomes = hunt(0, 1000)
-    print(table(outcomes))
+    record_property("counts", table(outcomes))
     assert [(o.seed, o.false) for o in outcomes if o.false] == []
     assert sum(o.missed for o in outcomes) <= MISSED * sum(o.nullity for o in outcomes)

@@ -408,9 +408,9 @@ class Objective:
         for name, times in calls.items():
             spend(name, times * self._batches.size(batch), self._batches.total)
 
-    def count_backward(self, batch: Any) -> None:
-        """Count, for `Result.cost`, a backward pass through the forward just made: together they are one gradient."""
-        self._count(batch, forwards=-1, gradients=1)
+    def count_backward(self, batch: Any, rows: int = 1) -> None:
+        """Count, for `Result.cost`, backward passes through the forward just made, which becomes part of the first."""
+        self._count(batch, forwards=-1, gradients=rows)
 
     def outputs_of(self, model: nn.Module, batch: Any) -> Any:
         """Return the outputs for one batch, for use inside `evaluate`."""

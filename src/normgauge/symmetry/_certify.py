@@ -67,6 +67,10 @@ class Certifier:
             )
         return self._held[1]
 
+    def seed_of(self, number: int) -> int:
+        """Return the seed of a redrawn point."""
+        return self._seeds[number]
+
     def _measure_noise(self, point: Point) -> float:
         """Return how far the outputs move when every parameter moves by a few units in its last place."""
         source = generator(self.seed + 1)
@@ -122,7 +126,7 @@ class Certifier:
 
     def certify(self, families: Sequence[Family]) -> list[Family]:
         """Return the families that hold without eps at every point, each `exact`, and the undecided ones."""
-        fresh = Setting(fresh=True)
+        fresh = Setting(fresh=1)
         trials = [(0, 1.0, BARE), (0, -1.0, BARE), (1, 1.0, fresh), (2, -1.0, BARE)]
         verdicts = [verdict for group in _by_kind(families) for verdict in self._certify(group, trials)]
         settled = [f for f in verdicts if f.status == "exact" or f.kind != "dead"]
@@ -157,7 +161,7 @@ class Certifier:
             gradient: of a random combination of the outputs with eps, at the first point.
         """
         setting = Setting(eps=True)
-        moved = self._eps_effect()
+        moved = self.eps_effect()
         sure = [f for f in families if f.status == "exact"]
         if moved == 0.0:  # nothing was removed, or it cannot be seen
             suspects: list[Family] = []
@@ -187,7 +191,7 @@ class Certifier:
         """Tell whether rounding leaves the user's outputs alone without eps: constant channels would be noise."""
         return self._measure_noise(self.point(-1)) < self.tolerance / 10
 
-    def _eps_effect(self) -> float:
+    def eps_effect(self) -> float:
         """Return how far eps moves the outputs at the user's point, or at the first redrawn one."""
         for number in (-1, 0):
             try:

@@ -119,7 +119,7 @@ def null_vectors(signatures: Signatures, bundles: list[Bundle], precision: float
     """Return integer null combinations of the bundles' columns as {column: coefficient}."""
     if len(bundles) < 2:
         return []
-    chosen = independent_positions([bundle[0] for bundle in bundles], signatures.point)
+    chosen = independent_positions(signatures, [bundle[0] for bundle in bundles])
     matrix = _matrix(signatures, [bundles[k] for k in chosen])
     cube = matrix.reshape(bundles[0][0].size, -1, matrix.shape[1])
     loud = cube.square().sum((0, 2)).sqrt()

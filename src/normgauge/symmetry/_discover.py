@@ -15,6 +15,7 @@ from normgauge.symmetry._centred import centred_candidates, unread_candidates
 from normgauge.symmetry._certify import Certifier
 from normgauge.symmetry._coupled import coupled_families, drop_known_writers, probes_wanted, split_by_probes
 from normgauge.symmetry._family import Family, carry_back
+from normgauge.symmetry._fibre import fibre_families
 from normgauge.symmetry._independence import dimensions, is_implied
 from normgauge.symmetry._probe import Columns, Signatures, list_columns
 from normgauge.symmetry._result import Symmetries
@@ -34,7 +35,7 @@ from normgauge.symmetry._values import Function, Of, Point, Setting
 PROBES = 4
 BYTES = 48  # per parameter: up to five vectors in float64 at a time, and the largest gradients
 MOST_PARTIAL = 48  # probes on a part of the batch
-_ORDER = ("scale", "rescale", "shift", "dead", "matrix")
+_ORDER = ("scale", "rescale", "shift", "dead", "matrix", "fibre")
 
 
 @instrument
@@ -125,6 +126,8 @@ def symmetries(objective: Objective, *, of: Of = "outputs", seed: int = 0, memor
     certified += certifier.holding_here(units) + certifier.holding_here(
         dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, alive)
     )
+    counted = [f for f in certified if f.status != "undecided" and f.counted]
+    certified += fibre_families(function, certifier, counted, unused_entries(signatures), seed)
     signatures.point = certifier.point(0)
     return _result(function, certified, signatures)
 
@@ -225,7 +228,8 @@ def _hidden_shifts(candidates: Iterable[tuple[Term, ...]], point: Point, gradien
 def _result(function: Function, families: list[Family], signatures: Signatures) -> Symmetries:
     families = sorted(families, key=lambda family: _ORDER.index(family.kind))
     counted = [f for f in families if f.status != "undecided" and f.counted]
-    dimension, matrix_dimension = dimensions(counted, signatures.point)
+    dimension, matrix_dimension = dimensions([f for f in counted if f.kind != "fibre"], signatures.point)
+    matrix_dimension += sum(f.size for f in counted if f.kind == "fibre")
     return Symmetries(
         families=tuple(carry_back(family, function.coordinates, signatures.point) for family in families),
         dimension=dimension,

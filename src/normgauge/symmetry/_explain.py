@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from normgauge.network import owner_of
 from normgauge.symmetry._family import Family
 
+_NUMBER = re.compile(r"\d+")
 _STATUS = {
     "exact": "",
     "exact_here": " (at these parameter values only)",
@@ -17,15 +19,29 @@ _STATUS = {
 
 
 def sentences(families: Sequence[Family], unobserved: Mapping[str, int], mode: str) -> list[str]:
-    """Return one line per family, sorted by the layer it is about, and one per parameter without gradient."""
-    lines = [f"{_layer(family)}: {_sentence(family)}{_caveat(family)}." for family in families]
+    """Return one line per family, and one per parameter without gradient; what repeats over layers is one line."""
+    groups: dict[tuple[object, ...], list[Family]] = {}
+    for family in families:
+        names = tuple(_NUMBER.sub("*", name) for name in family.parameters)
+        key = (names, family.kind, len(family), family.size, family.group, family.status, family.counted)
+        groups.setdefault((*key, tuple(_NUMBER.sub("*", t.describe()) for t in family.terms)), []).append(family)
+    lines = []
+    for group in groups.values():
+        text = f"{_sentence(group[0])}{_caveat(group[0])}."
+        titles = {same[0]: _shared(same) for same in zip(*(family.parameters for family in group), strict=True)}
+        for name in sorted(titles, key=len, reverse=True):
+            text = text.replace(name, titles[name])
+        first = titles[group[0].parameters[0]]
+        lines.append(f"{owner_of(first) or first}{f' ({len(group)} times)' if len(group) > 1 else ''}: {text}")
     for name, count in unobserved.items():
         lines.append(f"{name}: {count} entries had no gradient in this data; nothing is known about them.")
     return lines or [f"no symmetry was found in mode {mode!r}."]
 
 
-def _layer(family: Family) -> str:
-    return owner_of(family.parameters[0]) or family.parameters[0]
+def _shared(names: Sequence[str]) -> str:
+    """Return names that differ by numbers as one, with a star for the numbers that differ."""
+    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in parts)
 
 
 def _caveat(family: Family) -> str:
@@ -69,6 +85,11 @@ def _sentence(family: Family) -> str:
         return (
             f"{count} scale{_plural(count)} can move between {', '.join(dict.fromkeys(up))} and "
             f"{', '.join(dict.fromkeys(down))}; only their product counts, so the norm of one alone means nothing"
+        )
+    if family.kind == "fibre":
+        return (
+            f"{family.size} more directions of {_names(family)} change nothing; they have no closed form and are "
+            "followed step by step, in small networks only"
         )
     group = {"GL": "any invertible change of basis", "O": "any rotation", "O1": "any rotation that fixes the mean"}
     return f"{group[family.group]} of {count} block{_plural(count)} of {family.block} between {_names(family)}"

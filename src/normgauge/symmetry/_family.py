@@ -13,7 +13,7 @@ from normgauge.symmetry._axes import Slot, element_slot, whole_slot
 from normgauge.symmetry._effective import PLAIN, Coordinates, LengthAndDirection
 from normgauge.symmetry._terms import Scale, Term, Values, term_from_json
 
-Kind = Literal["scale", "shift", "rescale", "matrix", "dead"]
+Kind = Literal["scale", "shift", "rescale", "matrix", "dead", "fibre"]
 SymmetryStatus = Literal["exact", "exact_here", "exact_without_eps", "batch_statistics_only", "undecided"]
 
 
@@ -22,7 +22,7 @@ class Symmetry:
     """One generator of parameter changes that leave the function unchanged, with its certificate.
 
     Attributes:
-        kind: scale, shift, rescale, matrix or dead.
+        kind: scale, shift, rescale, matrix, dead or fibre (no closed form).
         parameters: the tensors that change together.
         index: which slice, unit or block of them.
         residual: |<v, g>| relative to its summands, the largest over the probes at a redrawn point.
@@ -30,7 +30,7 @@ class Symmetry:
         status: exact (at every parameter value), exact_here (at these values only), exact_without_eps,
             batch_statistics_only or undecided.
         coefficients: the exponents (scales) or factors (shifts) of `parameters`.
-        dimension: how many directions this item stands for (more than one for kind "matrix" only).
+        dimension: how many directions this item stands for (more than one for kinds "matrix" and "fibre").
     """
 
     kind: Kind
@@ -180,7 +180,7 @@ class Family:
 
     def symmetry(self, position: int) -> Symmetry:
         """Return one generator."""
-        matrix = self.kind == "matrix"
+        matrix = self.kind in ("matrix", "fibre")
         return Symmetry(
             kind=self.kind,
             parameters=self.parameters,
@@ -226,9 +226,11 @@ def carry_back(family: Family, coordinates: Coordinates, point: Values) -> Famil
     Lengths without effect are free scales of the directions; scales of a weight's slices are scales of their gains;
     everything else keeps the coordinates it needs.
     """
-    framed = coordinates.about([name for term in family.terms for name in term.reads])
+    framed = coordinates.about([*family.parameters, *(name for term in family.terms for name in term.reads)])
     if not framed.frames:
         return family
+    if not family.terms:
+        return replace(family, coordinates=framed)
     made = {f.direction: f for f in framed.frames if isinstance(f, LengthAndDirection)}
     lengths = {f.gain: f for f in made.values()}
     first = family.terms[0]

@@ -15,8 +15,8 @@ _ROUNDS = 200
 
 
 def divisible_families(families: Sequence[Family]) -> list[Family]:
-    """Return the families that can be divided out: certified, and not changes of basis."""
-    return [f for f in families if f.kind != "matrix" and f.status != "undecided" and f.counted]
+    """Return the families that can be divided out: certified, no changes of basis, and with a closed form."""
+    return [f for f in families if f.kind not in ("matrix", "fibre") and f.status != "undecided" and f.counted]
 
 
 def project(vector: Point, families: Sequence[Family], point: Point) -> Point:

@@ -150,16 +150,25 @@ def _rank(vectors: Sequence[Mapping[str, Tensor]], families: Sequence[Family], p
     """Return the rank of tangent vectors, written out."""
     if not vectors:
         return 0
-    names = list(dict.fromkeys(name for family in families for name in family.parameters))
-    rows = []
-    for vector in vectors:
-        parts = [(vector[n] if n in vector else torch.zeros_like(point[n])).reshape(-1).double() for n in names]
-        flat = torch.cat(parts)
-        rows.append(flat / flat.norm().clamp_min(1e-300))
-    matrix = torch.stack(rows)
+    matrix = _unit_rows(vectors, point, list(dict.fromkeys(name for family in families for name in family.parameters)))
     wide = matrix.shape[0] < matrix.shape[1]
     sigma = torch.linalg.svdvals(matrix @ matrix.T if wide else matrix)
     return int((sigma > (1e-11 if wide else 1e-7) * sigma[0]).sum())
+
+
+def written_out(families: Sequence[Family], point: Point, names: Sequence[str]) -> Tensor:
+    """Return the generators' vectors at a point, each of length one, as rows over these parameters."""
+    plain = _vectors([family for family in families if family.kind != "matrix"], point)
+    bases = (tangent for family in families if isinstance(family, MatrixFamily) for tangent in family.tangents(point))
+    return _unit_rows([*plain, *bases], point, names)
+
+
+def _unit_rows(vectors: Sequence[Mapping[str, Tensor]], point: Point, names: Sequence[str]) -> Tensor:
+    rows = [torch.zeros(0, sum(point[n].numel() for n in names), dtype=torch.float64)]
+    for vector in vectors:
+        parts = [(vector[n] if n in vector else torch.zeros_like(point[n])).reshape(-1).double() for n in names]
+        rows.append(torch.nn.functional.normalize(torch.cat(parts), dim=0, eps=1e-300)[None])
+    return torch.cat(rows)
 
 
 def _keys(family: Family) -> set[tuple[str, str]]:

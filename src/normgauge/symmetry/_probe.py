@@ -180,6 +180,7 @@ class Signatures:
         sizes: what they would be if their summands had random signs.
         largest: per parameter, the largest absolute gradient of each entry over the probes.
         averages: columns of which only the largest ratio is kept, in `ratios`.
+        spanning: sets of columns, and which of each span it.
     """
 
     point: Point
@@ -189,6 +190,7 @@ class Signatures:
     sizes: dict[Term, list[Tensor]] = field(default_factory=dict)
     largest: dict[str, Tensor] = field(default_factory=dict)
     probes: int = 0
+    spanning: dict[tuple[Term, ...], list[int]] = field(default_factory=dict)
 
     def add(self, terms: Iterable[Term], gradient: Point) -> None:
         """Reduce one gradient."""
@@ -277,24 +279,29 @@ class Signatures:
         return torch.where(largest < 0, torch.full_like(largest, float("nan")), largest)
 
 
-def independent_positions(terms: Sequence[Term], point: Point, seed: int = 99) -> list[int]:
+def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: int = 99) -> list[int]:
     """Return the positions of terms, earlier ones preferred, whose fields are linearly independent.
 
     Sums of parts, and parts of parts, are trivially dependent. Random gradients that no model made show it; they
-    are drawn only for tensors that carry refined slots, since whole rows and columns never depend on each other.
+    are drawn only for tensors that carry refined slots, since whole rows and columns never depend on each other,
+    and once for the same terms: windows overlap, and a table of tokens is large.
     """
+    point = signatures.point
     refined = {
         t.parameter for t in terms if t.slot.narrow is not None or t.slot.view != tuple(point[t.slot.name].shape)
     }
     chosen = [k for k, term in enumerate(terms) if term.parameter not in refined]
     for name in refined:
         places = [k for k, term in enumerate(terms) if term.parameter == name]
-        source, signatures = generator(seed), Signatures(point)
-        for _ in range(len(places) // max(1, terms[places[0]].size) + 2):
-            noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
-            signatures.add([terms[k] for k in places], {name: noise})
-        matrix = torch.stack([signatures.values_of(terms[k]).reshape(-1) for k in places], dim=1)
-        chosen.extend(places[k] for k in _spanning_columns(matrix))
+        here = tuple(terms[k] for k in places)
+        if here not in signatures.spanning:
+            source, drawn = generator(seed), Signatures(point)
+            for _ in range(len(places) // max(1, here[0].size) + 2):
+                noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
+                drawn.add(here, {name: noise})
+            matrix = torch.stack([drawn.values_of(term).reshape(-1) for term in here], dim=1)
+            signatures.spanning[here] = _spanning_columns(matrix)
+        chosen.extend(places[k] for k in signatures.spanning[here])
     return sorted(chosen)
 
 

@@ -18,6 +18,7 @@ from normgauge.results import Cost, Result
 from normgauge.symmetry import _gauge
 from normgauge.symmetry._explain import sentences
 from normgauge.symmetry._family import Family, Generators, family_from_json
+from normgauge.symmetry._fibre import FibreFamily
 from normgauge.symmetry._matrix import MatrixFamily
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from normgauge.objective import Objective
 
 Vector = Mapping[str, Tensor] | Tensor
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Symmetries(Result):
     Attributes:
         families: generators that differ by an index only, together.
         dimension: independent scale, shift and rescale directions (entries without effect are shifts).
-        matrix_dimension: further directions of changes of basis; reported, not divided out.
+        matrix_dimension: further directions, reported and not divided out: changes of basis and, in small networks,
+            those of kind "fibre", which have no closed form.
         unobserved: parameter -> number of entries that had no gradient in this data.
         of: "outputs" or "loss".
         shapes: the parameters and their shapes, in order.
@@ -56,6 +58,11 @@ class Symmetries(Result):
     def generators(self) -> Generators:
         """The generators one by one, as `Symmetry` items (made when looked at)."""
         return Generators(self.families)
+
+    @property
+    def fibre_dimension(self) -> int:
+        """The directions of `matrix_dimension` that have no closed form."""
+        return sum(family.size for family in self.families if family.kind == "fibre")
 
     # -- acting -------------------------------------------------------------------------------------------------
 
@@ -143,7 +150,9 @@ class Symmetries(Result):
         kinds = ", ".join(f"{n} {kind}" for kind, n in self._counts().items()) or "none"
         return (
             f"Symmetries of the {self.of}: {self.dimension} directions to divide out, "
-            f"{self.matrix_dimension} more by change of basis ({kinds})"
+            f"{self.matrix_dimension - self.fibre_dimension} more by change of basis"
+            + (f", {self.fibre_dimension} without closed form" if self.fibre_dimension else "")
+            + f" ({kinds})"
         )
 
     def _counts(self) -> dict[str, int]:
@@ -155,7 +164,9 @@ class Symmetries(Result):
     def _rows(self) -> list[dict[str, Any]]:
         return [
             {
-                "kind": family.kind + (f" {family.group}({family.block})" if family.kind == "matrix" else ""),
+                "kind": family.kind
+                + (f" {family.group}({family.block})" if family.kind == "matrix" else "")
+                + (f" of {family.size}" if family.kind == "fibre" else ""),
                 "generators": len(family),
                 "change": family.describe(),
                 "status": family.status,
@@ -274,7 +285,9 @@ class Symmetries(Result):
 
 
 def _family(entry: Mapping[str, Any]) -> Family:
-    family = family_from_json(entry)
-    if family.kind != "matrix":
-        return family
-    return MatrixFamily(**{name: getattr(family, name) for name in Family.__dataclass_fields__})
+    names = tuple(entry.get("names", ()))
+    family = family_from_json({name: value for name, value in entry.items() if name != "names"})
+    values = {name: getattr(family, name) for name in Family.__dataclass_fields__}
+    if family.kind == "fibre":
+        return FibreFamily(**values, names=names)
+    return MatrixFamily(**values) if family.kind == "matrix" else family

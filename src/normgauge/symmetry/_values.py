@@ -35,12 +35,12 @@ class Setting:
     Attributes:
         mode: train or eval; the objective's own where `None`.
         eps: whether normalizers keep their eps; a symmetry is looked for without it.
-        fresh: on inputs drawn anew instead of the user's.
+        fresh: number of a draw of other inputs, or 0 for the user's.
     """
 
     mode: Mode | None = None
     eps: bool = False
-    fresh: bool = False
+    fresh: int = 0
 
 
 BARE = Setting()
@@ -68,9 +68,11 @@ class Function:
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
         self.dtype, self.double = torch.float64, True
-        self.coordinates = Coordinates()
+        self.coordinates, self.draws_inputs = Coordinates(), True
         self._choose_dtype()
-        self._fresh = self._draw_inputs(generator(seed + 20))
+        self._drawn: dict[int, Any] = {}
+        self._seed = seed
+        self.draws_inputs = self._can_draw_inputs()
         self.coordinates = self.run(
             lambda model, batch: find_coordinates(model, lambda: objective.outputs_of(model, batch), self.names)
         )
@@ -117,11 +119,12 @@ class Function:
                 "Draw from torch's global generator, or turn the randomness off",
             )
 
-    def _draw_inputs(self, source: torch.Generator) -> Any:
-        """Return the first batch with other inputs of the same kind; the batch itself where they are not understood.
+    def _draw_inputs(self, number: int) -> Any:
+        """Return the first batch with other inputs of the same kind.
 
         Numbers are halved and moved by half their spread; tokens are dealt out anew among those that occur; masks stay.
         """
+        source = generator(self._seed + 19 + number)
 
         def draw(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():
@@ -131,13 +134,16 @@ class Function:
                 return tensor
             return tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=source)].reshape(tensor.shape)
 
-        fresh = _map(self.batches[0], draw)
-        self._fresh = fresh
+        return _map(self.batches[0], draw)
+
+    def _can_draw_inputs(self) -> bool:
+        """Tell whether the model understands inputs drawn anew, and they are other ones; else the user's are taken."""
         try:
-            self.outputs(self.user, Setting(eps=True, fresh=True))
+            self.outputs(self.user, Setting(eps=True, fresh=1))
         except (NormgaugeError, RuntimeError, ValueError, IndexError, TypeError):
-            return self.batches[0]
-        return fresh
+            return False
+        pairs = zip(tensors(self.batches[0]), tensors(self._drawn[1]), strict=True)
+        return any(not torch.equal(a, b) for a, b in pairs)
 
     def outputs(self, point: Mapping[str, Tensor], setting: Setting = BARE, part: Tensor | None = None) -> Tensor:
         """Return the flat outputs without graph, of the first batch or of the samples `part` of it."""
@@ -177,6 +183,20 @@ class Function:
         slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True))
 
+    def mixed_gradients(self, point: Point, mixes: Tensor, setting: Setting, part: Tensor | None) -> Tensor:
+        """Return the gradients of combinations [rows, outputs] of the outputs by all parameters, written out."""
+        leaves = {name: value.detach().requires_grad_() for name, value in point.items()}
+        with twice_differentiable():
+            flat = self._flat_outputs(leaves, 0, part, setting)
+        self.objective.count_backward(self._batch(0, part, setting), len(mixes))
+        values = list(leaves.values())
+        ask = partial(torch.autograd.grad, flat, values, retain_graph=True, materialize_grads=True)
+        try:
+            slopes = [slope.flatten(1) for slope in ask(mixes, is_grads_batched=True)]
+        except RuntimeError:  # something that cannot be done for all rows at once
+            slopes = [torch.stack(rows).flatten(1) for rows in zip(*(ask(row) for row in mixes), strict=True)]
+        return torch.cat(slopes, 1)
+
     def run(self, body: Callable[[nn.Module, Any], Any]) -> Any:
         """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
         with torch.no_grad():
@@ -202,7 +222,11 @@ class Function:
         return [rows.sort().values for rows in torch.randperm(samples, generator=source).tensor_split(count)]
 
     def _batch(self, index: int, part: Tensor | None, setting: Setting) -> Any:
-        batch = self._fresh if setting.fresh else self.batches[index]
+        batch = self.batches[index]
+        if setting.fresh and self.draws_inputs:
+            if setting.fresh not in self._drawn:
+                self._drawn[setting.fresh] = self._draw_inputs(setting.fresh)
+            batch = self._drawn[setting.fresh]
         if part is not None:
             batch = _cut(batch, self.samples[index], part)
         return _cast(batch, self.dtype)
