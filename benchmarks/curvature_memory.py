@@ -2,9 +2,10 @@
 
     PYTHONPATH=src python benchmarks/curvature_memory.py [--batch 32] [--products 19]
 
-Each task runs in a process of its own, whose allocator gives freed memory back at once. Printed and written to benchmarks/results/curvature_memory.json: the peak of
-resident memory above that of the process with model and data, processor seconds of the last of three products, and
-what the vectors take that Lanczos keeps (its basis, and five eigenvectors).
+Each task runs in a process of its own, whose allocator gives freed memory back at once. Printed and written to
+benchmarks/results/curvature_memory.json: the peak of resident memory above that of the process with model and data,
+processor seconds of the last of three products, and what the vectors take that Lanczos keeps (its basis, and five
+eigenvectors).
 """
 
 import argparse

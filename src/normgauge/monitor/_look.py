@@ -47,12 +47,13 @@ _ATTENTION: dict[Any, Callable[..., float]] = {
 
 
 class Look(Recorder):
-    """A `Recorder` that also sees stored statistics, what eps adds, and the logits of attention."""
+    """A `Recorder` that also sees stored statistics, what gains and eps do, and the logits of attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.distances: dict[str, float] = {}
         self.eps_shares: dict[str, float] = {}
+        self.gains: dict[str, float] = {}
         self.inputs: dict[str, tuple[int, float]] = {}
         self.logits: dict[str, float] = {}
         self.fault: Exception | None = None
@@ -76,6 +77,8 @@ class Look(Recorder):
         eps = next((getattr(module, key) for key in ("eps", "variance_epsilon") if hasattr(module, key)), None)
         if isinstance(eps, float) and math.isfinite(variance):
             self.eps_shares[name] = eps / (variance + eps) if variance + eps else 1.0
+        if isinstance(gain := getattr(module, "weight", None), Tensor):
+            self.gains[name] = float(gain.float().square().mean().sqrt())
         mean, spread = getattr(module, "running_mean", None), getattr(module, "running_var", None)
         if isinstance(mean, Tensor) and isinstance(spread, Tensor) and inputs.ndim > 1:
             axes = [axis for axis in range(inputs.ndim) if axis != 1]
