@@ -171,6 +171,31 @@ def test_rows_live_on_the_stated_sphere(name, kind):
         torch.testing.assert_close(sphere.radius, torch.full_like(sphere.radius, stated[name]), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("name", ["scaled_weight_standardization", "none"])
+def test_scaled_weight_standardization_holds_the_variance_in_training(name):
+    """ReLU after unit variance has variance 1/2 (1 - 1/pi) about its mean: RELU_GAIN makes it one again, at any step."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[part for _ in range(12) for part in (nn.Linear(256, 256, bias=False), nn.ReLU())])
+    if name != "none":
+        for part in net[::2]:
+            ng.nn.scaled_weight_standardization(part)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3 if name != "none" else 0.03)
+    x, first = torch.randn(256, 256), []
+    for step in range(31):
+        seen, out = [], x
+        for part in net:
+            out = part(out)
+            if isinstance(part, nn.Linear):
+                seen.append(float(out.detach().var()))
+        if step % 10 == 0:
+            first.append(seen[1:])
+        optimizer.zero_grad()
+        (out[:, :10] * 4).logsumexp(1).mean().backward()
+        optimizer.step()
+    held = [0.5 < value < 2.0 for seen in first for value in seen]
+    assert all(held) if name != "none" else not all(held)
+
+
 def test_rows_of_a_transposed_layer_are_its_output_channels():
     layer = nn.ConvTranspose2d(4, 6, 3, groups=2, bias=False)
     scale = torch.rand(6) + 0.5
