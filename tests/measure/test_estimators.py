@@ -1,6 +1,6 @@
 """Every estimator that states an error is within it of a dense twin on ten small networks, and costs what it says.
 
-The list is held against the registry: an instrument that states an uncertainty has a twin here.
+`tests/test_results.py` holds the list against the registry: an instrument that states an error has a twin.
 """
 
 import math
@@ -81,7 +81,7 @@ def test_layers(case):
 
 def test_predicted_and_critical_rate(case):
     objective, values = case
-    found = ng.stable_rate(objective, iterations=3, tol=2.0)
+    found = ng.stable_rate(objective, iterations=4, tol=2.0)
     assert found.predicted == pytest.approx(2 / float(values[-1]), rel=0.02)
     here, slope, base = objective.flatten(objective.parameters), objective.flatten(objective.gradient()), objective.loss()
     assert objective.at(here - 0.9 * found.critical * slope).loss() <= base
@@ -92,22 +92,20 @@ def test_predicted_and_critical_rate(case):
 def test_batch_noise_and_flatness(seed):
     objective = problem(seed, rows=6)
     model, batch = objective.model, next(objective.batches())[1]
-    found = ng.batch_noise(objective, sizes=[4], draws=200, seed=seed)
+    found = ng.batch_noise(objective, sizes=[4], draws=60, seed=seed)
     exact = all_batches(model.train(), F.cross_entropy, batch, 4)
     for name, error in (("bias", 4), ("sampling", 5), ("statistics", 5), ("total", 5)):
         value, uncertainty = getattr(found.sizes[0], name)
         assert abs(value - float(exact[name])) <= error * uncertainty + 1e-9, name
-    assert found.cost.gradients == pytest.approx(1 + 200 * 4 / 6, rel=0.1)
+    assert found.cost.gradients == pytest.approx(1 + 60 * (4 / 6 + 2 / 3), rel=0.1)
 
     few = ng.flatness(objective, sigmas=[0.02], samples=40, seed=0)
-    many = ng.flatness(objective, sigmas=[0.02], samples=400, seed=1)
+    many = ng.flatness(objective, sigmas=[0.02], samples=150, seed=1)
     one, two = few.readings()[0], many.readings()[0]
     assert abs(one.value - two.value) <= 4 * math.hypot(one.uncertainty, two.uncertainty)
     assert few.cost.forwards == pytest.approx(41, rel=0.1)
 
 
-HERE = {"spectrum", "quotient_spectrum", "density", "trace", "layer_spectra", "stable_rate", "batch_noise", "flatness"}
-ELSEWHERE = {"stability": "an interval over its own pairs: tests/measure/generalization/test_stability.py"}
 COSTS = {  # what the docstring says, in forwards, gradients and products
     "landscape": (0, 2 * 2 + 1, 0),
     "loss_surface": (3 * 3 + 1, 0, 0),
@@ -120,12 +118,6 @@ COSTS = {  # what the docstring says, in forwards, gradients and products
     "smoothing": (0, 2, 2 * 2 * 1),
     "flatness": (2 * 3 * 2 + 3, 1, 0),
 }
-
-
-def test_no_estimator_is_left_out():
-    for name, make in TINY.items():
-        if any(r.kind in ("estimate", "unbiased") and r.uncertainty is not None for r in make().readings()):
-            assert name in HERE or name in ELSEWHERE, f"{name} states an error that no dense twin holds"
 
 
 @pytest.mark.parametrize("name", COSTS)
