@@ -83,7 +83,11 @@ def test_predicted_and_critical_rate(case):
     objective, values = case
     found = ng.stable_rate(objective, iterations=4, tol=2.0)
     assert found.predicted == pytest.approx(2 / float(values[-1]), rel=0.02)
-    here, slope, base = objective.flatten(objective.parameters), objective.flatten(objective.gradient()), objective.loss()
+    here, slope, base = (
+        objective.flatten(objective.parameters),
+        objective.flatten(objective.gradient()),
+        objective.loss(),
+    )
     assert objective.at(here - 0.9 * found.critical * slope).loss() <= base
     assert objective.at(here - 1.1 * found.critical * slope).loss() > base
 

@@ -173,7 +173,7 @@ def test_rows_live_on_the_stated_sphere(name, kind):
 
 @pytest.mark.parametrize("name", ["scaled_weight_standardization", "none"])
 def test_scaled_weight_standardization_holds_the_variance_in_training(name):
-    """ReLU after unit variance has variance 1/2 (1 - 1/pi) about its mean: RELU_GAIN makes it one again, at any step."""
+    """ReLU takes unit variance to (1 - 1 / pi) / 2 about its mean: RELU_GAIN makes it one again, at any step."""
     torch.manual_seed(0)
     net = nn.Sequential(*[part for _ in range(12) for part in (nn.Linear(256, 256, bias=False), nn.ReLU())])
     if name != "none":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normgauge.measure.signal.layer_statistics import Recorder, divided_variance
+from normgauge.measure.signal.layer_statistics import Recorder, divided_variance, fit_growth
 from normgauge.network import ModuleCall, role_of, watched
 
 
@@ -108,13 +108,7 @@ class Look(Recorder):
     def gradient_growth(self) -> float:
         """Fitted factor per layer by which the squared gradient grows from output to input."""
         squares = [c.gradient for c in self.calls.values() if c.role == "affine" and c.reached and c.gradient > 0]
-        if len(squares) < 4:
-            return math.nan
-        logs, middle = [math.log(s) for s in squares], (len(squares) - 1) / 2
-        slope = sum((i - middle) * value for i, value in enumerate(logs)) / sum(
-            (i - middle) ** 2 for i in range(len(logs))
-        )
-        return math.exp(-slope)
+        return fit_growth(squares)[0] if len(squares) >= 4 else math.nan
 
     @contextmanager
     def looking(self, model: nn.Module, *, inside: bool = False) -> Iterator[None]:

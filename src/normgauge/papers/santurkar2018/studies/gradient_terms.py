@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from normgauge.papers.studies import register
 from normgauge.records import Spec
 
 SHARE = 0.05  # of the squared gradient: less changes its norm by 3 % at most
-SMALL = {"steps": 300, "measures": 4}
+SMALL: dict[str, Any] = {"steps": 300, "measures": 4}
 BATCHES = 4  # the larger batch over the smaller
 CONTROL = "the value without any relation between gradient and activation: a share of 1/m, m the values of a group"
 WHAT = {
@@ -103,7 +104,7 @@ empirical(
         Contrast("sigma_over_gamma", {}, least=1.0),
         Contrast("sigma_spread", {}, least=2.0),
     ),
-    control="sigma = gamma, where the factor is 1; uncontrolled is read as a factor of two between the units of a layer",
+    control="sigma = gamma, where the factor is 1; uncontrolled is read as a factor of two among the units of a layer",
 )
 
 register(
