@@ -186,9 +186,9 @@ def test_scaled_weight_standardization_holds_its_rows_in_training():
         optimizer.step()
         variances.append(float(net[:-1](x).detach().var()))
         for part in net[::2]:
-            torch.testing.assert_close(part.weight.norm(dim=1), torch.full((128,), one), rtol=1e-8, atol=0)
+            torch.testing.assert_close(part.weight.norm(dim=1), torch.full((128,), one), rtol=1e-6, atol=0)
             torch.testing.assert_close(part.weight.mean(1), torch.zeros(128), rtol=0, atol=1e-12)
-    assert 0.7 * one**2 < variances[0] < 3 * one**2 < variances[-1]
+    assert 0.7 * one**2 < variances[0] < 2 * one**2 < variances[-1]
 
 
 def test_rows_of_a_transposed_layer_are_its_output_channels():
