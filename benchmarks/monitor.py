@@ -1,6 +1,6 @@
 """What `ng.Monitor` costs: training with and without it in alternating blocks, and full histograms beside it.
 
-    python benchmarks/monitor.py [--steps 1000] [--batch 32]
+    python benchmarks/monitor.py [--steps 1000] [--batch 32] [--tokens 64] [--only transformer]
 
 Times are those of the processor, which other work on the machine hardly moves. Prints the ratios and writes them to
 benchmarks/results/monitor.json. Slow beats are included.
@@ -29,16 +29,16 @@ def make_transformer() -> nn.Module:
     )
 
 
-def cases(batch: int):
+def cases(batch: int, tokens: int = 64):
     """Yield name, model, batch and loss."""
     source = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, 32, 32, generator=source), torch.randint(10, (batch,), generator=source)
-    tokens = torch.randint(256, (batch // 2, 64), generator=source)
+    text = torch.randint(256, (batch // 2, tokens), generator=source)
     yield "ResNet-18", resnet18("batch", (3, 32, 32), 10), images, nn.functional.cross_entropy
     yield (
         "transformer 4x128",
         make_transformer(),
-        (tokens, tokens),
+        (text, text),
         lambda o, t: nn.functional.cross_entropy(o.flatten(0, 1), t.flatten()),
     )
 
@@ -56,9 +56,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", default="")
     options = parser.parse_args()
-    results = {}
-    for name, model, batch, loss in cases(options.batch):
+    out = Path(__file__).parent / "results" / "monitor.json"
+    torch.set_num_threads(1)
+    document = json.loads(out.read_text()) if out.exists() else {}
+    for name, model, batch, loss in cases(options.batch, options.tokens):
+        if options.only not in name:
+            continue
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         monitor = ng.Monitor(model, optimizer, batch=batch[0], every=50)
 
@@ -81,15 +87,12 @@ def main() -> None:
                 few = sum(step(lambda value, model=model: histograms(model)) for _ in range(10))
                 times["histograms every step"].append(5 * few)
         plain = statistics.median(times["plain"])
-        results[name] = {kind: statistics.median(values) / plain for kind, values in times.items()}
-        results[name]["monitor, total"] = sum(times["monitor"]) / sum(times["plain"])
-        print(name, {key: round(value, 3) for key, value in results[name].items()}, flush=True)
-    out = Path(__file__).parent / "results" / "monitor.json"
-    out.write_text(
-        json.dumps(
-            {"steps": options.steps, "batch": options.batch, "torch": torch.__version__, "ratios": results}, indent=1
-        )
-    )
+        ratios = {kind: statistics.median(values) / plain for kind, values in times.items()}
+        ratios["monitor, total"] = sum(times["monitor"]) / sum(times["plain"])
+        print(name, {key: round(value, 3) for key, value in ratios.items()}, flush=True)
+        size = f"{options.batch // 2} x {options.tokens} tokens" if "transformer" in name else f"batch {options.batch}"
+        document[f"{name}, {size}"] = {"steps": options.steps, "torch": torch.__version__, "ratios": ratios}
+        out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,21 @@ _PROBE = """<script>
 </script>"""
 
 
+def visit(address: str) -> str:
+    """Return what a page served on this machine looks like after a few seconds; loopback needs no proxy."""
+    flags = [flag for flag in _FLAGS if not flag.startswith("--virtual-time")]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = [
+            CHROMIUM,
+            *flags,
+            "--timeout=4000",
+            "--virtual-time-budget=4000",
+            f"--user-data-dir={folder}/profile",
+        ]
+        done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=False)
+    return done.stdout
+
+
 def ask(page: Path, script: str, *, width: int = 1400, height: int = 2400, fragment: str = "") -> dict:
     """Open a copy of the page (at `#fragment`), run the script in it, and return what it put into `found`."""
     head, end, tail = page.read_text(encoding="utf-8").rpartition("</body>")

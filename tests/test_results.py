@@ -111,6 +111,15 @@ TINY = {
 }
 
 
+#: Whose stated errors are held against dense twins, and where.
+TWINS = {
+    **dict.fromkeys(("spectrum", "density", "trace", "layer_spectra", "stable_rate"), "measure/test_estimators.py"),
+    **dict.fromkeys(("batch_noise", "flatness"), "measure/test_estimators.py"),
+    "quotient_spectrum": "measure/curvature/test_quotient.py",
+    "stability": "measure/generalization/test_stability.py",
+}
+
+
 def test_every_instrument_is_registered_and_held_to_the_contract():
     """By a line in TINY, or by a test file of its own that calls `check_result`."""
     rooms = [getattr(ng, name) for name in ng.__all__ if inspect.ismodule(getattr(ng, name))]
@@ -136,6 +145,8 @@ def test_every_instrument_keeps_the_contract(name):
     result = TINY[name]()
     check_result(result)
     assert result.cost.gradients_worth > 0 and len(result.frame())
+    if any(r.kind in ("estimate", "unbiased") and r.uncertainty is not None for r in result.readings()):
+        assert name in (Path(__file__).parent / TWINS[name]).read_text(), "no dense twin holds the error it states"
     assert result.chart().to_dict()["config"]["axis"]["labelOverlap"] == "greedy", "not in the theme"
     assert "<svg" in result._repr_html_()
 

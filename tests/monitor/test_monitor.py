@@ -1,8 +1,12 @@
 """`ng.Monitor` against dense twins, on the faults it is for, and in the loops people have."""
 
 import csv
+import gc
+import inspect
 import logging
 import math
+import re
+import weakref
 
 import pytest
 import torch
@@ -111,6 +115,83 @@ def test_free_scales_are_those_that_symmetries_certifies():
     free = {name for name, track in monitor.blocks.tracks.items() if track.free}
     assert free == {"0.weight", "4.weight"}
     assert free <= certified
+
+
+def test_a_weight_is_free_together_with_its_bias_before_a_layer_norm():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 16), nn.LayerNorm(16, eps=1e-8), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[0].bias.normal_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ng.Monitor(model, optimizer, every=1) as monitor:
+        for inputs, labels in draw_batches(6):
+            before = [value.detach().clone().flatten() for value in model[0].parameters()]
+            train(model, optimizer, [(inputs, labels)], monitor)
+            after = [value.detach().flatten() for value in model[0].parameters()]
+    assert {name for name, track in monitor.blocks.tracks.items() if track.free} == {"0.weight"}
+    track, (old, new) = monitor.blocks.tracks["0.weight"], (torch.cat(before).double(), torch.cat(after).double())
+    angle = 2 * torch.asin((old / old.norm() - new / new.norm()).norm() / 2)
+    assert track.norm == pytest.approx(old.norm().item(), rel=1e-5)
+    assert track.angle == pytest.approx(angle.item(), rel=1e-3)
+    assert track.effective_rate == pytest.approx(0.1 / old.norm().item() ** 2, rel=1e-5)
+
+
+def test_warnings_carry_ids_of_the_doctors_checks():
+    import normgauge.doctor.checks  # noqa: F401 - fills the list
+    from normgauge.doctor.finding import CHECKS
+    from normgauge.monitor import _warnings
+
+    used = set(re.findall(r"NG\d\d", inspect.getsource(_warnings)))
+    assert len(used) >= 9
+    assert used <= set(CHECKS)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_edge_is_that_of_the_instrument_with_one_tensor_copied_at_a_time(kind, monkeypatch):
+    from normgauge.measure.curvature.edge import critical_rate
+    from normgauge.monitor import _line
+
+    model, batch = make_network(dropout=0.0), next(draw_batches(1))
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    train(model, optimizer, draw_batches(3))
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    objective = ng.Objective.from_step(model, loss, [batch], mode="train")
+    wanted = optimizer.param_groups[0]["lr"] / critical_rate(objective, optimizer, tol=0.01)
+    copies, usual = [], _line.next_value
+
+    def counted(*given):
+        assert sum(copy() is not None for copy in copies) == 0, "an earlier tensor's copy is still there"
+        copies.append(weakref.ref(moved := usual(*given)))
+        return moved
+
+    monkeypatch.setattr(_line, "next_value", counted)
+    states = [*model.state_dict().values(), *optimizer.state_dict()["state"][0].values()]
+    before = [value.clone() for value in states]
+    with ng.Monitor(model, optimizer, batch=batch, loss=loss, every=1) as monitor:
+        monitor.steps = 1
+        monitor.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, states, strict=True))
+    assert not monitor._off and len(copies) > 20
+    assert monitor.seen.latest["normgauge/stability/edge_ratio"] == pytest.approx(wanted, rel=0.12)
+
+
+def test_what_stays_in_memory_is_a_twentieth_of_the_parameters():
+    model = make_network(256, dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, draw_batches(2))
+    with ng.Monitor(model, optimizer, every=2) as monitor:
+        gc.collect()
+        others = {id(value) for value in gc.get_objects() if isinstance(value, torch.Tensor)}
+        train(model, optimizer, draw_batches(12), monitor)
+        optimizer.zero_grad()
+        gc.collect()
+        fresh = [v for v in gc.get_objects() if isinstance(v, torch.Tensor) and id(v) not in others]
+    size = sum(value.numel() * value.element_size() for value in model.parameters())
+    assert sum(value.untyped_storage().nbytes() for value in fresh) <= size / 20
+    assert not monitor.blocks._held
 
 
 def test_angle_settles_at_the_predicted_one_and_the_ratio_says_so():
@@ -349,10 +430,10 @@ def test_attention_logits_and_streams_of_a_transformer_are_read():
     assert monitor.seen.latest["normgauge/signal/gradient_growth"] > 0
 
 
-@pytest.mark.heavy
-def test_compiled_model_is_not_recompiled_and_read_outside():
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.heavy)])
+def test_compiled_model_is_not_recompiled_and_read_outside(backend):
     model = make_network(dropout=0.0)
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch._dynamo.reset()
     with ng.Monitor(compiled, optimizer, batch=next(draw_batches(1)), every=2) as monitor:

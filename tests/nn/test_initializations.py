@@ -130,6 +130,17 @@ def test_fixup_step_does_not_depend_on_depth():
     assert moved(64) < 3 * moved(4)
 
 
+def test_fixup_is_an_arm_of_comparisons():
+    from normgauge.lab import models
+
+    plain, net = (models.build("resnet", norm, (3, 8, 8), 10, 0) for norm in ("none", "fixup"))
+    assert [p.shape for p in net.parameters()] == [p.shape for p in plain.parameters()]
+    x = torch.randn(4, 3, 8, 8, dtype=next(net.parameters()).dtype)
+    assert not net(x).any() and plain(x).any()
+    blocks = [part for part in net.modules() if hasattr(part, "skip")]
+    assert blocks and all(not block.second.layer.weight.any() for block in blocks)
+
+
 def test_fixup_finds_torchvision_blocks_and_refuses_the_rest():
     class Basic(nn.Module):
         def __init__(self):

@@ -171,6 +171,26 @@ def test_rows_live_on_the_stated_sphere(name, kind):
         torch.testing.assert_close(sphere.radius, torch.full_like(sphere.radius, stated[name]), rtol=1e-6, atol=0)
 
 
+def test_scaled_weight_standardization_holds_its_rows_in_training():
+    """Mean 0 and length gamma |g| at every step; the variance of the activations is gamma^2 at first, and not held."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(128, 128, bias=False), nn.ReLU())])
+    for part in net[::2]:
+        ng.nn.scaled_weight_standardization(part).parametrizations.weight.original0.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    x, y, one = torch.randn(128, 128), torch.randint(10, (128,)), parametrizations.RELU_GAIN
+    variances = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        variances.append(float(net[:-1](x).detach().var()))
+        for part in net[::2]:
+            torch.testing.assert_close(part.weight.norm(dim=1), torch.full((128,), one), rtol=1e-6, atol=0)
+            torch.testing.assert_close(part.weight.mean(1), torch.zeros(128), rtol=0, atol=1e-12)
+    assert 0.7 * one**2 < variances[0] < 2 * one**2 < variances[-1]
+
+
 def test_rows_of_a_transposed_layer_are_its_output_channels():
     layer = nn.ConvTranspose2d(4, 6, 3, groups=2, bias=False)
     scale = torch.rand(6) + 0.5

@@ -37,6 +37,56 @@ def test_hessian_equals_the_dense_twin_and_is_symmetric(name, mode):
     assert float(ours.norm()) > 1e-3  # a Hessian of zeros would pass all of the above
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NETS)
+def test_blocks_computed_again_change_nothing(name, mode):
+    model, loss, batches = net(name)
+    before = copy.deepcopy(model.state_dict())
+    objective = ng.Objective(model, loss, batches, mode=mode)
+    vectors = torch.randn(objective.dimension, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    whole = objective.hessian().matmat(vectors)
+    with HessianOperator(objective, memory=1) as operator:
+        torch.testing.assert_close(operator.matmat(vectors), whole, rtol=1e-11, atol=1e-13)
+        assert all(built[-1] is not None for _, built, _ in operator._graphs()), "a whole graph was kept"
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    assert all("_compiled_call_impl" not in vars(module) for module in model.modules())
+
+
+class Reader(nn.Linear):
+    """Adds its bias, and another layer's weight where one is lent."""
+
+    lender = ()
+
+    def forward(self, x):
+        return x + self.bias + sum(each.weight.sum(0) for each in self.lender)
+
+
+class Borrower(nn.Module):
+    """Has a block that reads a weight it does not own, one whose input is written into later, or dropout."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(4, 4), Reader(4, 4)
+        self.second.lender = [self.first] if kind == "lent" else []
+
+    def forward(self, x):
+        hidden = self.first(torch.nn.functional.dropout(x, 0.2, self.training))
+        out = self.second(hidden).sin()
+        return out + (hidden.mul_(2.0) if self.kind == "in place" else hidden)
+
+
+@pytest.mark.parametrize("kind", ["lent", "in place", "dropout"])
+def test_blocks_that_cannot_be_computed_again_are_kept(kind):
+    torch.manual_seed(0)
+    model, x = Borrower(kind).double(), torch.randn(6, 4, dtype=torch.float64)
+    objective = ng.Objective(model, torch.nn.functional.mse_loss, (x, x.cos()), mode="train")
+    vector = torch.randn(objective.dimension, dtype=torch.float64)
+    with HessianOperator(objective, memory=1) as operator:
+        torch.testing.assert_close(operator @ vector, objective.hessian() @ vector, rtol=1e-11, atol=1e-13)
+        assert all((built[-1] is None) == (kind != "dropout") for _, built, _ in operator._graphs())
+
+
 def test_spectral_norm_in_train_mode_is_symmetric():
     """Its power iteration is cut out of the graph, so no difference quotient of the gradient can be the judge."""
     model, loss, batches = net("spectral norm")

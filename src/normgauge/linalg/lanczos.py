@@ -127,11 +127,13 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     operator = sequences.operator
     pairs: list[Pair] = []
     for vector in sequences.vectors(sequences.wanted_indices(sequences.values)):
+        vector /= norm(vector)
         image = operator.matvec(vector)
         sequences.matvecs += 1
-        square = inner(vector, vector)
-        value = inner(vector, image) / square
-        pairs.append((value, norm(image.add(vector, alpha=-value)) / square**0.5, vector / square**0.5))
+        value = inner(vector, image)
+        pairs.append((value, norm(image.sub(vector, alpha=value)), vector))
+    sequences.checkpoint = None  # the pairs stand for themselves: the basis may go
+    sequences.basis.rows = sequences.basis.rows[:0].clone()
     pairs.sort(key=lambda pair: -pair[0])
     ends = pairs[: sequences.top], pairs[::-1][: sequences.bottom]
     if sequences.asymmetry > 1e3 * torch.finfo(operator.dtype).eps ** 0.75 * sequences.scale:

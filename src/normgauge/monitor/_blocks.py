@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.measure.weights.laws import Law, law_of
+from normgauge.measure.weights.laws import law_of
 
 RADIAL = 2e-3  # |cos| of weight and gradient below which the scale looks free: eps and rounding stay below it
 PROOF = math.log(1e-6)  # of so many small cosines by chance
+KINDS = ("rows", "tensor", "tensor and bias")
 
 
 @dataclass
@@ -21,13 +22,15 @@ class TensorTrack:
 
     Attributes:
         name: of the parameter.
-        rows: a view's first axis: the granularity at which the scale looks free; 1 for the whole tensor, 0 for none.
+        rows: the granularity at which the scale looks free: how many rows; 1 for the whole tensor (with its layer's
+            bias, where only both together are free), 0 for none.
         norm: root mean square over rows (or of the whole).
         angle: median angle of a step, of the direction where the scale is free, of the tensor otherwise.
         relative: |change| / |weight|.
         effective_rate: of the direction, by the optimizer's law; nan where the scale is not free.
         predicted_angle: of a step at equilibrium, by the law.
         predicted_norm: at equilibrium; infinite without decay.
+        predicted_effective_rate: at that norm.
         decay: weight decay of its group.
         stuck: share of entries with a gradient that a step left as they were.
         angles: of all looks, for what is usual.
@@ -44,12 +47,13 @@ class TensorTrack:
     effective_rate: float = math.nan
     predicted_angle: float = math.nan
     predicted_norm: float = math.nan
+    predicted_effective_rate: float = math.nan
     decay: float = 0.0
     stuck: float = 0.0
     angles: list[float] = field(default_factory=list)
     first_norm: float = math.nan
     first_rate: float = math.nan
-    evidence: dict[str, float] = field(default_factory=lambda: {"rows": 0.0, "tensor": 0.0})
+    evidence: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     @property
     def free(self) -> bool:
@@ -57,73 +61,112 @@ class TensorTrack:
         return min(self.evidence.values()) < PROOF
 
 
+class Place(NamedTuple):
+    """A parameter, who moves it with which options, and the bias of its layer if the same options move that too."""
+
+    name: str
+    value: Tensor
+    optimizer: torch.optim.Optimizer
+    group: dict[str, Any]
+    bias: Tensor | None
+
+
 class Blocks:
     """Measures every tensor once in `every` optimizer steps, so that one copy at a time is held."""
 
     def __init__(self, model: nn.Module, optimizers: tuple[torch.optim.Optimizer, ...], every: int) -> None:
-        names = {id(value): name for name, value in model.named_parameters()}
-        self.places: list[tuple[str, Tensor, torch.optim.Optimizer, dict[str, Any]]] = [
-            (names[id(value)], value, optimizer, group)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for value in group["params"]
-            if id(value) in names and value.requires_grad
-        ]
+        named = dict(model.named_parameters())
+        names = {id(value): name for name, value in named.items()}
+        self.places: list[Place] = []
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                own = {id(value) for value in group["params"]}
+                for value in group["params"]:
+                    if id(value) in names and value.requires_grad:
+                        name = names[id(value)]
+                        bias = named.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
+                        fits = bias is not None and id(bias) in own and bias.shape == value.shape[:1] and value.ndim > 1
+                        self.places.append(Place(name, value, optimizer, group, bias if fits else None))
         self.tracks = {
-            name: TensorTrack(name, first_norm=float(value.detach().float().norm())) for name, value, *_ in self.places
+            place.name: TensorTrack(place.name, first_norm=float(place.value.detach().float().norm()))
+            for place in self.places
         }
-        self.every, self._held = every, {}  # type: tuple[int, dict[str, Tensor]]
+        self.every, self._held = every, []  # type: tuple[int, list[tuple[Place, Tensor, Tensor | None]]]
 
     def before(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Copy the tensors whose turn it is."""
-        self._held = {
-            name: value.detach().clone()
-            for number, (name, value, owner, _) in enumerate(self.places)
-            if owner is optimizer and number % self.every == step % self.every and value.grad is not None
-        }
+        self._held = [
+            (place, place.value.detach().clone(), None if place.bias is None else place.bias.detach().clone())
+            for place in self.places[step % self.every :: self.every]
+            if place.optimizer is optimizer and place.value.grad is not None
+        ]
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the copies, and let them go."""
-        held, self._held = self._held, {}
-        for name, value, owner, group in self.places:
-            if owner is optimizer and name in held and value.grad is not None:
-                self._compare(self.tracks[name], held.pop(name), value, law_of(owner, group))
+        held, self._held = self._held, []
+        for place, old, bias in held:
+            if place.value.grad is not None:
+                _compare(self.tracks[place.name], place, old, bias)
 
-    def _compare(self, track: TensorTrack, old: Tensor, new: Tensor, law: Law) -> None:
-        slope = new.grad
-        assert slope is not None  # asked by the caller
-        slope = slope.to_dense() if slope.is_sparse else slope
-        touched = slope != 0
-        track.stuck = float(((new == old) & touched).sum() / touched.sum().clamp_min(1))
-        track.decay = law.decay
-        if new.ndim < 2:
-            track.norm = float(old.float().norm())
-            track.relative = float((new.float() - old.float()).norm()) / max(track.norm, 1e-30)
-            return
-        w, g, move = (x.detach().flatten(1).float() for x in (old, slope, new - old))
-        by_row = {"rows": (w, g, move), "tensor": tuple(x.reshape(1, -1) for x in (w, g, move))}
-        for kind, (a, b, _) in by_row.items():
-            sizes = a.norm(dim=1) * b.norm(dim=1)
-            live = sizes > 0
-            if a.shape[1] < 4 or not bool(live.any()):
-                continue
-            worst = float(((a * b).sum(1).abs() / sizes)[live].max())
-            chance = min(0.0, math.log(RADIAL * math.sqrt(2 * a.shape[1] / math.pi)))
-            track.evidence[kind] = track.evidence[kind] + int(live.sum()) * chance if worst < RADIAL else 0.0
-        track.rows = w.shape[0] if track.evidence["rows"] < PROOF else int(track.evidence["tensor"] < PROOF)
-        a, b, d = by_row["rows" if track.rows > 1 else "tensor"]
-        lengths = a.norm(dim=1).clamp_min(1e-30)
-        along = (a * d).sum(1) / lengths
-        angles = torch.atan2((d - (along / lengths)[:, None] * a).norm(dim=1), lengths + along)
-        track.norm = float(lengths.square().mean().sqrt())
-        track.angle, track.relative = float(angles.median()), float(d.norm() / a.norm().clamp_min(1e-30))
-        track.angles.append(track.angle)
-        if not track.free:
-            track.effective_rate = track.predicted_angle = track.predicted_norm = math.nan
-            return
-        size, square = a.shape[1], float((a.square().sum(1) * b.square().sum(1)).median())
-        settled = law.equilibrium(size, square, track.norm)
-        track.predicted_norm, track.predicted_angle = settled.norm, settled.angle
-        track.effective_rate = law.effective_rate(track.norm)
-        track.first_rate = law.effective_rate(track.first_norm / math.sqrt(max(track.rows, 1)))
+
+def _moved(old: Tensor, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weight, gradient and change as rows of at least float32."""
+    slope = torch.zeros_like(new) if new.grad is None else new.grad
+    parts = (old, slope.to_dense() if slope.is_sparse else slope, new.detach() - old)
+    return tuple(part.detach().reshape(len(old), -1).float() for part in parts)  # type: ignore[return-value]
+
+
+def _compare(track: TensorTrack, place: Place, old: Tensor, old_bias: Tensor | None) -> None:
+    new, law = place.value, law_of(place.optimizer, place.group)
+    track.decay = law.decay
+    if new.ndim < 2:
+        if new.element_size() < 4 and new.grad is not None:
+            touched = new.grad != 0
+            track.stuck = float(((new == old) & touched).sum() / touched.sum().clamp_min(1))
+        track.norm = float(old.float().norm())
+        track.relative = float((new.float() - old.float()).norm()) / max(track.norm, 1e-30)
+        return
+    w, g, d = _moved(old, new)
+    squares = torch.stack([w.square().sum(1), g.square().sum(1), (w * g).sum(1)])
+    sums = squares.sum(1, keepdim=True)
+    _weigh(track, "rows", squares, w.shape[1])
+    _weigh(track, "tensor", sums, w.numel())
+    if old_bias is not None and place.bias is not None:
+        b, slope, _ = _moved(old_bias, place.bias)
+        beside = torch.stack([b.square().sum(), slope.square().sum(), (b * slope).sum()])
+        _weigh(track, "tensor and bias", sums + beside[:, None], w.numel() + b.numel())
+    track.rows = len(w) if track.evidence["rows"] < PROOF else int(track.free)
+    if track.rows == 1 and track.evidence["tensor"] >= PROOF and old_bias is not None and place.bias is not None:
+        w, g, d = (torch.cat(pair, 1) for pair in zip((w, g, d), _moved(old_bias, place.bias), strict=True))
+        squares = torch.stack([w.square().sum(1), g.square().sum(1)])
+        sums = squares.sum(1, keepdim=True)
+    if track.rows <= 1:
+        w, d, squares = w.reshape(1, -1), d.reshape(1, -1), sums
+    lengths = squares[0].sqrt().clamp_min(1e-30)
+    along = (w * d).sum(1) / lengths
+    across = torch.addcmul(d, w, (along / lengths)[:, None], value=-1).norm(dim=1)
+    track.norm = float(lengths.square().mean().sqrt())
+    track.angle = float(torch.atan2(across, lengths + along).median())
+    track.relative = float(torch.hypot(along, across).norm() / lengths.norm())
+    track.angles.append(track.angle)
+    if not track.free:
+        track.effective_rate = track.predicted_angle = track.predicted_norm = track.predicted_effective_rate = math.nan
+        return
+    settled = law.equilibrium(w.shape[1], float((squares[0] * squares[1]).median()), track.norm)
+    track.predicted_norm, track.predicted_angle = settled.norm, settled.angle
+    track.effective_rate = law.effective_rate(track.norm)
+    track.predicted_effective_rate = law.effective_rate(settled.norm) if settled.norm > 0 else math.nan
+    track.first_rate = law.effective_rate(track.first_norm / math.sqrt(max(track.rows, 1)))
+
+
+def _weigh(track: TensorTrack, kind: str, squares: Tensor, size: int) -> None:
+    """Add to the evidence that the scale of blocks of `size` entries is free: <w, g> is 0 to a share of |w| |g|."""
+    sizes = (squares[0] * squares[1]).sqrt()
+    live = sizes > 0
+    count = int(live.sum())
+    if size < 4 or not count:
+        return
+    worst = float((squares[2].abs() / sizes)[live].max())
+    chance = min(0.0, math.log(RADIAL * math.sqrt(2 * size / math.pi)))
+    track.evidence[kind] = track.evidence[kind] + count * chance if worst < RADIAL else 0.0

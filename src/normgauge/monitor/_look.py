@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normgauge.measure.signal.layer_statistics import Recorder, divided_variance
+from normgauge.measure.signal.layer_statistics import Recorder, divided_variance, fit_growth
 from normgauge.network import ModuleCall, role_of, watched
 
 
@@ -47,12 +47,13 @@ _ATTENTION: dict[Any, Callable[..., float]] = {
 
 
 class Look(Recorder):
-    """A `Recorder` that also sees stored statistics, what eps adds, and the logits of attention."""
+    """A `Recorder` that also sees stored statistics, what gains and eps do, and the logits of attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.distances: dict[str, float] = {}
         self.eps_shares: dict[str, float] = {}
+        self.gains: dict[str, float] = {}
         self.inputs: dict[str, tuple[int, float]] = {}
         self.logits: dict[str, float] = {}
         self.fault: Exception | None = None
@@ -76,6 +77,8 @@ class Look(Recorder):
         eps = next((getattr(module, key) for key in ("eps", "variance_epsilon") if hasattr(module, key)), None)
         if isinstance(eps, float) and math.isfinite(variance):
             self.eps_shares[name] = eps / (variance + eps) if variance + eps else 1.0
+        if isinstance(gain := getattr(module, "weight", None), Tensor):
+            self.gains[name] = float(gain.float().square().mean().sqrt())
         mean, spread = getattr(module, "running_mean", None), getattr(module, "running_var", None)
         if isinstance(mean, Tensor) and isinstance(spread, Tensor) and inputs.ndim > 1:
             axes = [axis for axis in range(inputs.ndim) if axis != 1]
@@ -105,13 +108,7 @@ class Look(Recorder):
     def gradient_growth(self) -> float:
         """Fitted factor per layer by which the squared gradient grows from output to input."""
         squares = [c.gradient for c in self.calls.values() if c.role == "affine" and c.reached and c.gradient > 0]
-        if len(squares) < 4:
-            return math.nan
-        logs, middle = [math.log(s) for s in squares], (len(squares) - 1) / 2
-        slope = sum((i - middle) * value for i, value in enumerate(logs)) / sum(
-            (i - middle) ** 2 for i in range(len(logs))
-        )
-        return math.exp(-slope)
+        return fit_growth(squares)[0] if len(squares) >= 4 else math.nan
 
     @contextmanager
     def looking(self, model: nn.Module, *, inside: bool = False) -> Iterator[None]:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.measure.curvature.edge import critical_rate
 from normgauge.monitor._blocks import Blocks
+from normgauge.monitor._line import critical_multiple
 from normgauge.monitor._look import Look, unchanged
 from normgauge.monitor._sinks import Sink, finite, sink_of
 from normgauge.monitor._warnings import RULES, EarlyWarning, Health, Seen, explain_spike
 from normgauge.network import owner_of
-from normgauge.objective import Objective, call_model, tensors
+from normgauge.objective import call_model, tensors
 
 LOG = logging.getLogger("normgauge.monitor")
 KEPT_LOSSES = 400
@@ -35,11 +35,11 @@ class Monitor:
     step; signals are read in the training forward itself, so no extra pass is made. Training is bit-identical with
     and without. A reading that fails is switched off and said once.
 
-    Cost: a copy and five norms of one tensor per step, about one more forward at a beat; with `batch`, two forwards
-    every ten beats for the gap of the modes; with `loss`, a gradient, about seven forwards and three copies of the
-    parameters for the edge of stability. Kind: norms, angles and relative updates are exact at their step; which
-    scale is free is concluded from `<w, g> = 0` (an estimate, chance below 1e-6); logits of fused attention are upper
-    bounds.
+    Cost: a copy and a few sums over one tensor per step, about one more forward at a beat; with `batch`, two forwards
+    every ten beats for the gap of the modes; with `loss`, a gradient and about seven forwards for the edge of
+    stability. Memory: a copy of one tensor at a time; at the edge of stability a gradient. Kind: norms, angles and
+    relative updates are exact at their step; which scale is free is concluded from `<w, g> = 0` over rows, a tensor,
+    or a tensor with its bias (an estimate, chance below 1e-6); logits of fused attention are upper bounds.
 
     Args:
         model: being trained; DDP and compiled models are looked through.
@@ -243,14 +243,10 @@ class Monitor:
         note("weights", "free_tensors", len(free))
         for name in ("norm", "angle", "effective_rate"):
             _note_spread(note, "weights", name, {t.name: getattr(t, name) for t in free})
-        against = {t.name: t.angle / t.predicted_angle for t in free if t.predicted_angle > 0}
-        _note_spread(note, "weights", "angle_over_predicted", against)
-        _note_spread(
-            note,
-            "weights",
-            "norm_over_predicted",
-            {t.name: t.norm / t.predicted_norm for t in free if 0 < t.predicted_norm < math.inf},
-        )
+        for name in ("angle", "norm", "effective_rate"):
+            pairs = {t.name: (getattr(t, name), getattr(t, f"predicted_{name}")) for t in free}
+            against = {layer: seen / law for layer, (seen, law) in pairs.items() if 0 < law < math.inf}
+            _note_spread(note, "weights", f"{name}_over_predicted", against)
         _note_spread(note, "weights", "relative_update", {t.name: t.relative for t in rest})
         gains = {
             name: self.blocks.tracks[name].stuck
@@ -303,6 +299,7 @@ class Monitor:
         full = {n: c.saturated / max(c.count, 1) for n, c in look.calls.items() if c.saturates}
         _note_spread(note, "signal", "saturated_share", full)
         _note_spread(note, "signal", "eps_share", look.eps_shares)
+        _note_spread(note, "signal", "gain", look.gains)
         _note_spread(note, "signal", "logits", look.logits)
         _note_spread(note, "statistics", "distance", look.distances)
         note("signal", "gradient_growth", look.gradient_growth)
@@ -325,10 +322,9 @@ class Monitor:
 
     def _read_edge(self, note: Callable[..., None]) -> None:
         assert self._loss_of is not None  # asked by the caller
-        objective = Objective.from_step(self.model, self._loss_of, [self._whole_batch], mode="train")
-        rate = max(float(group["lr"]) for group in self.optimizers[0].param_groups)
-        critical = critical_rate(objective, self.optimizers[0])
-        note("stability", "edge_ratio", rate / critical if critical else math.inf)
+        loss_of, places = self._loss_of, {id(place.value): place for place in self.blocks.places}
+        multiple = critical_multiple(self.model, lambda: loss_of(self.model, self._whole_batch), places)
+        note("stability", "edge_ratio", 1 / multiple if multiple else math.inf)
 
     def _warn(self) -> None:
         seen = {(warning.id, warning.where) for warning in self.warnings}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from normgauge.network._call_order import Graph, Leaf, Recorder, Step
@@ -18,8 +16,7 @@ from normgauge.network._modules import is_leaf, role_of
 from normgauge.network._precision import KeepDouble, double
 from normgauge.network._roles import Role, roles_of
 from normgauge.network._watch import ModuleCall, watched
-from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, tensors, untouched
-from normgauge.rng import generator
+from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, untouched
 
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
 _WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "bilinear", "addmm")
@@ -224,30 +221,6 @@ class Network:
     def outputs(self, values: Mapping[str, Tensor] | None = None) -> Any:
         """Return what the model gives, at other values of some parameters if asked for."""
         return self._evaluate(lambda model: self._call(model, self.inputs), values)
-
-    def noise_floor(self, seed: int = 0) -> float:
-        """Return the relative noise of the outputs: their second difference on a step too small to have any.
-
-        With h the root of the parameters' precision, f(w + hd) - 2 f(w) + f(w - hd) is of the order of that precision
-        where all is computed in it, and larger where the forward rounds more coarsely.
-        """
-        own = {name: value.detach() for name, value in self.model.named_parameters() if value.is_floating_point()}
-        source = generator(seed)
-        size = math.sqrt(torch.finfo(next(iter(own.values())).dtype).eps) if own else 0.0
-        steps = {
-            name: size * value * torch.randn(value.shape, generator=source).to(value) for name, value in own.items()
-        }
-
-        def shifted_outputs(sign: float) -> Tensor:
-            values = {name: value + sign * steps[name] for name, value in own.items()}
-            return _flatten(tensors(self.outputs(values)))
-
-        middle = shifted_outputs(0.0)
-        return float((shifted_outputs(1.0) - 2 * middle + shifted_outputs(-1.0)).abs().max() / middle.abs().max())
-
-
-def _flatten(outputs: Iterable[Tensor]) -> Tensor:
-    return torch.cat([t.detach().double().flatten() for t in outputs if t.is_floating_point()])
 
 
 def normalizes(step: Step) -> bool:

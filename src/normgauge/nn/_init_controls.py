@@ -46,11 +46,11 @@ def fixup(
     With L residual blocks and m weight layers in a block's branch: the last weight layer of each branch is zero, the
     others are He times L^(-1 / (2 m - 2)), the head is zero, everything else (stem, shortcuts) is He.
 
-    Conventions: a block is a module for which `blocks(module)` is true; by default one with a child named `branch`, or
-    with children `conv1` and `conv2` (torchvision). Its branch is the child `branch`, or all of it except children
-    named `shortcut` or `downsample`. Weight layers count in the order of registration. The head is the last Linear
-    outside the blocks, or the layer named `head`. `ScalarBias` and `ScalarScale` are the learned scalars of the
-    paper; the architecture must contain them, this function does not add them.
+    Conventions: a block is a module for which `blocks(module)` is true; by default one with a child named `branch` or
+    `skip`, or with children `conv1` and `conv2` (torchvision). Its branch is the child `branch`, or all of it except
+    children named `skip`, `shortcut` or `downsample`. Weight layers count in the order of registration. The head is the last
+    Linear outside the blocks, or the layer named `head`. `ScalarBias` and `ScalarScale` are the learned scalars of
+    the paper; the architecture must contain them, this function does not add them.
 
     Args:
         model: changed in place; without normalization layers.
@@ -90,14 +90,14 @@ def fixup(
 
 def _looks_like_a_block(module: nn.Module) -> bool:
     children = dict(module.named_children())
-    return "branch" in children or {"conv1", "conv2"} <= set(children)
+    return "branch" in children or "skip" in children or {"conv1", "conv2"} <= set(children)
 
 
 def _branch_layers(block: nn.Module) -> list[nn.Module]:
     children = dict(block.named_children())
     if "branch" in children:
         return list(draws.weight_layers(children["branch"]))
-    kept = [child for name, child in children.items() if name not in ("shortcut", "downsample")]
+    kept = [child for name, child in children.items() if name not in ("skip", "shortcut", "downsample")]
     return [layer for child in kept for layer in draws.weight_layers(child)]
 
 

@@ -123,7 +123,7 @@ def scaled_weight_standardization(
     w = gamma g (v - mean) / sqrt(n (var + eps)), g_i learned from 1. Row i lives on S^(n-2) of radius gamma |g_i|
     (for eps = 0). With gamma = 1 / (standard deviation of the activation of a standard normal), the default is that
     of ReLU, sqrt(2 / (1 - 1 / pi)), inputs that are activations of unit Gaussians give outputs of mean zero and
-    variance one over the draw of the weights.
+    variance one over the draw of the weights; training aligns weights with inputs, and the variance then grows.
 
     Args:
         module: Linear, Conv or ConvTranspose.

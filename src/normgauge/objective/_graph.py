@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from normgauge.errors import NotDifferentiableError
 from normgauge.objective._data import tensors
 
 
 def graph_nodes(built: Any) -> Iterator[Any]:
-    """Yield every node of the graph behind the tensors of a nested structure, once."""
-    pending = [tensor.grad_fn for tensor in tensors(built) if tensor.grad_fn is not None]
+    """Yield every node of the graph behind the tensors of a nested structure, or behind a list of edges, once."""
+    edges = [edge.node for edge in built if isinstance(edge, GradientEdge)] if isinstance(built, list) else []
+    pending = edges + [tensor.grad_fn for tensor in tensors(built) if tensor.grad_fn is not None]
     visited = set(pending)
     while pending:
         node = pending.pop()

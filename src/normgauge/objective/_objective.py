@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from normgauge.objective._operators import HessianOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
 from normgauge.objective._purity import Mode, differentiating, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
+from normgauge.objective._recompute import BlockFinder, forget_inside
 from normgauge.objective._select import Selection, select_parameters
 from normgauge.results import spend
 from normgauge.threads import MEASURING
@@ -346,15 +348,19 @@ class Objective:
         """Return the share of a batch in the mean: its samples, or what `weight=` of `from_step` says."""
         return self._recipe.weight(batch)
 
-    def graph(self, number: int, batch: Any, *, outputs: bool = False) -> tuple[dict[str, Tensor], Any, Tensor]:
+    def graph(
+        self, number: int, batch: Any, *, outputs: bool = False, lean: bool = False
+    ) -> tuple[dict[str, Tensor], Any, Tensor]:
         """Return leaves, outputs (if asked) and loss of one batch with a graph that can be differentiated twice.
 
-        It counts as a gradient: nobody asks for the graph who does not go back through it.
+        It counts as a gradient: nobody asks for the graph who does not go back through it. A `lean` graph keeps what
+        passes between blocks of the model, and computes their inside again under `ready`.
         """
-        leaves = self._leaves()
+        leaves, blocks = self._leaves(shared=lean), self._blocks(number, batch) if lean else []
 
         @differentiating()
         def body(model: nn.Module) -> tuple[Any, Tensor]:
+            forget_inside(blocks)
             if outputs:
                 return self.outputs_and_loss_of(model, number, batch)
             return None, self.loss_of(model, number, batch)
@@ -366,6 +372,21 @@ class Objective:
         check_same_values(leaves, self.parameters)
         check_twice_differentiable(value)
         return leaves, out, value
+
+    def _blocks(self, number: int, batch: Any) -> list[nn.Module]:
+        def body(model: nn.Module) -> list[nn.Module]:
+            finder = BlockFinder(model)
+            self.terms_of(model, number, batch)
+            return finder.blocks()
+
+        with torch.no_grad():
+            return self.evaluate(number, body)
+
+    @contextmanager
+    def ready(self, number: int) -> Iterator[None]:
+        """Hold the model in its mode, with kernels that have second derivatives, while blocks are computed again."""
+        with twice_differentiable(), untouched(self.model, self.mode, number):
+            yield
 
     # -- the model itself, for instruments that look inside -----------------------------------------------------
 
@@ -450,9 +471,10 @@ class Objective:
         moves = self.mode == "train" and any(map(iterates_norm, self.model.modules()))
         return "spectral_norm in train mode: derivatives hold its singular vectors fixed, the loss moves them" * moves
 
-    def _leaves(self) -> dict[str, Tensor]:
+    def _leaves(self, *, shared: bool = False) -> dict[str, Tensor]:
         with differentiating():
-            return {name: value.clone().requires_grad_() for name, value in self.parameters.items()}
+            values = {name: value.detach() if shared else value.clone() for name, value in self.parameters.items()}
+            return {name: value.requires_grad_() for name, value in values.items()}
 
     def _select_terms(self, terms: Terms, number: int) -> Terms:
         names = self._terms or tuple(terms)

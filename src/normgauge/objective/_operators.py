@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError
 from normgauge.linalg import Operator
@@ -17,6 +18,7 @@ from normgauge.objective._graph import check_differentiable, graph_bytes
 from normgauge.results import spend
 
 DEFAULT_MEMORY = 2 << 30
+AGREEMENT = 1e-3  # of a gradient computed again: rounding is below, a missing term is of order one
 Products = list[Tensor | None]
 
 
@@ -54,8 +56,13 @@ class Differentiable(Protocol):
     def weight(self, batch: Any) -> float:
         """Return the share of a batch in the mean."""
 
-    def graph(self, number: int, batch: Any, *, outputs: bool = False) -> tuple[dict[str, Tensor], Any, Tensor]:
+    def graph(
+        self, number: int, batch: Any, *, outputs: bool = False, lean: bool = False
+    ) -> tuple[dict[str, Tensor], Any, Tensor]:
         """Return leaves, outputs (if asked) and loss of one batch with a graph."""
+
+    def ready(self, number: int) -> AbstractContextManager[None]:
+        """Hold the model in the state in which the blocks of a lean graph are computed again."""
 
 
 class ObjectiveOperator(Operator):
@@ -68,7 +75,8 @@ class ObjectiveOperator(Operator):
 
     Args:
         objective: model, loss, data and mode.
-        memory: bytes the kept graphs may take; the graph of a single batch is kept in any case.
+        memory: bytes the kept graphs may take; the graph of a single batch is kept in any case. A Hessian keeps only
+            what passes between blocks of the model where a batch's whole graph would take more.
     """
 
     self_adjoint = True
@@ -191,16 +199,21 @@ class HessianOperator(ObjectiveOperator):
     """The Hessian of the loss: H v = d/dtheta <grad L(theta), v>, by a second backward pass.
 
     Kind: exact (up to rounding). Cost: the first product about three gradients, each further one about two where
-    the graph is kept, about three where it is rebuilt. Attention runs its math kernel, the only one with a
-    second derivative. ReLU kinks have measure zero and are ignored, as everywhere in automatic differentiation.
+    the graph is kept, about three where it is rebuilt, whole or block by block. Attention runs its math kernel, the
+    only one with a second derivative. ReLU kinks have measure zero and are ignored, as in all of autograd.
 
     Deviations: `torch.func.hessian` is *not* used: it is silently wrong through fused BatchNorm and LayerNorm.
 
     References: pearlmutter1994.
     """
 
-    def _build(self, number: int, batch: Any) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    def _build(self, number: int, batch: Any) -> tuple[list[Tensor], list[GradientEdge], list[int], int | None]:
         leaves, _, value = self.objective.graph(number, batch)
+        if 2 * graph_bytes(value) > self.memory:  # the backward pass keeps as much again
+            lean = self._build_lean(number, batch, torch.autograd.grad(value, list(leaves.values()), allow_unused=True))
+            if lean is not None:
+                return lean
+            leaves, _, value = self.objective.graph(number, batch)
         slopes = torch.autograd.grad(
             value, list(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=False
         )
@@ -210,14 +223,40 @@ class HessianOperator(ObjectiveOperator):
         flat = {name: slope for name, slope in flat.items() if not slope.requires_grad}
         if flat:
             self._check_constant(number, batch, flat)
-        return list(leaves.values()), [slopes[index] for index in live], live
+        return list(leaves.values()), [get_gradient_edge(slopes[index]) for index in live], live, None
+
+    def _build_lean(self, number: int, batch: Any, plain: Sequence[Tensor | None]) -> Any:
+        """Return what `_build` does, on a graph without the inside of blocks; `None` if its gradient is another.
+
+        So it is where a block reads weights it does not own, or remembers earlier calls.
+        """
+        try:
+            with self.objective.ready(number):
+                leaves, _, value = self.objective.graph(number, batch, lean=True)
+                slopes = torch.autograd.grad(value, list(leaves.values()), create_graph=True, allow_unused=True)
+        except RuntimeError:  # an input was written into after the block had read it
+            return None
+        for one, two in zip(plain, slopes, strict=True):
+            if one is None or two is None or not two.requires_grad:
+                if one is not two:
+                    return None
+            elif float((one - two.detach()).norm()) > AGREEMENT * float(one.norm()):
+                return None
+        live = [index for index, slope in enumerate(slopes) if slope is not None]
+        return list(leaves.values()), [get_gradient_edge(slopes[index]) for index in live], live, number
+
+    def _graph_tensors(self, built: Any) -> Any:
+        return built[1]  # edges, so that the slopes themselves are not kept
 
     def _apply(self, built: Any, vectors: list[Tensor]) -> Products:
-        leaves, slopes, live = built
+        leaves, slopes, live, lean = built
         if not slopes:  # the loss is affine in the variables
             return [None] * len(leaves)
-        directions = [vectors[index] for index in live]
-        return list(torch.autograd.grad(slopes, leaves, grad_outputs=directions, retain_graph=True, allow_unused=True))
+        if lean is not None:
+            spend("gradients")  # blocks are computed again
+        with nullcontext() if lean is None else self.objective.ready(lean):
+            directions = [vectors[index] for index in live]
+            return list(torch.autograd.grad(slopes, leaves, directions, retain_graph=True, allow_unused=True))
 
     def _check_constant(self, number: int, batch: Any, slopes: Mapping[str, Tensor]) -> None:
         """Raise where a slope has no graph but changes with the parameters: a derivative was lost in silence.

@@ -12,7 +12,7 @@ from normgauge.lab.imports import call_function
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.published import PUBLISHED
 from normgauge.lab.models.small import SMALL, Factory
-from normgauge.nn import registry
+from normgauge.nn import init, registry
 from normgauge.rng import generator
 
 FACTORIES: dict[str, Factory] = {**SMALL, **PUBLISHED}
@@ -28,7 +28,7 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
 
     Args:
         model: a built-in name, or `package.module:factory` with `factory(norm) -> nn.Module`.
-        norm: a name of the normalizer registry.
+        norm: a name of the normalizer registry, or "fixup": a residual network without one, started by `init.fixup`.
         shape: the shape of one input.
         classes: the number of outputs.
         seed: draws the weights, the same ones for every normalizer (He for ReLU nets, Glorot for the linear one).
@@ -37,6 +37,8 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
         UnknownNameError: when model or norm is not known.
         InputError: when a user's factory cannot be imported or gives no module.
     """
+    if norm == "fixup" and ":" not in model:
+        return init.fixup(build(model, "none", shape, classes, seed), seed=seed)
     registry.get(norm)
     if ":" in model:
         return _build_from_factory(model, norm, seed)

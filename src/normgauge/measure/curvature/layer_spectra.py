@@ -131,12 +131,7 @@ def layer_spectra(
         for name, selection in parts.items():
             part = objective.replace(parameters=selection)
             spectra[name] = spectrum(
-                part,
-                top=min(top, part.dimension),
-                bottom=min(bottom, part.dimension),
-                of=of,
-                tol=tol,
-                seed=seed,
+                part, top=min(top, part.dimension), bottom=min(bottom, part.dimension), of=of, tol=tol, seed=seed
             )
     return result()
 

@@ -34,11 +34,13 @@ _OPERATORS: dict[str, type[ObjectiveOperator]] = {
 
 
 @contextmanager
-def curvature_of(objective: Objective, of: Of, group: ProcessGroup | None = None) -> Iterator[Operator]:
-    """Give the operator and free its graphs afterwards, also after an error."""
+def curvature_of(
+    objective: Objective, of: Of, group: ProcessGroup | None = None, memory: int | None = None
+) -> Iterator[Operator]:
+    """Give the operator, whose graphs may take `memory` bytes, and free them afterwards, also after an error."""
     if of not in _OPERATORS:
         raise unknown_name("curvature", of, (*get_args(Of), "quotient"))
-    with _OPERATORS[of](objective) as operator:
+    with _OPERATORS[of](objective, **({} if memory is None else {"memory": memory})) as operator:
         yield operator if group is None else ShardedOperator(operator, group)
 
 

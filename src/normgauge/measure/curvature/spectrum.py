@@ -268,7 +268,7 @@ def spectrum(
 
     with (
         offer_partial(lambda pairs: result(pairs) if pairs and pairs.residuals else None),
-        curvature_of(objective, of, group) as operator,
+        curvature_of(objective, of, group, memory) as operator,
         show_residuals(f"spectrum of {of}", progress) as callback,
     ):
         pairs = eigenpairs(
