@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,10 @@ class TokenNorm(nn.Module):
 class CausalAttention(nn.Module):
     """softmax(q k^T / sqrt(d)) v over the past, with q and k normalized per head where `qk` names a normalizer."""
 
-    def __init__(self, width: int, heads: int, norm: str, qk: str | None) -> None:
+    def __init__(self, width: int, heads: int, norm: str, qk: str | None, bias: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = _linear(width, 3 * width, norm), _linear(width, width, norm)
+        self.qkv, self.out = _linear(width, 3 * width, norm, bias), _linear(width, width, norm, bias)
         self.query_norm, self.key_norm = (TokenNorm(qk or "none", width // heads) for _ in range(2))
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -67,15 +67,14 @@ class Branch(nn.Module):
 class GPT(nn.Module):
     """Tokens (batch, positions) to logits (batch, positions, tokens); see `gpt`."""
 
-    def __init__(
-        self, norm: str, context: int, tokens: int, *, width: int, depth: int, heads: int, place: Place, qk: str | None
-    ) -> None:
+    def __init__(self, norm: str, context: int, tokens: int, *, width: int, depth: int, **options: Any) -> None:
         super().__init__()
+        heads, place, qk, bias = (options[name] for name in ("heads", "place", "qk", "bias"))
         self.tokens, self.positions = nn.Embedding(tokens, width), nn.Embedding(context, width)
         branches: list[nn.Module] = []
         for _ in range(depth):
-            mixer = nn.Sequential(_linear(width, 4 * width, norm), nn.GELU(), _linear(4 * width, width, norm))
-            for branch in (CausalAttention(width, heads, norm, qk), mixer):
+            up, down = _linear(width, 4 * width, norm, bias), _linear(4 * width, width, norm, bias)
+            for branch in (CausalAttention(width, heads, norm, qk, bias), nn.Sequential(up, nn.GELU(), down)):
                 branches.append(Branch(branch, norm, width, place))
         self.branches = nn.Sequential(*branches)
         self.last_norm = nn.Identity() if place == "post" else TokenNorm(norm, width)
@@ -98,6 +97,7 @@ def gpt(
     heads: int = 4,
     place: Place = "pre",
     qk: str | None = None,
+    bias: bool = True,
 ) -> nn.Module:
     """Build a GPT: learned positions, causal attention, GELU, branches 4 times as wide, a head of its own.
 
@@ -111,6 +111,7 @@ def gpt(
         heads: of attention; they divide the width.
         place: of the normalizer around a branch f: pre, x + f(N(x)); post, N(x + f(x)); sandwich, x + N(f(N(x))).
         qk: the normalizer of queries and keys, per head; None leaves them.
+        bias: whether the matrices of the branches have biases.
 
     Raises:
         InputError: for inputs that are no rows of tokens, and heads that do not divide the width.
@@ -124,10 +125,10 @@ def gpt(
         raise InputError(
             "model 'gpt'", "heads divide the width", f"{heads} and {width}", f"Use {math.gcd(heads, width)}"
         )
-    return GPT(norm, shape[0], classes, width=width, depth=depth, heads=heads, place=place, qk=qk)
+    return GPT(norm, shape[0], classes, width=width, depth=depth, heads=heads, place=place, qk=qk, bias=bias)
 
 
-def _linear(fan_in: int, fan_out: int, norm: str) -> nn.Module:
+def _linear(fan_in: int, fan_out: int, norm: str, bias: bool) -> nn.Module:
     """Return a matrix that carries the normalizer if that acts on weights."""
-    layer = nn.Linear(fan_in, fan_out)
+    layer = nn.Linear(fan_in, fan_out, bias=bias)
     return Normalized(layer, norm, 0) if registry.get(norm).placement == "weights" else layer
