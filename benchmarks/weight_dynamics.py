@@ -93,7 +93,11 @@ def run(name, norm, optimizer, rate, share, symmetries):
         if not block.scale_invariant or not math.isfinite(block.equilibrium_norm):
             continue
         count, norm_sum, square = sums[block.parameters, block.blocks]
-        law = next(other for other in unrecorded.blocks if other.parameters == block.parameters and other.blocks == block.blocks)
+        law = next(
+            other
+            for other in unrecorded.blocks
+            if other.parameters == block.parameters and other.blocks == block.blocks
+        )
         rows.append({
             "data": name, "norm": norm, "optimizer": optimizer, "rate": rate, "decay": decay,
             "rate x decay x steps": share, "block": ", ".join(block.parameters), "rows": block.blocks,
@@ -133,7 +137,13 @@ def main():
                 if name == "text" and optimizer in ("sgd", "momentum", "nesterov"):
                     continue  # a transformer does not train with plain SGD at one rate for all
                 for rate, share in GRID[optimizer]:
-                    key = {"data": name, "norm": norm, "optimizer": optimizer, "rate": rate, "decay": share / STEPS[name] / rate}
+                    key = {
+                        "data": name,
+                        "norm": norm,
+                        "optimizer": optimizer,
+                        "rate": rate,
+                        "decay": share / STEPS[name] / rate,
+                    }
                     rows = [row for row in rows if any(row[k] != v for k, v in key.items())]
                     new = run(name, norm, optimizer, rate, share, symmetries)
                     rows += new
@@ -141,8 +151,9 @@ def main():
                     for row in new:
                         gaps = [row[f"predicted {what}"] / row[f"measured {what}"] - 1 for what in ("norm", "angle")]
                         law = [row[f"{what} by law"] / row[f"measured {what}"] - 1 for what in ("norm", "angle")]
-                        print(*key.values(), row["block"], row["rows"], *(f"{gap:+.3f}" for gap in gaps + law),
-                              f"{row['measured norm']:.4g} at10% {row['at a tenth']:.4g} loss {row['loss at a tenth']:.3g} {row['loss']:.3g}", flush=True)  # fmt: skip
+                        print(
+                            *key.values(), row["block"], row["rows"], *(f"{gap:+.3f}" for gap in gaps + law), flush=True
+                        )
 
 
 if __name__ == "__main__":

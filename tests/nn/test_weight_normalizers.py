@@ -138,19 +138,38 @@ def test_declared_invariances_hold(facts, kind):
         with torch.no_grad():
             if law["per"] == "tensor":
                 raw.mul_(3.0)
+            elif law["per"] == "column":
+                raw.mul_(torch.rand_like(parametrization._lengths(raw)) + 0.5)
             else:
                 rows = parametrization.rows(raw.detach())
                 change = torch.rand(rows.shape[0], 1) + 0.5
                 moved = rows * change if law["kind"] == "scale" else rows + change
                 raw.copy_(parametrization.unrows(moved, raw))
-        tolerance = 1e-10 if law["exact"] else 1e-6
+        tolerance = 1e-10 if law.get("exact", True) else 1e-6
         torch.testing.assert_close(layer.weight.detach(), before, atol=tolerance, rtol=tolerance)
         with torch.no_grad():
             raw.copy_(kept)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "spectral"])
+def test_columns_and_whole_weights_live_on_the_stated_sphere(kind):
+    columns = ready("unit_columns", kind)[0]
+    weight = columns.weight.transpose(0, 1).flatten(1) if kind != "transposed" else columns.weight.flatten(1)
+    sphere = columns.parametrizations.weight[0].sphere(raw_of(columns))
+    torch.testing.assert_close(weight.norm(dim=1), sphere.radius)
+    assert sphere.dimension == weight.shape[1] - 1
+    plain = LAYERS[kind][0]()
+    before = plain.weight.detach().clone()
+    whole = parametrizations.wrap("hyperball", plain)
+    torch.testing.assert_close(whole.weight, before)
+    with torch.no_grad():
+        raw_of(whole).mul_(7.0).add_(0.1)
+    torch.testing.assert_close(whole.weight.norm(), before.norm())
+    assert whole.parametrizations.weight[0].sphere(raw_of(whole)).dimension == before.numel() - 1
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("spectral", "unit_columns", "hyperball")])
 def test_rows_live_on_the_stated_sphere(name, kind):
     layer, _ = ready(name, kind)
     inner = layer.parametrizations.weight

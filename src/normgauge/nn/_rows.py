@@ -148,6 +148,50 @@ class UnitSphere(RowParametrization):
         return _ones(self.rows(originals[-1])) * self.length
 
 
+class UnitColumns(RowParametrization):
+    """w = v / ||v|| per input unit: columns of a matrix, all entries that one input channel reaches."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v / self._lengths(v)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself."""
+        _lengths(self._lengths(weight).flatten()[:, None], "a column must not be zero")
+        return weight
+
+    def sphere(self, *originals: Tensor) -> Sphere:
+        """Return where the columns live."""
+        lengths = self._lengths(originals[0]).flatten()
+        return Sphere(originals[0].numel() // len(lengths) - 1, torch.ones_like(lengths), centered=False)
+
+    def _lengths(self, v: Tensor) -> Tensor:
+        axis = 0 if self.transposed else 1
+        return torch.linalg.vector_norm(v, dim=[other for other in range(v.ndim) if other != axis], keepdim=True)
+
+
+class Hyperball(RowParametrization):
+    """w = R v / ||v|| for the whole tensor, R its norm when wrapped or assigned."""
+
+    def __init__(self, layer: nn.Module, weight: Tensor) -> None:
+        super().__init__(layer)
+        self.length: Tensor
+        self.register_buffer("length", torch.linalg.vector_norm(weight.detach()))
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v * (self.length / torch.linalg.vector_norm(v))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself, whose norm is the radius from now on."""
+        self.length.copy_(_lengths(weight.detach().reshape(1, -1), "the weight must not be zero")[0])
+        return weight
+
+    def sphere(self, *originals: Tensor) -> Sphere:
+        """Return where the tensor lives."""
+        return Sphere(originals[0].numel() - 1, self.length[None], centered=False)
+
+
 def _apply_gain(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
     return rows if len(originals) == 1 else rows * originals[0].unsqueeze(1)
 

@@ -20,7 +20,9 @@ from normgauge.nn import registry
 from normgauge.nn._rows import (
     CenteredWeightNorm,
     Gain,
+    Hyperball,
     RowParametrization,
+    UnitColumns,
     UnitSphere,
     WeightNorm,
     WeightStandardization,
@@ -175,6 +177,44 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
     return _attach(module, name, UnitSphere(module, radius))
 
 
+def unit_columns(module: nn.Module, name: str = "weight") -> nn.Module:
+    """Hold what each input of a layer sends out at length one, in place: a column of a matrix lives on S^(m-1).
+
+    nGPT keeps every vector of the stream's width on the sphere: rows of matrices that read the stream (`unit_sphere`),
+    columns of those that write to it.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or a column is zero.
+
+    Examples:
+        >>> bool(torch.allclose(unit_columns(torch.nn.Linear(5, 2)).weight.norm(dim=0), torch.ones(5)))
+        True
+
+    References: loshchilov2025.
+    """
+    return _attach(module, name, UnitColumns(module))
+
+
+def hyperball(module: nn.Module, name: str = "weight") -> nn.Module:
+    """Hold the whole weight at the norm it has, in place: `w = R v / ||v||`, a point of the sphere of radius R.
+
+    The constraint of hyperball optimizers as a parametrization: any optimizer of v moves w on that sphere. They
+    normalize the update as well, `theory.weight_dynamics.hyperball_equilibrium`.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or the weight is zero.
+
+    Examples:
+        >>> layer = torch.nn.Linear(5, 2)
+        >>> before = layer.weight.detach().clone()
+        >>> bool(torch.allclose(hyperball(layer).weight, before))
+        True
+
+    References: wen2026.
+    """
+    return _attach(module, name, Hyperball(module, _weight_of(module, name, "Hyperball")))
+
+
 def _attach(module: nn.Module, name: str, parametrization: RowParametrization) -> nn.Module:
     weight = _weight_of(module, name, type(parametrization).__name__)
     if parametrization.centered and parametrization.rows(weight).shape[1] < 2:
@@ -292,6 +332,30 @@ DECLARATIONS: tuple[dict[str, Any], ...] = (
         "invariances": ({"of": "weights", "kind": "scale", "per": "row", "exact": True},),
         "behaviour": "The same map in training and evaluation.",
         "parametrize": unit_sphere,
+    },
+    {
+        "name": "unit_columns",
+        "title": "columns on the unit sphere",
+        "statistics": "weights",
+        "axes": "entries of each column of the weights, those of one input",
+        "formula": r"W_{\cdot j} = \frac{V_{\cdot j}}{\lVert V_{\cdot j} \rVert_2}",
+        "lives": "column j on S^(m-1), radius 1",
+        "cite": ("loshchilov2025",),
+        "invariances": ({"of": "weights", "kind": "scale", "per": "column", "flips": False},),
+        "behaviour": "The same map in training and evaluation; for matrices that write to a stream, as nGPT has them.",
+        "parametrize": unit_columns,
+    },
+    {
+        "name": "hyperball",
+        "title": "the weights of a layer on a sphere (hyperball)",
+        "statistics": "weights",
+        "axes": "all weights of the layer",
+        "formula": r"W = R \frac{V}{\lVert V \rVert_F}",
+        "lives": "the tensor on a sphere of the radius it had when wrapped",
+        "cite": ("wen2026",),
+        "invariances": ({"of": "weights", "kind": "scale", "per": "tensor", "exact": True},),
+        "behaviour": "The same map in training and evaluation; wrapping changes nothing at first.",
+        "parametrize": hyperball,
     },
 )
 

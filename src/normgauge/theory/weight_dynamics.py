@@ -127,7 +127,7 @@ def sgd_equilibrium(
 
 
 def decoupled_equilibrium(rate: float, decay: float, square: float, memory: float = 0.0) -> Equilibrium:
-    """Return the equilibrium of `w' = a w - rate u`, `a = 1 - rate decay`, for updates of a size that does not depend on w.
+    """Return the equilibrium of `w' = a w - rate u`, `a = 1 - rate decay`, for updates whose size does not depend on w.
 
     `|w|^2 = rate square (1 + 2 memory) / (2 decay - rate decay^2)`, exact for stationary updates; `<w, u> = 0`, which
     scale invariance gives to gradients but not to their averages, would make memory 0.
@@ -177,11 +177,11 @@ def adamw_equilibrium(rate: float, decay: float, size: int, beta1: float = 0.9) 
 def orthogonalized_noise(
     rows: int, columns: int, coefficients: tuple[float, float, float] = NEWTON_SCHULZ, iterations: int = 5
 ) -> tuple[float, tuple[float, ...]]:
-    """Return what Muon's Newton-Schulz iteration makes of Gaussian matrices: the mean square of an entry, and correlations.
+    """Return the mean square entry of what Muon's Newton-Schulz iteration makes of Gaussian matrices, and correlations.
 
     The latter are those of the outputs of two matrices correlated by sin(9 degrees), sin(18 degrees), ..., sin(81
-    degrees): less than those, since the iteration forgets singular values. Drawn by a fixed seed at no more than 64 rows or columns, whichever are fewer:
-    both depend on the shape by its proportion alone once it is large.
+    degrees): less than those, since the iteration forgets singular values. Drawn by a fixed seed at 64 or fewer rows
+    or columns, whichever are fewer: both depend on the shape by its proportion alone once it is large.
 
     Examples:
         >>> square, correlations = orthogonalized_noise(64, 64)
@@ -216,7 +216,7 @@ def muon_equilibrium(
     coefficients: tuple[float, float, float] = NEWTON_SCHULZ,
     iterations: int = 5,
 ) -> Equilibrium:
-    """Return the equilibrium of torch's Muon for noise of any size: `decoupled_equilibrium` with orthogonalized updates.
+    """Return the equilibrium of torch's Muon for noise of any size: `decoupled_equilibrium` of orthogonalized updates.
 
     Momentum correlates what goes into the orthogonalization (`momentum_filter`), which passes on less of it
     (`orthogonalized_noise`): rho_k is that of matrices correlated by r_1 m^(k-1).
@@ -293,7 +293,10 @@ def recorded_equilibrium(
 
 
 def filtered_memory(first: float, momentum: float, keep: float, levels: Sequence[float] = ()) -> float:
-    """Return `sum_k rho_k keep^k` of a momentum whose correlation at lag 1 is `first`, rho_k read off `levels` (at 9, ..., 81 degrees) where the update is no linear filter."""
+    """Return `sum_k rho_k keep^k` of a momentum whose correlation at lag 1 is `first`.
+
+    rho_k is read off `levels` (those of `orthogonalized_noise`) where the update is no linear filter.
+    """
     if not levels:
         return first * keep / (1 - momentum * keep)
     heights, total, correlation, kept = (0.0, *levels, 1.0), 0.0, first, keep

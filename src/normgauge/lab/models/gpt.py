@@ -1,9 +1,9 @@
-"""A small GPT under any normalizer: pre, post or sandwich placement, queries and keys normalized or not."""
+"""A small GPT under any normalizer: placed as the register declares, queries and keys normalized or not."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, unknown_name
 from normgauge.lab.models.normalized import Normalized
 from normgauge.nn import registry
-
-Place = Literal["pre", "post", "sandwich"]
 
 
 class TokenNorm(nn.Module):
@@ -46,22 +44,22 @@ class CausalAttention(nn.Module):
 
 
 class Branch(nn.Module):
-    """One residual branch f and its normalizers N.
+    """One residual branch f and its normalizers N, as `registry.PLACEMENTS` declares them."""
 
-    pre: x + f(N(x)); post: N(x + f(x)); sandwich: x + N(f(N(x))).
-    """
-
-    def __init__(self, branch: nn.Module, norm: str, width: int, place: Place) -> None:
+    def __init__(self, branch: nn.Module, norm: str, width: int, place: str) -> None:
         super().__init__()
-        self.branch, self.place = branch, place
-        self.before = nn.Identity() if place == "post" else TokenNorm(norm, width)
-        self.behind = nn.Identity() if place == "pre" else TokenNorm(norm, width)
+        self.branch, self.place = branch, registry.PLACEMENTS[place]
+        self.before, self.behind, self.around = (
+            TokenNorm(norm, width) if stands else nn.Identity()
+            for stands in (self.place.before, self.place.behind, self.place.around)
+        )
+        if self.place.interpolates:
+            self.share = nn.Parameter(torch.full((width,), 0.05))
 
     def forward(self, stream: Tensor) -> Tensor:
         """Return the stream behind the branch."""
-        if self.place == "post":
-            return self.behind(stream + self.branch(stream))
-        return stream + self.behind(self.branch(self.before(stream)))
+        moved = self.behind(self.branch(self.before(stream)))
+        return self.around(stream + (self.share * (moved - stream) if self.place.interpolates else moved))
 
 
 class GPT(nn.Module):
@@ -77,7 +75,7 @@ class GPT(nn.Module):
             for branch in (CausalAttention(width, heads, norm, qk, bias), nn.Sequential(up, nn.GELU(), down)):
                 branches.append(Branch(branch, norm, width, place))
         self.branches = nn.Sequential(*branches)
-        self.last_norm = nn.Identity() if place == "post" else TokenNorm(norm, width)
+        self.last_norm = nn.Identity() if registry.PLACEMENTS[place].around else TokenNorm(norm, width)
         self.head = nn.Linear(width, tokens, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -95,7 +93,7 @@ def gpt(
     width: int = 64,
     depth: int = 2,
     heads: int = 4,
-    place: Place = "pre",
+    place: str = "pre",
     qk: str | None = None,
     bias: bool = True,
 ) -> nn.Module:
@@ -109,7 +107,8 @@ def gpt(
         width: of the stream.
         depth: pairs of an attention and a feed-forward branch.
         heads: of attention; they divide the width.
-        place: of the normalizer around a branch f: pre, x + f(N(x)); post, N(x + f(x)); sandwich, x + N(f(N(x))).
+        place: of the normalizer around a branch f: pre, x + f(N(x)); post, N(x + f(x)); sandwich, x + N(f(N(x)));
+            output, x + N(f(x)); sphere, N(x + a (N(f(x)) - x)); `registry.PLACEMENTS` declares them.
         qk: the normalizer of queries and keys, per head; None leaves them.
         bias: whether the matrices of the branches have biases.
 
@@ -119,8 +118,8 @@ def gpt(
     """
     if len(shape) != 1:
         raise InputError("model 'gpt'", "inputs are rows of tokens, (positions,)", str(shape), "Choose data 'text'")
-    if place not in get_args(Place):
-        raise unknown_name("place", place, get_args(Place))
+    if place not in registry.PLACEMENTS:
+        raise unknown_name("place", place, registry.PLACEMENTS)
     if width % heads:
         raise InputError(
             "model 'gpt'", "heads divide the width", f"{heads} and {width}", f"Use {math.gcd(heads, width)}"

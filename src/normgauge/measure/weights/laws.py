@@ -68,16 +68,11 @@ class Law:
             return self.rate
         return self.rate / norm**2 if self.name in ("sphere", "gradient descent") else math.nan
 
-    def memory(self, shape: tuple[int, ...]) -> float:
-        """Return `sum_k rho_k a^k` of updates made of independent gradients, orthogonalized ones of `shape` for Muon."""
-        nesterov = self.name != "adamw" and bool(self.group.get("nesterov", False))
-        levels = theory.orthogonalized_noise(shape[0], shape[1], *self._newton_schulz)[1] if self.name == "muon" else ()
-        first = theory.momentum_filter(self.momentum, nesterov)[1]
-        return theory.filtered_memory(first, self.momentum, self.keep, levels)
-
     @property
-    def _newton_schulz(self) -> tuple[Any, int]:
-        return tuple(self.group["ns_coefficients"]), int(self.group["ns_steps"])
+    def memory(self) -> float:
+        """`sum_k rho_k a^k` of SGD's updates made of independent gradients."""
+        first = theory.momentum_filter(self.momentum, bool(self.group.get("nesterov", False)))[1]
+        return theory.filtered_memory(first, self.momentum, self.keep)
 
     def equilibrium(self, size: int, G: float, norm: float, shape: tuple[int, ...] = ()) -> Equilibrium:
         """Return where the norm of a block is heading, `shape` that of the one matrix it belongs to."""
@@ -96,8 +91,8 @@ class Law:
                 self.momentum,
                 nesterov,
                 scale=self._muon_scale(shape),
-                coefficients=self._newton_schulz[0],
-                iterations=self._newton_schulz[1],
+                coefficients=tuple(self.group["ns_coefficients"]),
+                iterations=int(self.group["ns_steps"]),
             )
             return whole._replace(norm=whole.norm * math.sqrt(size / math.prod(shape)))
         if self.name == "hyperball":
@@ -129,5 +124,7 @@ def law_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any] | None
     if isinstance(optimizer, torch.optim.SGD):
         return Law("sgd", group, 4.0, "SGD: |w|^4 settles at lr G / (2 weight_decay (1 - momentum))")
     if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
-        return Law("muon", group, 2.0, "Muon: |w|^2 settles at lr |u|^2 (1 + 2 memory) / (2 weight_decay - lr weight_decay^2)")
+        return Law(
+            "muon", group, 2.0, "Muon: |w|^2 settles at lr |u|^2 (1 + 2 memory) / (2 weight_decay - lr weight_decay^2)"
+        )
     return Law("unknown", group, 4.0, f"no law is known for {type(optimizer).__name__}; the next norm is exact")

@@ -54,7 +54,9 @@ class UpdateRecord:
         ]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()

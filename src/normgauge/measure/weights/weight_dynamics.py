@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import altair
 
 SETTLED = 0.05  # relative distance from the equilibrium norm: the effective rate is then within ten percent
-RECORDED = ("sgd", "adamw", "muon")  # laws whose decay and powers of the norm are such that a record replaces their noise
 Values = Mapping[str, Tensor]
 
 
@@ -168,12 +167,12 @@ def weight_dynamics(
     decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, Nesterov, AdamW,
     Adam with L2 and Muon as torch implements them, and for hyperball optimizers. `G`, the mean of |w|^2 |g|^2, is taken
     over the objective's batches: pass batches of the size you train with, since their noise is part of it. With a
-    record of real steps the size of updates is the recorded one, their autocorrelation still that of noise and momentum.
-    Angle and relative size of the next step are given for all, scale-invariant or not.
+    record of real steps the size of SGD's updates is the recorded one; the laws of AdamW and Muon do not ask for it.
+    Angle and relative size of the next step are given for all blocks, scale-invariant or not.
 
     Kind: norms and the next step are exact; equilibria are estimates: they assume gradients that are isotropic and
-        independent between steps, and updates that stay of today's (or the record's) size. Cost: one gradient per batch, and
-        `ng.symmetries`.
+        independent between steps, and updates that stay of today's (or the record's) size. Cost: one gradient per
+        batch, and `ng.symmetries`.
 
     Args:
         objective: what is trained; the model is left as it was.
@@ -212,7 +211,7 @@ def weight_dynamics(
             law = law_of(optimizer, groups.get(family.parameters[0]))
             if len(laws) > 1:
                 law = Law("unknown", {}, 4.0, "its tensors have different optimizers' laws; none is known for all")
-            blocks.append(_block(family, law, point, squares, slopes, ahead, recorded))
+            blocks.append(_block(family, law, point, squares, slopes, ahead=ahead, recorded=recorded))
             covered.update(family.parameters)
     rest = [name for name in point if name not in covered]
     blocks += [_ordinary_block(name, point, slopes, ahead) for name in rest]
@@ -289,10 +288,10 @@ def _block(
     along = family.gather(point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
     norms = w2.sqrt().tolist()
     shape = tuple(point[family.parameters[0]].shape) if len(family.parameters) == 1 else ()
-    if law.name in RECORDED and all(name in recorded for name in family.parameters):
+    if law.name == "sgd" and all(name in recorded for name in family.parameters):
         means = [family.gather(ones, {name: recorded[name][i] for name in recorded}).tolist() for i in range(2)]
-        memory = law.memory(tuple(point[family.parameters[0]].shape))
-        settled = [recorded_equilibrium(law.rate, law.keep, pair, memory, law.power) for pair in zip(*means, strict=True)]
+        pairs = zip(*means, strict=True)
+        settled = [recorded_equilibrium(law.rate, law.keep, pair, law.memory, law.power) for pair in pairs]
     else:
         settled = [
             law.equilibrium(int(n), float(a * b), math.sqrt(float(a)), shape)
