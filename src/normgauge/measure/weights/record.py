@@ -17,10 +17,11 @@ FORGETTING = 3
 
 
 class UpdateRecord:
-    """Means of `w^2` and `u^2` per entry over the steps taken inside `with UpdateRecord(optimizer) as record:`.
+    """Means of `w^2` and `u^2 |w|^2` per entry over the steps taken inside `with UpdateRecord(optimizer) as record:`.
 
-    The update is `u = (a w - w') / lr`, a the share of the weight that decay leaves; later steps weigh more. Give the
-    record to `ng.weight_dynamics` after the first tenth of a training, which it does not change.
+    The update is `u = (a w - w') / lr`, a the share of the weight that decay leaves, and `|w|` the norm of the tensor:
+    their product does not change while the norm relaxes. Later steps weigh more. Give the record to
+    `ng.weight_dynamics` after the first tenth of a training, which it does not change.
 
     Cost: a copy of the parameters during a step, two kept, all in float64, and a few passes over them a step.
 
@@ -33,8 +34,8 @@ class UpdateRecord:
         >>> with UpdateRecord(optimizer) as record:
         ...     w.grad = torch.tensor([3.0])
         ...     _ = optimizer.step()
-        >>> record.steps, [round(float(mean), 6) for mean in record.means[w]]
-        (1, [4.0, 9.0])
+        >>> record.steps, [round(float(mean), 4) for mean in record.means[w]]
+        (1, [4.0, 36.0])
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -63,13 +64,13 @@ class UpdateRecord:
         self._before = {}
 
     def of(self, objective: Objective) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the means by the names of the objective's parameters."""
-        named = objective.model.named_parameters()
-        return {name: self.means[parameter] for name, parameter in named if parameter in self.means}
+        """Return, by the names of the objective's parameters, mean squares of weights and of updates at that norm."""
+        named = [(name, self.means.get(parameter)) for name, parameter in objective.model.named_parameters()]
+        return {name: (means[0], means[1] / means[0].sum()) for name, means in named if means is not None}
 
     def _remember(self, *_: Any) -> None:
         moving = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._before = {parameter: parameter.detach().double() for parameter in moving}
+        self._before = {parameter: parameter.detach().to(torch.float64, copy=True) for parameter in moving}
 
     @torch.no_grad()
     def _add(self, *_: Any) -> None:
@@ -82,7 +83,7 @@ class UpdateRecord:
                     continue
                 weight = self._before[parameter]
                 update = (law.keep * weight - parameter.detach().double()) / law.rate
-                values = weight.square(), update.square()
+                values = weight.square(), update.square() * weight.square().sum()
                 if parameter not in self.means:
                     self.means[parameter] = values
                 else:
