@@ -20,6 +20,7 @@ from normgauge.lab.runs.train import Batches
 from normgauge.measure.weights.record import UpdateRecord
 
 RESULTS = Path(__file__).parent / "results" / "weight_dynamics.json"
+PAGE = Path(__file__).parents[1] / "docs" / "instruments" / "weight-dynamics.md"
 STEPS = {"digits": 3000, "text": 3000}
 GRID = {  # (rate, rate x decay x steps)
     "sgd": [(rate, share) for rate in (0.03, 0.3) for share in (15, 30)],
@@ -120,16 +121,58 @@ def add_step(sums, symmetries, before, after):
             sums[key] = count + 1, norm + moved.sqrt(), square + angle.square()
 
 
+def tables(rows):
+    """Return the summary and the table of all blocks as Markdown."""
+    gap = {
+        what: lambda row, what=what: row[f"predicted {what}"] / row[f"measured {what}"] - 1
+        for what in ("norm", "angle")
+    }
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["data"], row["norm"], row["optimizer"]), []).append(row)
+    lines = [
+        "| data | norm | optimizer | blocks | norm within 10 % | worst | angle within 10 % | worst |",
+        "|---" * 8 + "|",
+    ]
+    for key, group in groups.items():
+        cells = [*key, str(len(group))]
+        for find in gap.values():
+            gaps = [find(row) for row in group]
+            cells += [str(sum(abs(value) <= 0.1 for value in gaps)), f"{max(gaps, key=abs):+.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    whole = [[sum(abs(find(row)) <= 0.1 for row in rows), len(rows)] for find in gap.values()]
+    said = f"Of {len(rows)} blocks {whole[0][0]} end within 10 % of the predicted norm and {whole[1][0]} of the predicted angle."
+    names = ("data", "norm", "optimizer", "rate", "decay", "block", "predicted norm", "measured norm", "predicted angle", "measured angle")  # fmt: skip
+    all_rows = ["| " + " | ".join(names) + " | norm off | angle off |", "|---" * 12 + "|"]
+    for row in rows:
+        cells = [f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name]) for name in names]
+        all_rows.append("| " + " | ".join([*cells, f"{gap['norm'](row):+.0%}", f"{gap['angle'](row):+.0%}"]) + " |")
+    return "\n".join([said, "", *lines, "", "### Every block", "", *all_rows])
+
+
+def write_page(rows):
+    """Put the tables into the page of the instrument."""
+    text = PAGE.read_text()
+    begin, end = "<!-- grid: written by benchmarks/weight_dynamics.py --page -->", "<!-- /grid -->"
+    head, rest = text.split(begin)
+    PAGE.write_text(f"{head}{begin}\n{tables(rows)}\n{end}{rest.split(end)[1]}")
+
+
 def main():
     """Run the grid; what is in the results stays."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="digits,text")
+    parser.add_argument("--norms", default="batch,rms", help="of the network on digits")
     parser.add_argument("--optimizers", default=",".join(GRID))
+    parser.add_argument("--page", action="store_true", help="write the page from the results, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    if options.page:
+        write_page(rows)
+        return
     for name in options.data.split(","):
-        for norm in ("batch", "rms") if name == "digits" else ("rms",):
+        for norm in options.norms.split(",") if name == "digits" else ("rms",):
             net, dataset, batch = network(name, norm)
             example = (dataset.train[0][:batch], dataset.train[1][:batch])
             symmetries = ng.symmetries(ng.Objective(net, dataset.loss, example, mode="train"))
