@@ -140,9 +140,10 @@ def tables(rows):
             gaps = [find(row) for row in group]
             cells += [str(sum(abs(value) <= 0.1 for value in gaps)), f"{max(gaps, key=abs):+.0%}"]
         lines.append("| " + " | ".join(cells) + " |")
-    whole = [[sum(abs(find(row)) <= 0.1 for row in rows), len(rows)] for find in gap.values()]
-    said = f"Of {len(rows)} blocks {whole[0][0]} end within 10 % of the predicted norm and {whole[1][0]} of the predicted angle."
-    names = ("data", "norm", "optimizer", "rate", "decay", "block", "predicted norm", "measured norm", "predicted angle", "measured angle")  # fmt: skip
+    norms, angles = (sum(abs(find(row)) <= 0.1 for row in rows) for find in gap.values())
+    said = f"Of {len(rows)} blocks {norms} end within 10 % of the predicted norm, {angles} of the predicted angle."
+    names = ["data", "norm", "optimizer", "rate", "decay", "block"]
+    names += [f"{how} {what}" for what in gap for how in ("predicted", "measured")]
     all_rows = ["| " + " | ".join(names) + " | norm off | angle off |", "|---" * 12 + "|"]
     for row in rows:
         cells = [f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name]) for name in names]

@@ -7,6 +7,7 @@ than the minutes given, or stops there, is shown with its reason and run on two 
 docs/_generated/transformers.json: what is there is not run again unless named. Needs the extra `transformers`; nothing is downloaded.
 """
 
+# ruff: noqa: E501 (a line of an example is a line of the page)
 from __future__ import annotations
 
 import argparse
@@ -129,7 +130,7 @@ def run(code: str, names: dict[str, Any], seconds: float) -> dict[str, Any]:
         with contextlib.redirect_stdout(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(code, names)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whatever stopped it is what the page says)
         said = str(error).strip().splitlines() or [type(error).__name__]
         return {"error": said[0][:400].rstrip(".")}
     finally:
@@ -194,16 +195,18 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     wanted = [name for name in EXAMPLES if (name in options.only.split(",") if options.only else name not in results)]
+    names: dict[str, dict[str, Any]] = {"whole": {}, "small": {}}
     for size, start in (("whole", START), ("small", SMALL)):
-        names: dict[str, Any] = {}
-        exec(start, names)
-        for name in wanted:
-            if size == "small" and "error" not in results[name]["whole"]:
-                continue
-            results[name] = results.get(name, {}) | {size: run(EXAMPLES[name][1], names, 60 * options.minutes)}
-            KEPT.write_text(json.dumps(results, indent=1) + "\n")
-            PAGE.write_text(page(results), encoding="utf-8")
-            print(size, name, repr(results[name][size])[:200], flush=True)
+        exec(start, names[size])
+    for name in wanted:
+        result: dict[str, Any] = {}
+        for size in names:
+            if size == "whole" or "error" in result["whole"]:
+                result[size] = run(EXAMPLES[name][1], names[size], 60 * options.minutes)
+                print(size, name, repr(result[size])[:200], flush=True)
+        results[name] = result
+        KEPT.write_text(json.dumps(results, indent=1) + "\n")
+        PAGE.write_text(page(results), encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
 
 
