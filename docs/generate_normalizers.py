@@ -92,7 +92,7 @@ def placements() -> str:
     """Return the declared placements of normalizers around a residual branch."""
     rows = []
     for place in registry.PLACEMENTS.values():
-        hides = (not place.sees_stream_scale, not place.sees_branch_scale, place.renews_stream)
+        hides = (place.before, place.behind, place.around)
         words = " | ".join("yes" if hidden else "no" for hidden in hides)
         rows.append(f"| `{place.name}` | ${place.formula}$ | {words} | {', '.join(f'`{key}`' for key in place.cite)} |")
     return PLACEMENTS + "\n".join(rows)

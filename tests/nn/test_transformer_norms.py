@@ -87,12 +87,12 @@ def test_placements_hide_what_they_declare(place):
         return kept[0]
 
     before = block(x)
-    assert torch.allclose(seen_by_branch(3 * x), seen_by_branch(x)) != place.sees_stream_scale
+    assert torch.allclose(seen_by_branch(3 * x), seen_by_branch(x)) == place.before
     with torch.no_grad():
         block.branch.last.weight.mul_(3.0)
-    assert torch.allclose(block(x), before) != place.sees_branch_scale
+    assert torch.allclose(block(x), before) == place.behind
     sizes = block(10 * x).square().mean(-1).sqrt()
-    assert torch.allclose(sizes, torch.ones(6)) == place.renews_stream
+    assert torch.allclose(sizes, torch.ones(6)) == place.around
 
 
 @pytest.mark.parametrize("place", ["pre", "sandwich", "output"])
@@ -101,7 +101,7 @@ def test_the_symmetry_finder_sees_the_scale_a_placement_hides(place):
     data = (torch.randn(12, 8), torch.randint(3, (12,)))
     found = ng.symmetries(ng.Objective(model, nn.functional.cross_entropy, data, mode="eval"))
     free = {name for family in found.families if family.kind == "scale" for name in family.parameters}
-    assert ("1.branch.last.weight" in free) != registry.PLACEMENTS[place].sees_branch_scale
+    assert ("1.branch.last.weight" in free) == registry.PLACEMENTS[place].behind
 
 
 def test_half_precision_does_not_overflow_where_squares_do():

@@ -194,20 +194,16 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacement:
-    r"""Where normalizers N stand around a residual branch f of a stream x, and what that makes invisible.
+    r"""Where normalizers N stand around a residual branch f of a stream x, and what a scale-invariant N hides by that.
 
     Args:
         name: the word users type.
         formula: LaTeX of the block.
         cite: keys of `references.bib`.
-        before: whether N stands before the branch.
-        behind: whether N stands behind the branch, before the sum.
-        around: whether N stands behind the sum.
-        interpolates: whether the block moves x a learned share of the way to the branch's output instead of adding it.
-
-    For a scale-invariant N (eps = 0): `sees_stream_scale`, whether f changes when x is multiplied by a positive number;
-    `sees_branch_scale`, whether the block changes when the output of f is; `renews_stream`, whether the size of what
-    leaves the block is that of N.
+        before: N stands before the branch, which then does not see the scale of the stream.
+        behind: N stands behind the branch, and the block does not see the scale of the branch's last matrix.
+        around: N stands behind the sum, and the stream leaves with the size of N's output.
+        interpolates: the block moves x a learned share of the way to the branch's output instead of adding it.
     """
 
     name: str
@@ -217,21 +213,6 @@ class BlockPlacement:
     behind: bool = False
     around: bool = False
     interpolates: bool = False
-
-    @property
-    def sees_stream_scale(self) -> bool:
-        """Whether the branch changes with the scale of the stream."""
-        return not self.before
-
-    @property
-    def sees_branch_scale(self) -> bool:
-        """Whether the block changes with the scale of the branch's output, that of its last matrix."""
-        return not self.behind
-
-    @property
-    def renews_stream(self) -> bool:
-        """Whether the stream leaves with the size of the normalizer's output."""
-        return self.around
 
 
 _SPHERE = r"N(x + \alpha (N(f(x)) - x))"

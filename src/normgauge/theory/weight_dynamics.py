@@ -132,11 +132,7 @@ def decoupled_equilibrium(rate: float, decay: float, square: float, memory: floa
     `|w|^2 = rate square (1 + 2 memory) / (2 decay - rate decay^2)`, exact for stationary updates; `<w, u> = 0`, which
     scale invariance gives to gradients but not to their averages, would make memory 0.
 
-    Args:
-        rate: learning rate.
-        decay: `weight_decay`, multiplied by the rate.
-        square: mean of `|u|^2`.
-        memory: `sum_k rho_k a^k` over lags k >= 1, rho_k the autocorrelation of u.
+    `square` is the mean of `|u|^2`, `memory` the sum of `rho_k a^k` over lags k >= 1.
 
     Examples:
         >>> round(decoupled_equilibrium(0.1, 1.0, square=19.0).norm, 6)
@@ -157,11 +153,7 @@ def adamw_equilibrium(rate: float, decay: float, size: int, beta1: float = 0.9) 
     `decoupled_equilibrium` with `|u|^2 = size (1 - beta1) / (1 + beta1)` and `rho_k = beta1^k`. The angle, nearly
     `sqrt(2 rate decay (1 - beta1) / (1 + beta1))`, is the same for all layers.
 
-    Args:
-        rate: learning rate.
-        decay: `weight_decay`, which torch multiplies by the rate.
-        size: number of entries of w.
-        beta1: of the first moment.
+    `size` is the number of entries of w, and torch multiplies `decay` by the rate.
 
     Examples:
         >>> round(adamw_equilibrium(1e-5, 1.0, size=200_000).norm, 4)
@@ -221,15 +213,7 @@ def muon_equilibrium(
     Momentum correlates what goes into the orthogonalization (`momentum_filter`), which passes on less of it
     (`orthogonalized_noise`): rho_k is that of matrices correlated by r_1 m^(k-1).
 
-    Args:
-        rate: learning rate.
-        decay: `weight_decay`, which torch multiplies by the rate.
-        shape: of the matrix.
-        momentum: of the buffer.
-        nesterov: whether the gradient is looked ahead.
-        scale: factor of the update; `sqrt(max(1, rows / columns))` if left out, as torch's "original".
-        coefficients: of the Newton-Schulz polynomial.
-        iterations: of it, torch's `ns_steps`.
+    `scale` is the factor of the update, `sqrt(max(1, rows / columns))` if left out, as torch's "original".
 
     Examples:
         >>> round(muon_equilibrium(0.02, 0.1, (64, 64)).norm, 1)
@@ -269,12 +253,8 @@ def recorded_equilibrium(
     `|w|^power = |w_r|^(power - 2) rate^2 |u_r|^2 (1 + 2 memory) / (1 - a^2)`, since `a <w, u> = -rate |u|^2 memory`:
     updates fall as `|w|^(1 - power / 2)`. Infinite without decay.
 
-    Args:
-        rate: learning rate.
-        keep: a, the share of the weight that decay leaves in a step.
-        squares: recorded means of `|w|^2` and `|u|^2`.
-        memory: `sum_k rho_k a^k` over lags k >= 1, rho_k the autocorrelation of u.
-        power: 4 where updates fall as 1 / |w|, as SGD's; 2 where their size is fixed.
+    `keep` is a, the share of the weight that decay leaves in a step; `squares` are the recorded means of `|w|^2` and
+    `|u|^2`; `memory` is that of `decoupled_equilibrium`; `power` is 4 for SGD and 2 where the size of updates is fixed.
 
     Examples:
         >>> round(recorded_equilibrium(0.1, 0.9, (4.0, 19.0), memory=0.0, power=2.0).norm, 6)
@@ -314,12 +294,7 @@ def adam_l2_equilibrium(rate: float, decay: float, size: int, G: float, beta1: f
     The angle `rate sqrt(size (1 - beta1) / (1 + beta1)) / |w|` depends on the gradients, so layers turn at different
     speeds, unlike under AdamW.
 
-    Args:
-        rate: learning rate.
-        decay: `weight_decay`, which torch adds to the gradient.
-        size: number of entries of w.
-        G: mean of `|w|^2 |g|^2`.
-        beta1: of the first moment.
+    `size` is the number of entries of w, and torch adds `decay` times w to the gradient.
 
     Examples:
         >>> round(adam_l2_equilibrium(0.01, 0.5, size=100, G=100.0).norm, 6)
