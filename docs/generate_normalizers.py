@@ -55,6 +55,9 @@ def section(one: Declaration) -> str:
         "weights": "acts on a layer's weights",
         "none": "the identity",
     }
+    words = [f"gain {one.gain}" if one.gain != "none" else "no gain"] if one.gain else []
+    words += [f"eps {one.eps_place} the root" if one.eps_place != "none" else "no eps"] if one.eps_place else []
+    stored = f" Declared as `ng.identify` finds it: {', '.join(words)}." if words else ""
     needs = f" Training needs at least {one.smallest} values per channel." if one.smallest > 1 else ""
     return "\n".join(
         [
@@ -64,7 +67,7 @@ def section(one: Declaration) -> str:
             "",
             f"$${one.formula}$$",
             "",
-            f"{one.behaviour}{needs}",
+            f"{one.behaviour}{needs}{stored}",
             "",
             "Invariances:",
             "",
@@ -73,6 +76,26 @@ def section(one: Declaration) -> str:
             f"References: {', '.join(f'`{key}`' for key in one.cite)}.",
         ]
     )
+
+
+PLACEMENTS = """## Placements of a block
+
+A normalizer $N$ that ignores scale, around a branch $f$ of a residual stream $x$ (`ng.nn.registry.PLACEMENTS`), hides
+scales from the function:
+
+| name | block | hides the stream's scale from $f$ | hides the last matrix's scale | renews the stream | references |
+|---|---|---|---|---|---|
+"""
+
+
+def placements() -> str:
+    """Return the declared placements of normalizers around a residual branch."""
+    rows = []
+    for place in registry.PLACEMENTS.values():
+        hides = (place.before, place.behind, place.around)
+        words = " | ".join("yes" if hidden else "no" for hidden in hides)
+        rows.append(f"| `{place.name}` | ${place.formula}$ | {words} | {', '.join(f'`{key}`' for key in place.cite)} |")
+    return PLACEMENTS + "\n".join(rows)
 
 
 def _sign(law: registry.Invariance) -> str:
@@ -84,7 +107,9 @@ def _sign(law: registry.Invariance) -> str:
 def page() -> str:
     """Return the whole page."""
     declarations = [registry.get(name) for name in registry.names()]
-    return "\n\n".join([HEAD.strip(), table(declarations), *(section(one) for one in declarations)]) + "\n"
+    return (
+        "\n\n".join([HEAD.strip(), table(declarations), *(section(one) for one in declarations), placements()]) + "\n"
+    )
 
 
 if __name__ == "__main__":

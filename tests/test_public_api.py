@@ -18,6 +18,7 @@ PUBLIC = {
     "Study",
     "Surgery",
     "Symmetries",
+    "UpdateRecord",
     "__version__",
     "activation_history",
     "activations",

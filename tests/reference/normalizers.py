@@ -91,6 +91,42 @@ def rms(module, x):
     return affine(module, by_blocks(x, sample_blocks(x), lambda v: v / torch.sqrt(mean(v * v) + module.eps)))
 
 
+def rms_plus_one(module, x):
+    normalized = by_blocks(x, sample_blocks(x), lambda v: v / torch.sqrt(mean(v * v) + module.eps))
+    return (1 + module.weight) * normalized
+
+
+def rms_eps_outside(module, x):
+    return module.weight * by_blocks(x, sample_blocks(x), lambda v: v / (torch.sqrt(mean(v * v)) + module.eps))
+
+
+def scale_norm(module, x):
+    floor = torch.tensor(module.eps, dtype=x.dtype)
+    return by_blocks(x, sample_blocks(x), lambda v: module.weight * v / torch.maximum(torch.sqrt((v * v).sum()), floor))
+
+
+def unit_stream(module, x):
+    return by_blocks(x, sample_blocks(x), lambda v: v / torch.sqrt((v * v).sum()))
+
+
+def qk_head(module, x):
+    heads = sample_blocks(x, module.num_groups)
+    return module.weight.repeat(module.num_groups) * by_blocks(
+        x, heads, lambda v: v / torch.sqrt(mean(v * v) + module.eps)
+    )
+
+
+def dyt(module, x):
+    e = torch.exp(2 * module.alpha * x)
+    return module.weight * (e - 1) / (e + 1) + module.bias
+
+
+def derf(module, x):
+    normal = torch.distributions.Normal(0.0, 1.0)
+    cdf = normal.cdf((module.alpha * x + module.shift) * math.sqrt(2.0))
+    return module.weight * (2 * cdf - 1) + module.bias
+
+
 def lp_batch(module, x):
     return affine(module, by_blocks(x, channel_blocks(x), lp(module.p, module.eps)))
 
@@ -211,6 +247,14 @@ TWINS = {
     "noisy_batch": noisy_batch,
     "norm_propagation": norm_propagation,
     "rms": rms,
+    "rms_plus_one": rms_plus_one,
+    "rms_eps_outside": rms_eps_outside,
+    "scale_norm": scale_norm,
+    "unit_stream": unit_stream,
+    "qk_head": qk_head,
+    "qk_full": rms,
+    "dyt": dyt,
+    "derf": derf,
     "stat": stat,
     "weight": weight,
     "whitening": whitening,

@@ -20,13 +20,16 @@ from normgauge.nn.layer import ChannelLayerNorm, LayerNorm
 from normgauge.nn.lp_batch import LpBatchNorm
 from normgauge.nn.noisy_batch import NoisyBatchNorm
 from normgauge.nn.parametrizations import centered_weight_norm as centered_weight_norm
+from normgauge.nn.parametrizations import hyperball as hyperball
 from normgauge.nn.parametrizations import scaled_weight_standardization as scaled_weight_standardization
+from normgauge.nn.parametrizations import unit_columns as unit_columns
 from normgauge.nn.parametrizations import unit_sphere as unit_sphere
 from normgauge.nn.parametrizations import weight_norm as weight_norm
 from normgauge.nn.parametrizations import weight_standardization as weight_standardization
 from normgauge.nn.rms import ChannelRMSNorm, RMSNorm
 from normgauge.nn.stat import StatNorm
 from normgauge.nn.synced_batch import SyncedBatchNorm, all_reduce
+from normgauge.nn.transformer import DynamicErf, DynamicTanh, HeadRMSNorm, ScaleNorm, UnitStream
 from normgauge.nn.whitening import WhiteningNorm
 
 __all__ = [
@@ -34,22 +37,28 @@ __all__ = [
     "BatchRenorm",
     "ChannelLayerNorm",
     "ChannelRMSNorm",
+    "DynamicErf",
+    "DynamicTanh",
     "FrozenBatchNorm",
     "GhostBatchNorm",
     "GroupNorm",
+    "HeadRMSNorm",
     "InstanceNorm",
     "LayerGeometry",
     "LayerNorm",
     "LpBatchNorm",
     "NoisyBatchNorm",
     "RMSNorm",
+    "ScaleNorm",
     "StatNorm",
     "SyncedBatchNorm",
+    "UnitStream",
     "WhiteningNorm",
     "all_reduce",
     "cascade",
     "centered_weight_norm",
     "functional",
+    "hyperball",
     "init",
     "layer_geometry",
     "network_with_gradient",
@@ -59,6 +68,7 @@ __all__ = [
     "registry",
     "scaled_weight_standardization",
     "spectral_norm",
+    "unit_columns",
     "unit_sphere",
     "weight_norm",
     "weight_standardization",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from normgauge.errors import DataError
@@ -15,6 +16,23 @@ def reduced_axes(inputs: Tensor) -> tuple[int, ...]:
 def per_channel(statistic: Tensor, inputs: Tensor) -> Tensor:
     """View one number per channel so that it broadcasts against `(batch, channels, *space)`."""
     return statistic.view(1, -1, *(1,) * (inputs.dim() - 2))
+
+
+def at_least_float32(inputs: Tensor) -> Tensor:
+    """Return the inputs in a type in which sums of squares are precise."""
+    return inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+
+
+class ChannelsLast(torch.nn.Module):
+    """A layer over the last axis, used on `(batch, channels, *space)`: the channels of each place on their own."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the layer makes of the channels of each place."""
+        return self.layer(inputs.movedim(1, -1)).movedim(-1, 1)
 
 
 def check_channels(layer: str, inputs: Tensor, channels: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,6 @@ from normgauge.nn.functional import _weights as maps
 
 Gain = Literal["none", "row"]
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-class Sphere(NamedTuple):
-    """Where each normalized row lives: dimension of the sphere, its radius per row, whether its rows sum to zero."""
-
-    dimension: int
-    radius: Tensor
-    centered: bool
 
 
 class RowParametrization(nn.Module):
@@ -47,15 +39,6 @@ class RowParametrization(nn.Module):
         grouped = rows.reshape(self.groups, like.shape[1], per_group, *like.shape[2:])
         return grouped.transpose(1, 2).reshape(like.shape)
 
-    def radius(self, *originals: Tensor) -> Tensor:
-        """Return the length of each normalized row."""
-        return torch.linalg.vector_norm(self.rows(self(*originals)), dim=1)
-
-    def sphere(self, *originals: Tensor) -> Sphere:
-        """Return where the rows live, for the raw value(s) the layer holds."""
-        entries = self.rows(originals[-1]).shape[1]
-        return Sphere(entries - (2 if self.centered else 1), self.radius(*originals), self.centered)
-
 
 class WeightNorm(RowParametrization):
     """w = g v / ||v|| per row; `original0` is g, `original1` is v."""
@@ -67,10 +50,6 @@ class WeightNorm(RowParametrization):
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lengths and the weight itself."""
         return _lengths(self.rows(weight)), weight
-
-    def radius(self, *originals: Tensor) -> Tensor:
-        """Return |g|."""
-        return originals[0].abs()
 
 
 class CenteredWeightNorm(RowParametrization):
@@ -92,10 +71,6 @@ class CenteredWeightNorm(RowParametrization):
         rows = self.rows(weight)
         lengths = _lengths(rows - rows.mean(1, keepdim=True), "a row must not be constant")
         return weight if self.gain == "none" else (lengths, weight)
-
-    def radius(self, *originals: Tensor) -> Tensor:
-        """Return 1, or |g|."""
-        return originals[0].abs() if self.gain == "row" else _ones(self.rows(originals[-1]))
 
 
 class WeightStandardization(RowParametrization):
@@ -119,13 +94,6 @@ class WeightStandardization(RowParametrization):
             return weight
         return (rows.var(1, correction=0) + self.eps).sqrt() / self.scale, weight
 
-    def radius(self, *originals: Tensor) -> Tensor:
-        """Return scale sqrt(n var / (var + eps)), times |g|."""
-        rows = self.rows(originals[-1])
-        spread = rows.var(1, correction=0)
-        radius = self.scale * (rows.shape[1] * spread / (spread + self.eps)).sqrt()
-        return radius * originals[0].abs() if self.gain == "row" else radius
-
 
 class UnitSphere(RowParametrization):
     """w = radius v / ||v|| per row."""
@@ -143,17 +111,44 @@ class UnitSphere(RowParametrization):
         _lengths(self.rows(weight))
         return weight
 
-    def radius(self, *originals: Tensor) -> Tensor:
-        """Return the radius, once per row."""
-        return _ones(self.rows(originals[-1])) * self.length
+
+class UnitColumns(RowParametrization):
+    """w = v / ||v|| per input unit: columns of a matrix, all entries that one input channel reaches."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v / self._lengths(v)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself."""
+        _lengths(self._lengths(weight).flatten()[:, None], "a column must not be zero")
+        return weight
+
+    def _lengths(self, v: Tensor) -> Tensor:
+        axis = 0 if self.transposed else 1
+        return torch.linalg.vector_norm(v, dim=[other for other in range(v.ndim) if other != axis], keepdim=True)
+
+
+class Hyperball(RowParametrization):
+    """w = R v / ||v|| for the whole tensor, R its norm when wrapped or assigned."""
+
+    def __init__(self, layer: nn.Module, weight: Tensor) -> None:
+        super().__init__(layer)
+        self.length: Tensor
+        self.register_buffer("length", torch.linalg.vector_norm(weight.detach()))
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v * (self.length / torch.linalg.vector_norm(v))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself, whose norm is the radius from now on."""
+        self.length.copy_(_lengths(weight.detach().reshape(1, -1), "the weight must not be zero")[0])
+        return weight
 
 
 def _apply_gain(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
     return rows if len(originals) == 1 else rows * originals[0].unsqueeze(1)
-
-
-def _ones(rows: Tensor) -> Tensor:
-    return rows.new_ones(rows.shape[0])
 
 
 def _lengths(rows: Tensor, rule: str = "a row must not be zero") -> Tensor:

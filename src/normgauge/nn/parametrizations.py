@@ -2,7 +2,7 @@
 
 Rows are output channels: axis 0 of Linear and Conv weights, the matching slices of ConvTranspose weights. Assigning
 `layer.weight = w` stores a raw value whose normalized form is w again if w lies where normalized weights live, and
-the normalized form of w otherwise.
+the normalized form of w otherwise. `module` is a Linear, Conv or ConvTranspose throughout, `name` that of its weight.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from normgauge.errors import InputError, unknown_name
+from normgauge.errors import InputError
 from normgauge.nn import registry
 from normgauge.nn._rows import (
     CenteredWeightNorm,
     Gain,
+    Hyperball,
     RowParametrization,
+    UnitColumns,
     UnitSphere,
     WeightNorm,
     WeightStandardization,
@@ -36,10 +38,6 @@ def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
 
     Row i lives on S^(n-1) of radius |g_i| (n entries per row), g_i learned. The raw direction v has a flat direction:
     its own length. Rows are output channels, also for ConvTranspose (torch takes axis 0 for all).
-
-    Args:
-        module: Linear, Conv or ConvTranspose.
-        name: of the weight.
 
     Returns:
         The same module, with `parametrizations.weight.original0` = g and `original1` = v.
@@ -67,8 +65,8 @@ def centered_weight_norm(module: nn.Module, name: str = "weight", *, gain: Gain 
     Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius 1, or |g_i| with gain "row".
 
     Args:
-        module: Linear, Conv or ConvTranspose.
-        name: of the weight.
+        module: to wrap.
+        name: of its weight.
         gain: "none", or "row" for a learned length per output channel, which starts at the row's own.
 
     Raises:
@@ -94,8 +92,8 @@ def weight_standardization(
     Meant to stand before GroupNorm or BatchNorm: alone it multiplies the signal by about sqrt(n).
 
     Args:
-        module: Linear, Conv or ConvTranspose.
-        name: of the weight.
+        module: to wrap.
+        name: of its weight.
         gain: "none", or "row" for a learned factor per output channel, which starts at the row's standard deviation.
         eps: added to the variance.
 
@@ -126,8 +124,8 @@ def scaled_weight_standardization(
     variance one over the draw of the weights; training aligns weights with inputs, and the variance then grows.
 
     Args:
-        module: Linear, Conv or ConvTranspose.
-        name: of the weight.
+        module: to wrap.
+        name: of its weight.
         gamma: gain of the activation before the layer.
         eps: added to the variance.
 
@@ -157,8 +155,8 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
     Row i lives on S^(n-1) of `radius`.
 
     Args:
-        module: Linear, Conv or ConvTranspose.
-        name: of the weight.
+        module: to wrap.
+        name: of its weight.
         radius: of every row.
 
     Raises:
@@ -173,6 +171,44 @@ def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0)
     if not radius > 0:
         raise InputError("unit_sphere", "radius must be positive", repr(radius), "Use for example radius=1.0")
     return _attach(module, name, UnitSphere(module, radius))
+
+
+def unit_columns(module: nn.Module, name: str = "weight") -> nn.Module:
+    """Hold what each input of a layer sends out at length one, in place: a column of a matrix lives on S^(m-1).
+
+    nGPT keeps every vector of the stream's width on the sphere: rows of matrices that read the stream (`unit_sphere`),
+    columns of those that write to it.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or a column is zero.
+
+    Examples:
+        >>> bool(torch.allclose(unit_columns(torch.nn.Linear(5, 2)).weight.norm(dim=0), torch.ones(5)))
+        True
+
+    References: loshchilov2025.
+    """
+    return _attach(module, name, UnitColumns(module))
+
+
+def hyperball(module: nn.Module, name: str = "weight") -> nn.Module:
+    """Hold the whole weight at the norm it has, in place: `w = R v / ||v||`, a point of the sphere of radius R.
+
+    The constraint of hyperball optimizers as a parametrization: any optimizer of v moves w on that sphere. They
+    normalize the update as well, `theory.weight_dynamics.hyperball_equilibrium`.
+
+    Raises:
+        InputError: when the module has no such weight, is normalized already, or the weight is zero.
+
+    Examples:
+        >>> layer = torch.nn.Linear(5, 2)
+        >>> before = layer.weight.detach().clone()
+        >>> bool(torch.allclose(hyperball(layer).weight, before))
+        True
+
+    References: wen2026.
+    """
+    return _attach(module, name, Hyperball(module, _weight_of(module, name, "Hyperball")))
 
 
 def _attach(module: nn.Module, name: str, parametrization: RowParametrization) -> nn.Module:
@@ -207,116 +243,110 @@ def _check_gain(subject: str, gain: str) -> None:
         raise InputError(subject, "gain is 'none' or 'row'", repr(gain), "Use one of them")
 
 
-# What nn/registry.py declares about each: keyword arguments of Declaration, with `parametrize` as the builder.
-DECLARATIONS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "weight",
-        "title": "weight normalization",
-        "statistics": "weights",
-        "axes": "entries of each row of the weights",
-        "formula": r"w_i = g_i \frac{v_i}{\lVert v_i \rVert_2}",
-        "lives": "row i on S^(n-1), radius |g_i|",
-        "cite": ("salimans2016", "sun2020"),
-        "invariances": ({"of": "weights", "kind": "scale", "per": "row", "exact": True},),
-        "behaviour": "The same map in training and evaluation; g starts at the row's length, so wrapping changes "
-        "nothing at first. Not invariant to (a v, g / a): that divides the row by a.",
-        "parametrize": weight_norm,
-    },
-    {
-        "name": "centered_weight",
-        "title": "centred weight normalization",
-        "statistics": "weights",
-        "axes": "entries of each row of the weights",
-        "formula": r"w_i = \frac{v_i - \bar v_i}{\lVert v_i - \bar v_i \rVert_2}",
-        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius 1",
-        "cite": ("huang2017", "sun2020"),
-        "invariances": (
-            {"of": "weights", "kind": "scale", "per": "row", "exact": True},
-            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
-        ),
-        "behaviour": "The same map in training and evaluation.",
-        "parametrize": centered_weight_norm,
-    },
-    {
-        "name": "weight_standardization",
-        "title": "weight standardization",
-        "statistics": "weights",
-        "axes": "entries of each row of the weights",
-        "formula": r"w_i = \frac{v_i - \bar v_i}{\sqrt{\operatorname{var} v_i + \epsilon}}",
-        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius sqrt(n) for eps = 0",
-        "cite": ("qiao2019", "sun2020"),
-        "invariances": (
-            {"of": "weights", "kind": "scale", "per": "row", "exact": False},
-            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
-        ),
-        "behaviour": "The same map in training and evaluation; stands before an activation normalizer.",
-        "parametrize": weight_standardization,
-    },
-    {
-        "name": "scaled_weight_standardization",
-        "title": "scaled weight standardization",
-        "statistics": "weights",
-        "axes": "entries of each row of the weights",
-        "formula": r"w_i = \gamma\, g_i \frac{v_i - \bar v_i}{\sqrt{n (\operatorname{var} v_i + \epsilon)}}",
-        "lives": "row i on S^(n-2) orthogonal to (1, ..., 1), radius gamma |g_i| for eps = 0",
-        "cite": ("brock2021",),
-        "invariances": (
-            {"of": "weights", "kind": "scale", "per": "row", "exact": False},
-            {"of": "weights", "kind": "shift", "per": "row", "exact": True},
-        ),
-        "behaviour": "The same map in training and evaluation; a control that needs no activation statistics.",
-        "parametrize": scaled_weight_standardization,
-    },
-    {
-        "name": "spectral",
-        "title": "spectral normalization by the true operator norm",
-        "statistics": "weights",
-        "axes": "all weights of the layer, through its largest singular value as an operator",
-        "formula": r"W = V / \lVert x \mapsto V * x \rVert_2",
-        "lives": "the tensor on the unit sphere of the operator norm",
-        "cite": ("miyato2018", "sun2020"),
-        "invariances": ({"of": "weights", "kind": "scale", "per": "tensor", "exact": True},),
-        "behaviour": "One power iteration per training forward, none in evaluation; a convolution learns its input "
-        "size at the first forward.",
-        "parametrize": spectral_norm,
-        "detached": True,  # the iterated vector is a constant in the gradient
-    },
-    {
-        "name": "unit_sphere",
-        "title": "rows on the unit sphere (oblique)",
-        "statistics": "weights",
-        "axes": "entries of each row of the weights",
-        "formula": r"w_i = \frac{v_i}{\lVert v_i \rVert_2}",
-        "lives": "row i on S^(n-1), radius 1",
-        "cite": ("salimans2016", "sun2020"),
-        "invariances": ({"of": "weights", "kind": "scale", "per": "row", "exact": True},),
-        "behaviour": "The same map in training and evaluation.",
-        "parametrize": unit_sphere,
-    },
-)
-
-
-for _facts in DECLARATIONS:
-    _rest = {key: value for key, value in _facts.items() if key not in ("lives", "behaviour", "invariances")}
+def _declare(builder: Callable[[nn.Module], nn.Module], name: str, title: str, formula: str, **facts: Any) -> None:
+    """Declare a weight normalizer; `lives` says where its weights are, `says` what else there is to say."""
+    says = facts.pop("says", "The same map in training and evaluation.")
     registry.register(
         registry.Declaration(
+            name=name,
+            title=title,
+            formula=formula,
             placement="weights",
-            behaviour=f"{_facts['behaviour']} Lives: {_facts['lives']}.",
-            invariances=tuple(registry.Invariance(**law) for law in _facts["invariances"]),
-            **_rest,
+            statistics="weights",
+            axes=facts.pop("axes", "entries of each row of the weights"),
+            behaviour=f"{says} Lives: {facts.pop('lives')}.",
+            parametrize=builder,
+            **facts,
         )
     )
 
 
-def wrap(name: str, module: nn.Module) -> nn.Module:
-    """Normalize a layer's weight by a normalizer's name, in place, and return the layer.
+def _scale(per: registry.Per = "row", **options: Any) -> registry.Invariance:
+    return registry.Invariance("weights", "scale", per, **options)
 
-    Raises:
-        UnknownNameError: naming the nearest known normalizer.
-    """
-    builders: dict[str, Callable[[nn.Module], nn.Module]] = {
-        facts["name"]: facts["parametrize"] for facts in DECLARATIONS
-    }
-    if name not in builders:
-        raise unknown_name("weight normalizer", name, builders)
-    return builders[name](module)
+
+_SHIFT = registry.Invariance("weights", "shift", "row")
+_declare(
+    weight_norm,
+    "weight",
+    "weight normalization",
+    r"w_i = g_i \frac{v_i}{\lVert v_i \rVert_2}",
+    lives="row i on S^(n-1), radius |g_i|",
+    cite=("salimans2016", "sun2020"),
+    invariances=(_scale(),),
+    says="The same map in training and evaluation; g starts at the row's length, so wrapping changes nothing at first. "
+    "Not invariant to (a v, g / a): that divides the row by a.",
+)
+_declare(
+    centered_weight_norm,
+    "centered_weight",
+    "centred weight normalization",
+    r"w_i = \frac{v_i - \bar v_i}{\lVert v_i - \bar v_i \rVert_2}",
+    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius 1",
+    cite=("huang2017", "sun2020"),
+    invariances=(_scale(), _SHIFT),
+)
+_declare(
+    weight_standardization,
+    "weight_standardization",
+    "weight standardization",
+    r"w_i = \frac{v_i - \bar v_i}{\sqrt{\operatorname{var} v_i + \epsilon}}",
+    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius sqrt(n) for eps = 0",
+    cite=("qiao2019", "sun2020"),
+    invariances=(_scale(exact=False), _SHIFT),
+    says="The same map in training and evaluation; stands before an activation normalizer.",
+)
+_declare(
+    scaled_weight_standardization,
+    "scaled_weight_standardization",
+    "scaled weight standardization",
+    r"w_i = \gamma\, g_i \frac{v_i - \bar v_i}{\sqrt{n (\operatorname{var} v_i + \epsilon)}}",
+    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius gamma |g_i| for eps = 0",
+    cite=("brock2021",),
+    invariances=(_scale(exact=False), _SHIFT),
+    says="The same map in training and evaluation; a control that needs no activation statistics.",
+)
+_declare(
+    spectral_norm,
+    "spectral",
+    "spectral normalization by the true operator norm",
+    r"W = V / \lVert x \mapsto V * x \rVert_2",
+    axes="all weights of the layer, through its largest singular value as an operator",
+    lives="the tensor on the unit sphere of the operator norm",
+    cite=("miyato2018", "sun2020"),
+    invariances=(_scale("tensor"),),
+    says="One power iteration per training forward, none in evaluation; a convolution learns its input size at the "
+    "first forward.",
+    detached=True,  # the iterated vector is a constant in the gradient
+)
+_declare(
+    unit_sphere,
+    "unit_sphere",
+    "rows on the unit sphere (oblique)",
+    r"w_i = \frac{v_i}{\lVert v_i \rVert_2}",
+    lives="row i on S^(n-1), radius 1",
+    cite=("salimans2016", "sun2020"),
+    invariances=(_scale(),),
+)
+_declare(
+    unit_columns,
+    "unit_columns",
+    "columns on the unit sphere",
+    r"W_{\cdot j} = \frac{V_{\cdot j}}{\lVert V_{\cdot j} \rVert_2}",
+    axes="entries of each column of the weights, those of one input",
+    lives="column j on S^(m-1), radius 1",
+    cite=("loshchilov2025",),
+    invariances=(_scale("column", flips=False),),
+    says="The same map in training and evaluation; for matrices that write to a stream, as nGPT has them.",
+)
+_declare(
+    hyperball,
+    "hyperball",
+    "the weights of a layer on a sphere (hyperball)",
+    r"W = R \frac{V}{\lVert V \rVert_F}",
+    axes="all weights of the layer",
+    lives="the tensor on a sphere of the radius it had when wrapped",
+    cite=("wen2026",),
+    invariances=(_scale("tensor"),),
+    says="The same map in training and evaluation; wrapping changes nothing at first.",
+)

@@ -12,7 +12,9 @@ from normgauge.errors import InputError, unknown_name
 
 Placement = Literal["none", "activation", "weights"]
 Source = Literal["none", "batch", "sample", "group", "weights", "running"]
-Per = Literal["row", "group", "tensor", "sample", "sample_row", "sample_group"]
+Per = Literal["row", "column", "group", "tensor", "sample", "sample_row", "sample_group"]
+Gain = Literal["", "w", "1+w", "none"]
+EpsPlace = Literal["", "inside", "outside", "none"]
 Mode = Literal["train", "eval"]
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -22,6 +24,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "kind": ("scale", "shift"),
     "per": get_args(Per),
     "sign": ("any", "positive"),
+    "gain": get_args(Gain),
+    "eps_place": get_args(EpsPlace),
 }
 
 
@@ -47,8 +51,8 @@ class Invariance:
         kind: `scale` multiplies by a factor. `shift` adds: to an input, one number per block; to the weights before
             an activation normalizer, one vector to every row of the block (and one number to their biases); to the
             raw weights of a weight normalizer, one number to every entry of the block.
-        per: the block that may have its own factor: `row` (channel, unit), `group` (of channels), `tensor` (one for
-            all), `sample`, `sample_row`, `sample_group`.
+        per: the block that may have its own factor: `row` (channel, unit), `column` (input of raw weights), `group` (of
+            channels), `tensor` (one for all), `sample`, `sample_row`, `sample_group`.
         sign: `positive`, promised for positive factors; `any`, for every factor but zero. Shifts take any sign.
         flips: for a positive scale, whether a negative factor flips the sign of the normalized output (before gain
             and bias) and does nothing else.
@@ -103,6 +107,8 @@ class Declaration:
         smallest: the fewest values per channel (batch times space) that training needs.
         noise: True where the output in training also depends on random numbers.
         detached: True where part of the map counts as a constant in the gradient, which then is no derivative.
+        gain: how a gain is stored, `w`, `1+w` or `none`, in the words of `ng.identify`; empty: not declared.
+        eps_place: of eps, `inside` the root, `outside` of it, or `none`; empty: not declared.
 
     Examples:
         >>> get("batch").layer(channels=3, spatial=2)(torch.randn(8, 3, 4, 4)).shape
@@ -124,6 +130,8 @@ class Declaration:
     smallest: int = 1
     noise: bool = False
     detached: bool = False
+    gain: Gain = ""
+    eps_place: EpsPlace = ""
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary and a declaration that cannot be built."""
@@ -183,6 +191,41 @@ class Declaration:
             )
         return self.parametrize(module)
 
+
+@dataclass(frozen=True, slots=True)
+class BlockPlacement:
+    r"""Where normalizers N stand around a residual branch f of a stream x, and what a scale-invariant N hides by that.
+
+    Args:
+        name: the word users type.
+        formula: LaTeX of the block.
+        cite: keys of `references.bib`.
+        before: N stands before the branch, which then does not see the scale of the stream.
+        behind: N stands behind the branch, and the block does not see the scale of the branch's last matrix.
+        around: N stands behind the sum, and the stream leaves with the size of N's output.
+        interpolates: the block moves x a learned share of the way to the branch's output instead of adding it.
+    """
+
+    name: str
+    formula: str
+    cite: tuple[str, ...]
+    before: bool = False
+    behind: bool = False
+    around: bool = False
+    interpolates: bool = False
+
+
+_SPHERE = r"N(x + \alpha (N(f(x)) - x))"
+PLACEMENTS: dict[str, BlockPlacement] = {
+    place.name: place
+    for place in (
+        BlockPlacement("pre", r"x + f(N(x))", ("xiong2020",), before=True),
+        BlockPlacement("post", r"N(x + f(x))", ("vaswani2017",), around=True),
+        BlockPlacement("sandwich", r"x + N(f(N(x)))", ("ding2021",), before=True, behind=True),
+        BlockPlacement("output", r"x + N(f(x))", ("olmo2024",), behind=True),
+        BlockPlacement("sphere", _SPHERE, ("loshchilov2025",), behind=True, around=True, interpolates=True),
+    )
+}
 
 _DECLARATIONS: dict[str, Declaration] = {}
 _FAMILIES: dict[str, Callable[[str], Declaration]] = {}

@@ -79,12 +79,37 @@ def _outputs_of_wrapped(
     changed = copy.deepcopy(module)
     raw = raw_weight(changed)
     with torch.no_grad():
-        shape = (raw.shape[0], *(1,) * (raw.dim() - 1)) if law.per == "row" else (1,) * raw.dim()
+        own = {"row": 0, "column": 1}.get(law.per)  # the axis along which blocks have factors of their own
+        shape = tuple(size if axis == own else 1 for axis, size in enumerate(raw.shape))
         if law.kind == "scale":
             raw.mul_(sign * case.factors(shape).to(raw.dtype))
         else:
             raw.add_(case.shifts(shape).to(raw.dtype))
     return call(changed, x), call(module, x)
+
+
+def check_conventions(declaration: Declaration, ledger: Ledger, case: Case) -> None:
+    """Hold the declared place of the gain and of eps against the layer's numbers.
+
+    A gain stored as 1 + w is one where w is zero, one stored as w is none. Multiplied by t, an input meets an eps
+    outside the root as eps / t and one inside as eps / t^2.
+    """
+    if case.channels == 1 or case.spatial not in declaration.spatial:
+        return
+    if declaration.gain in ("w", "1+w"):
+        layer = prepare_module(declaration.layer, case, "eval", 1e-5)
+        _zero_bias(layer)
+        with torch.no_grad():
+            for name, value in layer.named_parameters():
+                if name.split(".")[-1] == "weight":
+                    value.zero_()
+        silent = bool((call(layer, case.inputs()) == 0).all())
+        ledger.require(f"gain stored as {declaration.gain}", silent == (declaration.gain == "w"), f"{silent} at w = 0")
+    if declaration.eps_place in ("inside", "outside"):
+        x, power = case.inputs().double(), 2 if declaration.eps_place == "inside" else 1
+        layers = [prepare_module(declaration.layer, case, "eval", eps).double() for eps in (0.5**power * 0.01, 0.01)]
+        small, large = (call(layer, factor * x) for layer, factor in zip(layers, (0.5, 1.0), strict=True))
+        ledger.require_same(f"eps {declaration.eps_place} the root", small, large, TOLERANCE[torch.float64])
 
 
 def raw_weight(module: torch.nn.Module) -> torch.nn.Parameter:

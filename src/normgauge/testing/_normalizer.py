@@ -17,7 +17,7 @@ from normgauge.results import Result
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.testing import _contract
 from normgauge.testing._cases import Case, builder, strategy
-from normgauge.testing._laws import check_law
+from normgauge.testing._laws import check_conventions, check_law
 from normgauge.testing._verdict import Ledger, NonconformingError
 
 __all__ = ["Conformance", "NonconformingError", "check_normalizer"]
@@ -63,7 +63,8 @@ def check_normalizer(
     """Run the conformance suite on a normalizer: yours or one of the register.
 
     Hypothesis draws shapes, dtypes (float64, float32, bfloat16), memory formats, batch sizes and eps. Tried are every
-    declared invariance (those that hold only for eps = 0 with an eps of 1e-300) and the sign they promise; shape,
+    declared invariance (those that hold only for eps = 0 with an eps of 1e-300) and the sign they promise; the declared
+    place of gain and eps; shape,
     dtype and precision; state_dict round trip and deep copies; torch.func against autograd, forward over reverse;
     bfloat16 autocast; first and second derivatives against a twin; empty inputs, which raise any error or give an
     empty output and leave the state finite; and one value per channel, on which training raises an error where
@@ -126,6 +127,8 @@ def _run_all(declaration: Declaration, twin: _contract.Twin | None, examples: in
         checks["derivatives"] = on_cases(
             lambda case: _contract.check_derivatives(build, case, inner, twin, ledger), few, small=True
         )
+    if declaration.gain or declaration.eps_place:
+        checks["gain and eps"] = on_cases(functools.partial(check_conventions, declaration, ledger), few)
     if declaration.placement == "activation":
         checks["small inputs"] = lambda: _contract.check_refusals(declaration, ledger)
     failures = []

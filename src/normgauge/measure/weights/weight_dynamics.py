@@ -13,12 +13,13 @@ from torch import Tensor
 from normgauge.errors import InputError
 from normgauge.measure.signal.updates import apply_update
 from normgauge.measure.weights.laws import Law, law_of
+from normgauge.measure.weights.record import UpdateRecord
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
 from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
-from normgauge.theory.weight_dynamics import steps_to_equilibrium
+from normgauge.theory.weight_dynamics import recorded_equilibrium, steps_to_equilibrium
 
 if TYPE_CHECKING:
     import altair
@@ -42,6 +43,7 @@ class WeightBlock:
         radial: largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free.
         effective_rate: of the direction `w / |w|`.
         angle: of the next step, exactly.
+        relative_update: |w' - w| / |w| of the next step, exactly; decay is part of it.
         equilibrium_norm: where the norm settles.
         equilibrium_angle: rms angle of a step there.
         steps: until the norm is within 5 % of it.
@@ -61,6 +63,7 @@ class WeightBlock:
     radial: float
     effective_rate: float
     angle: float
+    relative_update: float
     equilibrium_norm: float
     equilibrium_angle: float
     steps: float
@@ -91,17 +94,17 @@ class WeightDynamics(Result):
         return f"Weight dynamics under {self.optimizer}: {free} scale-invariant blocks"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = "blocks size scale_invariant norm next_norm gradient effective_rate angle equilibrium_norm"
-        names += " equilibrium_angle steps heading"
+        names = "blocks size scale_invariant norm next_norm gradient effective_rate angle relative_update"
+        names += " equilibrium_norm equilibrium_angle steps heading"
         return [
             {"parameters": _name_block(block.parameters), **{name: getattr(block, name) for name in names.split()}}
             for block in self.blocks
         ]
 
     def readings(self) -> tuple[Reading, ...]:
-        """Return norm, angle of the next step and equilibrium of every block, the scale-invariant ones first."""
+        """Return norm, angle and relative size of the next step, and where the scale is free the equilibrium."""
         why = "no optimizer was given, or no law is known"
-        kinds: dict[str, Kind] = {"norm": "exact", "angle": "exact"}
+        kinds: dict[str, Kind] = {"norm": "exact", "angle": "exact", "relative_update": "exact"}
         kinds |= {"equilibrium_norm": "estimate", "steps": "estimate"}
         return tuple(
             Reading.measured(
@@ -109,7 +112,7 @@ class WeightDynamics(Result):
             )
             for block in self.blocks
             for name, kind in kinds.items()
-            if block.scale_invariant or name == "norm"
+            if block.scale_invariant or kind == "exact"
         )
 
     def _meaning(self) -> str:
@@ -155,23 +158,27 @@ def weight_dynamics(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     symmetries: Symmetries | None = None,
+    record: UpdateRecord | None = None,
     seed: int = 0,
 ) -> WeightDynamics:
     """Tell for every block whether its scale is free, and where the optimizer is taking its norm and direction.
 
     For scale-invariant w the gradient is orthogonal to w and falls as 1 / |w|, so steps make the norm grow and weight
-    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, AdamW and Adam
-    with L2 as torch implements them. `G`, the mean of |w|^2 |g|^2, is taken over the objective's batches: pass batches
-    of the size you train with, since their noise is part of it.
+    decay makes it shrink until both balance; `theory.weight_dynamics` has the laws for SGD, momentum, Nesterov, AdamW,
+    Adam with L2 and Muon as torch implements them, and for hyperball optimizers. `G`, the mean of |w|^2 |g|^2, is taken
+    over the objective's batches: pass batches of the size you train with, since their noise is part of it. With a
+    record of real steps the size of SGD's updates is the recorded one; the laws of AdamW and Muon do not ask for it.
+    Angle and relative size of the next step are given for all blocks, scale-invariant or not.
 
-    Kind: norms, the next norm and its angle are exact; equilibria are estimates: they assume gradients that are
-        isotropic, independent between steps, and stay of today's size. Cost: one gradient per batch, and
-        `ng.symmetries`.
+    Kind: norms and the next step are exact; equilibria are estimates: they assume gradients that are isotropic and
+        independent between steps, and updates that stay of today's (or the record's) size. Cost: one gradient per
+        batch, and `ng.symmetries`.
 
     Args:
         objective: what is trained; the model is left as it was.
         optimizer: torch's or ours, with its state; `None` for norms and gradients only. It is copied, not stepped.
         symmetries: from `ng.symmetries`, if at hand.
+        record: an `UpdateRecord` of steps of this optimizer, such as the first tenth of a training.
         seed: of the symmetries otherwise.
 
     Examples:
@@ -195,6 +202,7 @@ def weight_dynamics(
     point = {name: value.double() for name, value in objective.parameters.items()}
     squares, slopes = _gradients(objective)
     ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
+    recorded = record.of(objective) if record is not None else {}
     blocks = []
     covered: set[str] = set()
     for family in symmetries.families:
@@ -202,8 +210,8 @@ def weight_dynamics(
             laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
             law = law_of(optimizer, groups.get(family.parameters[0]))
             if len(laws) > 1:
-                law = Law("unknown", {}, 4.0, "its tensors have different optimizer options; no law is known")
-            blocks.append(_block(family, law, point, squares, slopes, ahead))
+                law = Law("unknown", {}, 4.0, "its tensors have different optimizers' laws; none is known for all")
+            blocks.append(_block(family, law, point, squares, slopes, ahead=ahead, recorded=recorded))
             covered.update(family.parameters)
     rest = [name for name in point if name not in covered]
     blocks += [_ordinary_block(name, point, slopes, ahead) for name in rest]
@@ -266,27 +274,35 @@ def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: 
 
 
 def _block(
-    family: Family, law: Law, point: Values, squares: Values, slopes: Values, ahead: Values | None
+    family: Family,
+    law: Law,
+    point: Values,
+    squares: Values,
+    slopes: Values,
+    ahead: Values | None,
+    recorded: Mapping[str, tuple[Tensor, Tensor]],
 ) -> WeightBlock:
     ones = {name: torch.ones_like(value) for name, value in point.items()}
     sizes = family.gather(ones, ones)
     w2, g2 = family.gather(point, point), family.gather(ones, squares)
     along = family.gather(point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
     norms = w2.sqrt().tolist()
-    settled = [
-        law.equilibrium(int(n), float(a * b), math.sqrt(float(a)))
-        for n, a, b in zip(sizes.tolist(), w2.tolist(), g2.tolist(), strict=True)
-    ]
+    shape = tuple(point[family.parameters[0]].shape) if len(family.parameters) == 1 else ()
+    if law.name == "sgd" and all(name in recorded for name in family.parameters):
+        means = [family.gather(ones, {name: recorded[name][i] for name in recorded}).tolist() for i in range(2)]
+        pairs = zip(*means, strict=True)
+        settled = [recorded_equilibrium(law.rate, law.keep, pair, law.memory, law.power) for pair in pairs]
+    else:
+        settled = [
+            law.equilibrium(int(n), float(a * b), math.sqrt(float(a)), shape)
+            for n, a, b in zip(sizes.tolist(), w2.tolist(), g2.tolist(), strict=True)
+        ]
     steps = [
         steps_to_equilibrium(norm, s.norm, s.relaxation, law.power) if s.norm > 0 else math.inf
         for norm, s in zip(norms, settled, strict=True)
     ]
-    after, angle = math.nan, math.nan
-    if ahead is not None:
-        moved = family.gather(ahead, ahead)
-        after = _median(moved.sqrt().tolist())
-        cross = family.gather(point, ahead)
-        angle = _median(torch.atan2((w2 * moved - cross.square()).clamp_min(0).sqrt(), cross).tolist())
+    new = () if ahead is None else (family.gather(ahead, ahead), family.gather(point, ahead))
+    after, angle, relative = _next_step(w2, *new)
     norm = _median(norms)
     return WeightBlock(
         parameters=family.parameters,
@@ -299,6 +315,7 @@ def _block(
         radial=float(along.max()),
         effective_rate=_median([law.effective_rate(value) for value in norms]),
         angle=angle,
+        relative_update=relative,
         equilibrium_norm=_median([s.norm for s in settled]),
         equilibrium_angle=_median([s.angle for s in settled]),
         steps=_median(steps),
@@ -310,22 +327,29 @@ def _block(
 
 
 def _heading(law: Law, norm: float, goal: float) -> str:
-    if law.name in ("sphere", "gradient flow", "frozen"):
+    if law.name in ("sphere", "hyperball", "gradient flow", "frozen"):
         return "fixed"
     if math.isnan(goal):
         return "unknown"
-    if abs(norm / goal - 1) <= SETTLED:
+    if abs(norm - goal) <= SETTLED * goal < math.inf:
         return "settled"
     return "growing" if norm < goal else "shrinking"
+
+
+def _next_step(w2: Tensor, moved: Tensor | None = None, cross: Tensor | None = None) -> tuple[float, float, float]:
+    """Return medians of norm, angle and relative size of a step from `|w|^2`, `|w'|^2` and `<w, w'>`."""
+    if moved is None or cross is None:
+        return math.nan, math.nan, math.nan
+    angle = torch.atan2((w2 * moved - cross.square()).clamp_min(0).sqrt(), cross)
+    relative = ((w2 + moved - 2 * cross).clamp_min(0) / w2).sqrt()
+    return _median(moved.sqrt().tolist()), _median(angle.tolist()), _median(relative.tolist())
 
 
 def _ordinary_block(name: str, point: Values, slopes: Values, ahead: Values | None) -> WeightBlock:
     w, g = point[name], slopes[name]
     norm, slope = float(w.norm()), float(g.norm())
-    radial = abs(float((w * g).sum())) / (norm * slope) if norm * slope else 0.0
-    after = float(ahead[name].norm()) if ahead is not None else math.nan
-    nan = math.nan
-    sentence = "its scale matters to the function; no law predicts its norm"
+    new = () if ahead is None else (ahead[name].square().sum()[None], (w * ahead[name]).sum()[None])
+    after, angle, relative = _next_step(w.square().sum()[None], *new)
     return WeightBlock(
         parameters=(name,),
         blocks=1,
@@ -334,14 +358,15 @@ def _ordinary_block(name: str, point: Values, slopes: Values, ahead: Values | No
         norm=norm,
         next_norm=after,
         gradient=slope,
-        radial=radial,
-        effective_rate=nan,
-        angle=nan,
-        equilibrium_norm=nan,
-        equilibrium_angle=nan,
-        steps=nan,
+        radial=abs(float((w * g).sum())) / (norm * slope) if norm * slope else 0.0,
+        effective_rate=math.nan,
+        angle=angle if norm else math.nan,
+        relative_update=relative if norm else math.nan,
+        equilibrium_norm=math.nan,
+        equilibrium_angle=math.nan,
+        steps=math.nan,
         heading="unknown",
-        law=sentence,
+        law="its scale matters to the function; no law predicts its norm",
         norms=(norm,),
         equilibria=(),
     )
