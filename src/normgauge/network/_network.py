@@ -24,10 +24,6 @@ from normgauge.rng import generator
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
 _WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "bilinear", "addmm")
 
-# what torch.export raises, from within itself or a user's forward, where it cannot follow
-_NOT_EXPORTED = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError, ImportError)
-
-
 @dataclass(frozen=True)
 class Neighbour:
     """A call beside a normalizer, or the model's "(input)" or "(output)".
@@ -146,7 +142,7 @@ class Network:
     @cached_property
     def graph(self) -> Graph:
         """All steps: from torch.export, which holds for all inputs of these shapes, else from one forward pass."""
-        from normgauge.network._exports import export_graph  # imports much of torch
+        from normgauge.network.exports import NOT_EXPORTED, export_graph  # imports much of torch
 
         recorded = self.record()
         if recorded.steered:
@@ -154,7 +150,7 @@ class Network:
         try:
             with untouched(self.model, self.mode, 0), warnings.catch_warnings(action="ignore"):
                 return export_graph(self.model, self._call, self.inputs, is_leaf)
-        except _NOT_EXPORTED as error:
+        except NOT_EXPORTED as error:
             return replace(recorded, why=f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @cached_property

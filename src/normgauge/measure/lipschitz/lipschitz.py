@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
+from normgauge.measure.lipschitz.enclosure import enclose_jacobian
 from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
-from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, check_inputs, private_copy
+from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
 from normgauge.objective import as_written
 from normgauge.records import Kind, Reading
 from normgauge.results import Result, instrument, spend
@@ -64,9 +66,14 @@ class LipschitzBracket(Result):
         log10_on_ball: of the bound on the balls around the data; `None` without a radius.
         log10_global: of the bound on all inputs.
         per_datum: log10 of the bound at each datum (without radius) or on each ball.
+        jacobian: log10 of the norm of the Jacobian at each datum.
+        jacobian_exact: whether those are exact; else lower bounds by power iterations (over 50 outputs).
         layers: what each layer does to the bound.
         radius: of the balls, or `None`.
         samples: number of data.
+        respect_to: what varies.
+        shape: of one datum of it; the bounds hold for this shape, the masks given and the way export took.
+        fallback: why the Jacobian on the balls was not enclosed, so that their bound is a product over layers.
         model: the model in words.
     """
 
@@ -76,9 +83,14 @@ class LipschitzBracket(Result):
     log10_on_ball: float | None
     log10_global: float
     per_datum: Tensor = field(repr=False, compare=False)
+    jacobian: Tensor = field(repr=False, compare=False)
+    jacobian_exact: bool
     layers: tuple[LayerGain, ...] = field(repr=False)
     radius: float | None
     samples: int
+    respect_to: str
+    shape: tuple[int, ...]
+    fallback: str
     model: str
 
     @property
@@ -175,7 +187,14 @@ class LipschitzBracket(Result):
 @instrument
 @as_written()
 def lipschitz(
-    model: nn.Module, inputs: Tensor, *, radius: float | None = None, climbs: int = 6, seed: int = 0
+    model: nn.Module,
+    inputs: Any,
+    *,
+    radius: float | None = None,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    batch_axis: int = 0,
+    climbs: int = 6,
+    seed: int = 0,
 ) -> LipschitzBracket:
     """Bracket the Lipschitz constant of a network between a Jacobian's norm and a certified product over its layers.
 
@@ -227,69 +246,96 @@ def lipschitz(
         raise InputError("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
     if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
         raise InputError("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6")
-    data = check_inputs(inputs)
+    domain = Domain(inputs, forward, batch_axis)
     single = private_copy(model)
     double = private_copy(model).double()
-    walk = Walk(without_inplace(private_copy(model).double()), data.double())
-    output = walk.run(0.0 if radius is None else radius)
-    check_agreement(double, data.double(), output.value)
-    kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)
-    kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
-    low = find_steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
+    walk = Walk(double, domain)
+    check_agreement(double, walk)
+    near = [_near(walk, datum, radius) for datum in range(domain.samples)]
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in single.parameters()):
+        single = single.float()
+    low = find_steepest(domain, single, double, radius, climbs, seed)
     spend("forwards", 2)  # the walk, and what it is compared with
     spend("gradients", low.gradients)
-    return _assemble(model, walk.steps, output, low, radius)
+    return _assemble(model, walk, near, low, radius)
 
 
-def _assemble(
-    model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None
-) -> LipschitzBracket:
+@dataclass(frozen=True)
+class _Near:
+    """What is known near one datum: by rules, step by step, and by an enclosure of the Jacobian on the ball."""
+
+    steps: tuple[Step, ...]
+    output: Reach
+    enclosed: float
+    why: str
+
+
+def _near(walk: Walk, datum: int, radius: float | None) -> _Near:
+    values = walk.values(datum)
+    output = walk.run(datum, 0.0 if radius is None else radius, values=values)
+    enclosed, why = (math.inf, "") if radius is None else enclose_jacobian(walk, values, radius)
+    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why)
+
+
+def _log10(value: float) -> float:
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, radius: float | None) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
-    ball = None if radius is None else float(output.ball.max()) / _LN10 + slack
-    everywhere = float(output.everywhere) / _LN10 + slack
+    at = torch.cat([datum.output.at for datum in near]) / _LN10 + slack
+    jacobian = low.at_data.log10()
+    everywhere = max(float(datum.output.everywhere) for datum in near) / _LN10 + slack
+    ball = torch.cat([datum.output.ball for datum in near]) / _LN10 + slack
+    ball = torch.minimum(ball, torch.tensor([_log10(datum.enclosed) + slack for datum in near], dtype=torch.float64))
     # a bound on all inputs holds at the data, and one on the balls too
-    if ball is not None:
-        ball = min(ball, everywhere)
-    at_data = min(float(output.at.max()) / _LN10 + slack, everywhere if ball is None else ball)
-    lower, upper = math.log10(low.value) if low.value > 0 else -math.inf, everywhere if ball is None else ball
+    ball = ball.clamp_max(everywhere)
+    at = at.clamp_max(everywhere) if radius is None else torch.minimum(at, ball)
+    if low.exact:
+        at = torch.minimum(at, jacobian + slack)
+    lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
-        names = ", ".join(f"{step.name!r} ({step.kind})" for step in steps)
+        names = ", ".join(f"{step.name!r} ({step.kind})" for step in near[0].steps)
         raise CertificateError(
             f"lipschitz of {type(model).__name__}",
             "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
             f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
             "Drop steps until it holds to see which, and check the rules you registered",
         )
-    per_datum = torch.minimum(output.at if radius is None else output.ball, output.everywhere) / _LN10 + slack
+    worst_at = int(torch.cat([datum.output.at for datum in near]).argmax())
+    worst = worst_at if radius is None else int(ball.argmax())
     return LipschitzBracket(
         log10_lower=lower,
         log10_upper=upper,
-        log10_at_data=at_data,
-        log10_on_ball=ball,
+        log10_at_data=float(at.max()),
+        log10_on_ball=None if radius is None else upper,
         log10_global=everywhere,
-        per_datum=per_datum,
-        layers=_layers(steps, output, radius),
+        per_datum=at if radius is None else ball,
+        jacobian=jacobian,
+        jacobian_exact=low.exact,
+        layers=_layers(near[worst_at].steps, near[worst].steps, radius),
         radius=radius,
-        samples=len(output.at),
+        samples=len(near),
+        respect_to=walk.domain.name,
+        shape=tuple(walk.program.nodes and walk.source.meta["val"].shape),
+        fallback=next((datum.why for datum in near if datum.why), ""),
         mode="eval",
         model=type(model).__name__,
     )
 
 
-def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[LayerGain, ...]:
-    worst_at = int(output.at.argmax())
-    worst = worst_at if radius is None else int(output.ball.argmax())
-    reaches = [step.reach() for step in steps]
+def _layers(at: tuple[Step, ...], near: tuple[Step, ...], radius: float | None) -> tuple[LayerGain, ...]:
+    reaches, at_reaches = [step.reach() for step in near], [step.reach() for step in at]
     senses = {
-        "at": [float(reach.at[worst_at]) / _LN10 for reach in reaches],
+        "at": [float(reach.at) / _LN10 for reach in at_reaches],
         "everywhere": [float(reach.everywhere) / _LN10 for reach in reaches],
-        "ball": [float(reach.ball[worst]) / _LN10 for reach in reaches],
+        "ball": [float(reach.ball) / _LN10 for reach in reaches],
     }
     main = "everywhere" if radius is None else "ball"
 
     def factor(sense: str, place: int) -> float:
         totals = senses[sense]
-        before = max((totals[i] if i >= 0 else 0.0 for i in steps[place].sources), default=0.0)
+        before = max((totals[i] if i >= 0 else 0.0 for i in near[place].sources), default=0.0)
         gain = totals[place] - before if math.isfinite(before) else 0.0
         return 0.0 if abs(gain) < SLACK else gain  # rounding is no contribution
 
@@ -303,16 +349,8 @@ def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[Lay
             log10_global=factor("everywhere", i),
             total=senses[main][i],
         )
-        for i, step in enumerate(steps)
+        for i, step in enumerate(near)
     )
-
-
-def without_inplace(model: nn.Module) -> nn.Module:
-    """Let no step overwrite what a later one reads: values are needed as they were."""
-    for module in model.modules():
-        if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
-    return model
 
 
 def _power(log: float) -> float:
