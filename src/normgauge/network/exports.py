@@ -110,12 +110,14 @@ def _read(exported: export.ExportedProgram, root: nn.Module) -> Program:
     lifted = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted |= signature.inputs_to_lifted_tensor_constants
     given = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    parts = [node for node in exported.graph.nodes if node.op == "get_attr"]  # what runs without gradients or autocast
+    inner = {node: operator.attrgetter(str(node.target))(exported.graph_module) for node in parts}
     last = next(node for node in exported.graph.nodes if node.op == "output")
     returned = [node for node in last.all_input_nodes if node.name in signature.user_outputs]
     return Program(
         root=root,
         nodes=tuple(node for node in exported.graph.nodes if node.op == "call_function"),
-        constants={node: state.get(lifted[node.name]) for node in given if node.name in lifted},
+        constants={node: state.get(lifted[node.name]) for node in given if node.name in lifted} | inner,
         inputs=tuple(node for node in given if node.name not in lifted),
         outputs=tuple(returned),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from normgauge.errors import ModelError
+from normgauge.measure.lipschitz.reach import Form
 from normgauge.measure.lipschitz.rules import Call
 from normgauge.measure.lipschitz.shape_rules import COPIES, DROPOUTS, MOVES
 from normgauge.measure.lipschitz.trace import Walk, line_of
@@ -75,8 +76,8 @@ class Step(Call):
         off = off * _ROUND if off == off else math.inf
         movement = self.radius * (mid.norm(dim=-1) + rad.norm(dim=-1).clamp_max(off)) * _ROUND
         lows, highs = centre - movement, centre + movement
-        lows = lows if limits[0] is None else torch.maximum(lows, limits[0])
-        highs = highs if limits[1] is None else torch.minimum(highs, limits[1])
+        lows = lows if limits[0] is None else torch.fmax(lows, limits[0])
+        highs = highs if limits[1] is None else torch.fmin(highs, limits[1])
         # rounding must not leave the centre outside
         return Enclosed(centre, torch.minimum(lows, centre), torch.maximum(highs, centre), mid, rad, off)
 
@@ -93,7 +94,8 @@ class Step(Call):
             off = self.norms[self.name] * x.off
         if isinstance(mids, (tuple, list)):
             return tuple(self.enclose(m, r, v, off=off) for m, r, v in zip(mids, rads, self.value, strict=True))
-        return self.enclose(mids, rads, off=off)
+        limits = (None, None) if absolute else (linear(x.low), linear(x.high))  # it keeps the order
+        return self.enclose(mids, rads, None, limits, off)
 
 
 def _gain(linear: Callable[[Tensor], Any], absolute: Callable[[Tensor], Any], like: Tensor) -> float:
@@ -149,7 +151,9 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
             where = line_of(node.meta.get("stack_trace"))
             step = Step(node.name, kind, None, tuple(args), kwargs, values[node], gains, node.target, where, radius)
             try:
-                known[node] = _RULES[kind](step)
+                form = walk.written.get(node)
+                written = None if form is None else _written_norm(step, known[form[0]], form[1])
+                known[node] = _RULES[kind](step) if written is None else written
             except (KeyError, ModelError, RuntimeError):
                 return math.inf, f"no enclosure of {kind}{where}"
         for parent in node.all_input_nodes:
@@ -311,7 +315,15 @@ def _sum(step: Step) -> Any:
     rads = [_line_up(x.rad, step.value) * abs(sign) for x, sign in parts]
     shape = (*step.value.shape, mids[0].shape[-1])
     off = sum(x.off * abs(sign) * math.sqrt(step.value.numel() / x.centre.numel()) for x, sign in parts)
-    return step.enclose(sum(mids[1:], mids[0]).expand(shape), sum(rads[1:], rads[0]).expand(shape), off=off)
+    ends = [_ends(x, sign) for x, sign in zip((a, b), signs, strict=True)]
+    limits = (ends[0][0] + ends[1][0], ends[0][1] + ends[1][1])
+    return step.enclose(sum(mids[1:], mids[0]).expand(shape), sum(rads[1:], rads[0]).expand(shape), None, limits, off)
+
+
+def _ends(x: Any, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the limits of a tensor times a constant."""
+    low, high = ((x.low, x.high) if isinstance(x, Enclosed) else (_double(x), _double(x)))
+    return torch.minimum(factor * low, factor * high), torch.maximum(factor * low, factor * high)
 
 
 def _line_up(columns: Tensor, value: Tensor) -> Tensor:
@@ -376,7 +388,7 @@ def _times(step: Step) -> Any:
     mids, rads = (_line_up(columns, step.value) for columns in (x.mid, x.rad))
     off = x.off * float(factor.abs().amax()) * math.sqrt(step.value.numel() / x.centre.numel()) if x.off else 0.0
     mids, rads = (mids * factor[..., None]).expand(shape), (rads * factor.abs()[..., None]).expand(shape)
-    return step.enclose(mids, rads, off=off)
+    return step.enclose(mids, rads, None, _ends(x, factor), off)
 
 
 @_encloses("matmul", "bmm", "mm")
@@ -426,7 +438,9 @@ def _positive(step: Step) -> Any:
     exponent = step.args[1] if step.kind == "pow" else 0.5
     _fixed(step, exponent)
     positive = not (float(exponent).is_integer() and float(exponent) >= 1)
-    return _entrywise(step, step.args[0], lambda x: step.function(x, *step.args[1:]), _ZERO, positive=positive)
+    outcome = _entrywise(step, step.args[0], lambda x: step.function(x, *step.args[1:]), _ZERO, positive=positive)
+    even = step.kind == "pow" and float(exponent) % 2 == 0
+    return replace(outcome, low=outcome.low.clamp_min(0.0)) if even else outcome
 
 
 @_encloses("sin", "cos")
@@ -632,6 +646,23 @@ def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclo
         off = float(moved) * (1 + 1e-11) + (float(inverse[1].amax()) * c.off if c.off else 0.0)
         y = step.enclose(s * inner, s * spread + s_width * (inner.abs() + spread), value, (y.low, y.high), off)
     return y
+
+
+def _written_norm(step: Step, x: Enclosed, form: Form) -> Enclosed | None:
+    """Return x / sqrt(factor mean(x^2) + eps) as a normalizer, where nothing else is added to the divisor."""
+    if form.outside or form.floor:
+        return None
+    order = [*(i for i in range(x.centre.ndim) if i not in form.axes), *form.axes]
+    count = math.prod(x.centre.shape[axis] for axis in form.axes)
+    back = [order.index(i) for i in range(x.centre.ndim)]
+    moved = [t.permute(order).reshape(-1, count) for t in (x.centre, x.low, x.high)]
+    width = x.mid.shape[-1]
+    columns = [t.permute(*order, x.centre.ndim).reshape(-1, count, width) for t in (x.mid, x.rad)]
+    y = _standardize(step, Enclosed(*moved, *columns, x.off), form.eps / form.factor, centred=False)
+    scale, shape = 1 / math.sqrt(form.factor), [x.centre.shape[i] for i in order]
+    ends = [scale * t.reshape(shape).permute(back) for t in (y.low, y.high)]
+    mid, rad = (scale * t.reshape(*shape, width).permute(*back, x.centre.ndim) for t in (y.mid, y.rad))
+    return step.enclose(mid, rad, None, (ends[0], ends[1]), scale * y.off)
 
 
 @_encloses("linalg_vector_norm")

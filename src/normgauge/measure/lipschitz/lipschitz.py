@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from normgauge.errors import CertificateError, InputError
+from normgauge.errors import CertificateError, InputError, ModelError
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.enclosure import enclose_jacobian
-from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
+from normgauge.measure.lipschitz.lower_bound import FEW_OUTPUTS, Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
 from normgauge.objective import as_written
@@ -67,7 +69,8 @@ class LipschitzBracket(Result):
         log10_global: of the bound on all inputs.
         per_datum: log10 of the bound at each datum (without radius) or on each ball.
         jacobian: log10 of the norm of the Jacobian at each datum.
-        jacobian_exact: whether those are exact; else lower bounds by power iterations (over 50 outputs).
+        jacobian_exact: whether those are exact; else lower bounds by power iterations (large networks with over
+            50 outputs).
         layers: what each layer does to the bound.
         radius: of the balls, or `None`.
         samples: number of data.
@@ -246,12 +249,20 @@ def lipschitz(
         raise InputError("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
     if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
         raise InputError("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6")
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, (_BatchNorm, _DropoutNd)) and getattr(module, "p", 1.0) > 0:
+            raise ModelError(
+                f"lipschitz of {name!r}",
+                "BatchNorm and dropout must be in evaluation mode",
+                f"{type(module).__name__} in training mode",
+                "Call model.eval() first",
+            )
     domain = Domain(inputs, forward, batch_axis)
     single = private_copy(model)
     double = private_copy(model).double()
     walk = Walk(double, domain)
-    check_agreement(double, walk)
     near = [_near(walk, datum, radius) for datum in range(domain.samples)]
+    check_agreement(double, walk)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in single.parameters()):
         single = single.float()
     low = find_steepest(domain, single, double, radius, climbs, seed)
@@ -268,13 +279,16 @@ class _Near:
     output: Reach
     enclosed: float
     why: str
+    exact: float
 
 
 def _near(walk: Walk, datum: int, radius: float | None) -> _Near:
     values = walk.values(datum)
     output = walk.run(datum, 0.0 if radius is None else radius, values=values)
     enclosed, why = (math.inf, "") if radius is None else enclose_jacobian(walk, values, radius)
-    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why)
+    many = output.value.numel() > FEW_OUTPUTS  # fewer are differentiated one by one
+    exact = enclose_jacobian(walk, values, 0.0)[0] if many else math.inf
+    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, exact)
 
 
 def _log10(value: float) -> float:
@@ -291,7 +305,10 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
     # a bound on all inputs holds at the data, and one on the balls too
     ball = ball.clamp_max(everywhere)
     at = at.clamp_max(everywhere) if radius is None else torch.minimum(at, ball)
-    if low.exact:
+    written_out = torch.tensor([datum.exact for datum in near], dtype=torch.float64)
+    exact = low.exact or bool(torch.isfinite(written_out).all())
+    if exact:
+        jacobian = jacobian if low.exact else written_out.log10()
         at = torch.minimum(at, jacobian + slack)
     lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
@@ -312,7 +329,7 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
         log10_global=everywhere,
         per_datum=at if radius is None else ball,
         jacobian=jacobian,
-        jacobian_exact=low.exact,
+        jacobian_exact=exact,
         layers=_layers(near[worst_at].steps, near[worst].steps, radius),
         radius=radius,
         samples=len(near),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -116,4 +117,5 @@ def bound_written_norm(call: Call, reach: Reach, form: Form) -> Reach:
     rows = top if axes == [reach.value.ndim - 1] else math.inf
     movement = 2 * top * math.sqrt(len(sizes))
     everywhere = 1 / least if least else math.inf
-    return reach.pass_through(three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, movement), call.value)
+    gain = three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, movement)
+    return replace(reach.pass_through(gain, call.value), form=replace(form, kind="written", base=reach))

@@ -59,7 +59,8 @@ class Form:
     """What a tensor is of another one, so that a norm written by hand is known when its parts meet.
 
     Attributes:
-        kind: "mean", "centred" (x - mean), "square", "power" (mean square), "root" or "inverse" (1 / root).
+        kind: "mean", "centred" (x - mean), "square", "power" (mean square), "root", "inverse" (1 / root)
+            or "written" (the other tensor over its root).
         base: the other tensor.
         axes: over which the mean is taken.
         factor: times the mean square.

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from normgauge.errors import DataError, ModelError
 from normgauge.measure.lipschitz.decompositions import DECOMPOSITIONS
 from normgauge.measure.lipschitz.folded import Norms, Pending
-from normgauge.measure.lipschitz.reach import Reach
+from normgauge.measure.lipschitz.reach import Form, Reach
 from normgauge.measure.lipschitz.rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
 from normgauge.network import KeepDouble, copy_model, replaced
 from normgauge.network.exports import NOT_EXPORTED, Program, export_program, operation_name
@@ -285,6 +285,7 @@ class Walk:
         self.source = self._source()
         self.norms: Norms = {} if norms is None else norms
         self.steps: list[Step] = []
+        self.written: dict[fx.Node, tuple[fx.Node, Form]] = {}  # norms written by hand: what they normalize, and how
         self.operations = tuple(self._operations())
 
     def _source(self) -> fx.Node:
@@ -352,7 +353,16 @@ class Walk:
         name, kind, value = operation.name, operation.kind, values[operation.result]
         parents = list(dict.fromkeys(p for node in operation.nodes for p in node.all_input_nodes))
         parents = [p for p in parents if p not in operation.nodes and p not in self.program.constants]
-        if kind in _ONLY_SHAPE or next(tensors(value), None) is None or not any(p in reaches for p in parents):
+        if kind in _ONLY_SHAPE or not any(p in reaches for p in parents):
+            return
+        if next(tensors(value), None) is None:
+            if operation.result.users:
+                raise ModelError(
+                    f"lipschitz of {name!r}",
+                    "the steps of the model may not depend on the values of the input",
+                    f"{kind}{operation.where}",
+                    "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite that line",
+                )
             return
         module, function = operation.module, operation.function
         rule = rule_of_module(module) if module is not None else rule_of_function(function, kind)
@@ -393,12 +403,18 @@ class Walk:
         if isinstance(bound, Tensor):  # only its shape or type depends on the input
             return
         reaches[operation.result] = bound
+        if isinstance(bound, Reach) and bound.form is not None and bound.form.kind == "written":
+            bases = [p for p in parents if _certify_unless_folded(reaches.get(p), _STRICT) is bound.form.base]
+            self.written.update({operation.result: (base, bound.form) for base in bases})
         sources = tuple(dict.fromkeys(place for node in parents if node in reaches for place in places[node]))
         places[operation.result] = sources
         if rule.shown:
             outcome = bound[0] if isinstance(bound, tuple) else bound
             self.steps.append(Step(name, kind.strip("_"), rule.normalizer, sources, outcome.drop_value()))
             places[operation.result] = (len(self.steps) - 1,)
+
+
+_STRICT = Rule(lambda call: None)
 
 
 def _short(path: str) -> str:
