@@ -245,7 +245,7 @@ def _times(call: Call) -> Reach | Pending:
     return _scale(call, _certify(operand), torch.as_tensor(other, dtype=torch.float64))
 
 
-@rule_for("div", "divide", "true_divide", several=True)
+@rule_for("div", "divide", several=True)
 def _quotient(call: Call) -> Reach:
     a, b = _operands(call)
     if call.kwargs.get("rounding_mode") is not None:

@@ -145,7 +145,8 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
     left = Counter(parent for node in walk.program.nodes for parent in node.all_input_nodes)
     for node in walk.program.nodes:
         reading = [parent for parent in node.all_input_nodes if parent in known]
-        if node is not source and reading and next(tensors(values[node]), None) is not None:
+        used = node.users or node in walk.program.outputs
+        if used and node is not source and reading and next(tensors(values[node]), None) is not None:
             kind = operation_name(node).strip("_")
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
             where = line_of(node.meta.get("stack_trace"))
@@ -374,7 +375,7 @@ def _largest_matrix(middle: Tensor, width: Tensor) -> float:
     return sum(float(torch.linalg.matrix_norm(part, 2).amax()) for part in (middle, width)) * (1 + 1e-11)
 
 
-@_encloses("mul", "multiply", "div", "divide", "true_divide")
+@_encloses("mul", "multiply", "div", "divide")
 def _times(step: Step) -> Any:
     a, b = step.args[:2]
     if step.kind not in ("mul", "multiply"):

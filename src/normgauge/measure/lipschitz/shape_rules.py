@@ -17,12 +17,12 @@ from normgauge.measure.lipschitz.rules import Call, Outcome, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
 DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
-COPIES = ("contiguous", "clone", "to", "to_copy", "type_as", "alias", "lift_fresh_copy", "positive")
+COPIES = ("contiguous", "clone", "to", "to_copy", "type_as", "alias", "positive")
 MOVES = (
     *("view", "view_as", "unsafe_view", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "permute", "transpose", "swapaxes", "swapdims"),
     *("movedim", "moveaxis", "t", "numpy_T", "mT", "flip", "roll", "chunk", "split", "split_with_sizes", "unbind"),
-    *("tensor_split", "unsafe_chunk", "select", "narrow", "slice", "index", "index_select", "gather", "diagonal"),
+    *("tensor_split", "select", "narrow", "slice", "index", "index_select", "gather", "diagonal"),
     *("expand", "expand_as", "repeat", "tile", "broadcast_to", "repeat_interleave", "unfold", "im2col"),
     *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
 )

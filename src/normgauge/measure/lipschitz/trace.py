@@ -312,7 +312,7 @@ class Walk:
                 function, kind, module = module.function, module.function.__name__, None
                 name = kind
             elif module is not None:
-                name, kind = _short(path) or "model", type(module).__name__.removeprefix("Parametrized")
+                name, kind = _short(path) or "(model)", type(module).__name__.removeprefix("Parametrized")
             again = names[name] = names.get(name, -1) + 1
             if again and module is None:
                 name = f"{name}_{again}"
@@ -336,7 +336,8 @@ class Walk:
         moving = self.program.dependent([source])
         self.steps = []
         for operation in self.operations:
-            if source not in operation.nodes and operation.result in moving:
+            used = operation.result.users or operation.result in self.program.outputs
+            if used and source not in operation.nodes and operation.result in moving:
                 self._bound(operation, reaches, values, places)
         end = self.program.outputs[0]
         if end not in reaches:
@@ -356,7 +357,7 @@ class Walk:
         if kind in _ONLY_SHAPE or not any(p in reaches for p in parents):
             return
         if next(tensors(value), None) is None:
-            if operation.result.users:
+            if not kind.startswith("sym_"):  # sizes are part of the shape
                 raise ModelError(
                     f"lipschitz of {name!r}",
                     "the steps of the model may not depend on the values of the input",
@@ -396,7 +397,8 @@ class Walk:
         dependent = call.dependent_arguments()
         if not rule.several and (len(dependent) != 1 or dependent[0] is not call.input):
             raise call.refuse("one argument, the first, may depend on the input", f"{len(dependent)} that do")
-        narrow = [tensor.dtype for tensor in tensors(value) if tensor.dtype not in (torch.float32, torch.float64)]
+        real = tensors(value[:1] if kind in ("max", "min") and not isinstance(value, Tensor) else value)  # not indices
+        narrow = [tensor.dtype for tensor in real if tensor.dtype not in (torch.float32, torch.float64)]
         if narrow:  # rounding to a coarser grid is a staircase
             raise call.refuse("steps must stay among real numbers of 32 or 64 bits", f"an output of {narrow[0]}")
         bound = rule.bound(call)
