@@ -16,7 +16,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +232,8 @@ def mixer_like() -> Subject:
 
 OTHERS = (t5, bart, wav2vec2, transformer, lstm, unet, convnext_like, mixer_like)
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    **{name: (lambda name: lambda: _text(name))(name) for name in TEXT},
-    **{name: (lambda name: lambda: _images(name))(name) for name in IMAGES},
+    **{name: partial(_text, name) for name in TEXT},
+    **{name: partial(_images, name) for name in IMAGES},
     **{make.__name__.replace("_", "-"): make for make in OTHERS},
 }
 
@@ -317,7 +318,7 @@ _SIZES = ("norm", "variance", "loss", "distance", "radius", "deviation", "share"
 
 
 def silly_numbers(result: Any) -> list[str]:
-    """Return what no measurement can say: nan called ok, infinite estimates, sizes below 0, limits crossed, only zeros."""
+    """Return what no measurement can say: nan called ok, infinite estimates, sizes below 0, crossed limits, zeros."""
     readings = list(result.readings()) if hasattr(result, "readings") else []
     wrong = []
     for reading in readings:
@@ -351,7 +352,7 @@ def measure(name: str, instrument: str, subject: Subject, seconds: int = 0) -> O
         return Outcome(name, instrument, Counter(skipped=1), (str(error),), time.process_time() - start)
     except Overtime:
         return Outcome(name, instrument, Counter(overtime=1), (f"not done after {seconds} s",), float(seconds))
-    except Exception as error:  # noqa: BLE001 (a crash is what this program looks for)
+    except Exception as error:
         if not seconds:
             raise
         message = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -392,11 +393,11 @@ def page(outcomes: Iterable[Outcome]) -> str:
         "",
         f"Every instrument ran on {len(models)} tiny models that it was not developed on: most are made from",
         "configurations of `transformers`, some of torch's own layers. *yes*: every entry has a number. *3 of 5*: the",
-        "other entries have a status and a sentence, listed below. *no*: there is no such quantity here, or no way to it,",
-        f"and the result or error says why. *overtime*: more than {SECONDS} s of CPU. *silly*: a number that cannot be (not",
-        "finite but called ok, sizes below 0, a lower bound above its upper one, nothing but zeros), looked for by rule.",
-        f"Cells: {len(outcomes)}, of which yes {cells['yes']}, no {cells['no']}, overtime {cells['overtime']}, "
-        f"silly {cells['silly']}, crash {cells['**crash**']}.",
+        "other entries have a status and a sentence, listed below. *no*: no such quantity here, or no way to it, and",
+        f"the result or error says why. *overtime*: more than {SECONDS} s of CPU. *silly*: a number that cannot be (not",
+        "finite but called ok, sizes below 0, a lower bound above its upper one, all zeros), looked for by rule.",
+        f"Cells: {len(outcomes)}. " + ", ".join(f"{word} {cells[word]}" for word in ("yes", "no", "overtime", "silly")),
+        f"and crashes {cells['**crash**']}; the rest in part.",
         "",
         "| model | " + " | ".join(f"`{name}`" for name in names) + " |",
         "|---|" + "---|" * len(names),
@@ -429,7 +430,14 @@ def _plain(sentence: str) -> str:
 def load() -> dict[tuple[str, str], Outcome]:
     rows = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else []
     made = [
-        Outcome(**{**row, "entries": Counter(row["entries"]), "sentences": tuple(row["sentences"]), "silly": tuple(row["silly"])})
+        Outcome(
+            **{
+                **row,
+                "entries": Counter(row["entries"]),
+                "sentences": tuple(row["sentences"]),
+                "silly": tuple(row["silly"]),
+            }
+        )
         for row in rows
     ]
     return {(outcome.model, outcome.instrument): outcome for outcome in made}
@@ -437,7 +445,8 @@ def load() -> dict[tuple[str, str], Outcome]:
 
 def store(outcomes: dict[tuple[str, str], Outcome]) -> list[Outcome]:
     ordered = [outcomes[m, i] for m in SUBJECTS for i in INSTRUMENTS if (m, i) in outcomes]
-    rows = [{**asdict(o), "seconds": round(o.seconds, 2), "gradients": round(o.gradients, 2)} for o in ordered]
+    rounded = [{"seconds": round(o.seconds, 2), "gradients": round(o.gradients, 2)} for o in ordered]
+    rows = [{**vars(o), "entries": dict(o.entries), **new} for o, new in zip(ordered, rounded, strict=True)]
     STORED.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
     return ordered
 
@@ -462,7 +471,15 @@ def main() -> None:
         for instrument in left:
             with warnings.catch_warnings(action="ignore"):
                 outcome = outcomes[name, instrument] = measure(name, instrument, subject, SECONDS)
-            print(name, instrument, outcome.cell(), f"{outcome.seconds:.1f} s", *outcome.silly, *outcome.sentences[:1], flush=True)
+            print(
+                name,
+                instrument,
+                outcome.cell(),
+                f"{outcome.seconds:.1f} s",
+                *outcome.silly,
+                *outcome.sentences[:1],
+                flush=True,
+            )
         store(outcomes)
     TARGET.write_text(page(store(outcomes)), encoding="utf-8")
 

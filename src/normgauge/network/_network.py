@@ -24,6 +24,7 @@ from normgauge.rng import generator
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
 _WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "bilinear", "addmm")
 
+
 @dataclass(frozen=True)
 class Neighbour:
     """A call beside a normalizer, or the model's "(input)" or "(output)".

@@ -185,7 +185,7 @@ def _step(
         name=name,
         kind=kind,
         module=module,
-        function=function,
+        function=function,  # type: ignore[arg-type]
         args=tuple(args),
         kwargs=kwargs,
         inputs=tuple(tuple(t.shape) for parent in outside for t in tensors(parent.meta["val"])),

@@ -216,7 +216,10 @@ class Clipped(nn.Module):
 
 def test_an_unknown_step_is_refused_by_name():
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Clipped()))
-    with pytest.raises(ModelError, match=r"'1.0.cumsum'.*skipped.*cumsum \(lipschitz/test_lipschitz.py:\d+: return torch.cumsum.*none.*register"):
+    with pytest.raises(
+        ModelError,
+        match=r"'1.0.cumsum'.*skipped.*cumsum \(lipschitz/test_lipschitz.py:\d+: return torch.cumsum.*none.*register",
+    ):
         ng.lipschitz(net, torch.randn(2, 3))
 
 

@@ -82,7 +82,10 @@ def _einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> T
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
     spare = max(0, *(x.ndim - len(own.replace(".", "")) for x, own in zip(operands, labels, strict=True)))
     dots = free[:spare]  # what an ellipsis stands for, counted from the right
-    wide = [own.replace("...", "".join(dots[spare - (x.ndim - len(own) + 3) :])) for x, own in zip(operands, labels, strict=True)]
+    wide = [
+        own.replace("...", "".join(dots[spare - (x.ndim - len(own) + 3) :]))
+        for x, own in zip(operands, labels, strict=True)
+    ]
     if not arrow:
         right = "..." + "".join(sorted(c for c in set(left) - set(".,") if left.count(c) == 1))
     target = right.replace("...", "".join(dots)) if "..." in left else right.replace("...", "")

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import (
-    Form,
-    Gain,
-    Reach,
-    add_reaches,
-    constant_gain,
-    three_gains,
-    width,
-)
 from normgauge.measure.lipschitz.normalizer_rules import bound_written_norm
+from normgauge.measure.lipschitz.reach import Form, Gain, Reach, add_reaches, constant_gain, three_gains, width
 from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
@@ -183,7 +175,9 @@ def _sum(call: Call) -> Reach:
     if isinstance(a, Reach) and isinstance(b, Reach):
         mean = b.form if call.kind == "sub" and alpha == 1.0 else None
         if mean is not None and mean.kind == "mean" and mean.base is a:  # a projection
-            outcome = a.pass_through(constant_gain(1.0, 2 * a.peak, a.rows if _by_row(mean, a) else math.inf), call.value)
+            outcome = a.pass_through(
+                constant_gain(1.0, 2 * a.peak, a.rows if _by_row(mean, a) else math.inf), call.value
+            )
             return replace(outcome, form=Form("centred", a, mean.axes))
         same = a.value.shape == b.value.shape
         return add_reaches(

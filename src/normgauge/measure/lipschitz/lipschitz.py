@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from normgauge.errors import CertificateError, InputError, ModelError
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
+from normgauge.measure.lipschitz import enclosure_rules as enclosure_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 SLACK = 1e-9  # relative, added to the upper bounds for float64 rounding on the way
 _LN10 = math.log(10.0)
+VACUOUS = 1e3  # upper / lower: beyond it the bound says nothing about what the network does
 TIGHT = 10.0  # upper / lower: within a decade the bound still orders networks of one family
 
 
@@ -122,6 +124,11 @@ class LipschitzBracket(Result):
         return _power(self.log10_global)
 
     @property
+    def vacuous(self) -> bool:
+        """Whether the upper bound is infinite or over 1000 times the steepest slope found."""
+        return not self.log10_upper - self.log10_lower <= math.log10(VACUOUS)
+
+    @property
     def normalizers_log10(self) -> float:
         """Sum of log10 over the normalizers: negative where they shrink the bound."""
         return sum(layer.log10 for layer in self.layers if layer.normalizer)
@@ -137,7 +144,8 @@ class LipschitzBracket(Result):
     def _title(self) -> str:
         where = "on all inputs" if self.radius is None else f"within {self.radius:g} of {self.samples} data"
         low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
-        return f"Lipschitz constant of {self.model} {where}: between {low} and {high}"
+        aside = f" (vacuous; at the data {_format_log(self.log10_at_data)})" if self.vacuous else ""
+        return f"Lipschitz constant of {self.model} {where}: between {low} and {high}{aside}"
 
     def _rows(self) -> list[dict[str, Any]]:
         total = sum(abs(layer.log10) for layer in self.layers)
@@ -157,26 +165,39 @@ class LipschitzBracket(Result):
         return *whole, *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers)
 
     def _meaning(self) -> str:
-        low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
-        if not math.isfinite(self.log10_upper):
+        low, high, at = (_format_log(log) for log in (self.log10_lower, self.log10_upper, self.log10_at_data))
+        steep = max(self.layers, key=lambda layer: layer.log10, default=None)
+        if self.vacuous:
+            cause = "a product over layers"
+            if steep is not None and math.isinf(steep.log10):
+                cause = f"{steep.name!r} ({steep.kind}) has no constant on all inputs"
+            elif self.radius is None and self.normalizers_share > 0.5:
+                cause = f"each normalizer may add 1 / sqrt(eps), together 10^{self.normalizers_log10:.2f}"
+            step = "pass a radius=" if self.radius is None else "pass a smaller radius="
             return (
-                f"Outputs can move at least {low} times as far as inputs; on all inputs no bound exists: pass radius=."
+                f"Outputs move {low} times as far as inputs somewhere; the upper bound {high} is vacuous (over "
+                f"{VACUOUS:g} times that: {cause}). At the data it is {at}: {step} for a bound that holds near them."
             )
         gap = self.log10_upper - self.log10_lower
         said = f"Outputs move at most {high} times as far as inputs, and {low} times as far somewhere"
         if gap <= math.log10(TIGHT):
             return f"{said}: known within a factor of {TIGHT:g}, so a margin divided by {high} is a safe radius."
-        steep = max(self.layers, key=lambda layer: layer.log10, default=None)
-        name = "" if steep is None else f" {steep.name!r} adds most to the bound, 10^{steep.log10:.2f}."
+        name = "" if steep is None else f" {steep.name!r} adds most to the product, 10^{steep.log10:.2f}."
         return f"{said}, 10^{gap:.2f} apart (over {TIGHT:g}): radii from the bound are safe and far too small.{name}"
 
     def _notes(self) -> str:
-        ball = "" if self.log10_on_ball is None else f", on the balls {_format_log(self.log10_on_ball)}"
+        norms = self.jacobian[torch.isfinite(self.jacobian)]
+        span = f"{_format_log(float(norms.min()))} to {_format_log(float(norms.max()))}" if norms.numel() else "0"
+        ball = ""
+        if self.log10_on_ball is not None:
+            way = f"product over layers: {self.fallback}" if self.fallback else "Jacobian enclosed entry by entry"
+            ball = f", on the balls {_format_log(self.log10_on_ball)} ({way})"
         return (
-            f"upper at the data {_format_log(self.log10_at_data)}{ball}, "
-            f"on all inputs {_format_log(self.log10_global)}; "
-            f"normalizers 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|; certified in "
-            f"float64, slack {SLACK:g}"
+            f"with respect to {self.respect_to} of shape {self.shape}, valid for this shape, the masks given and the "
+            f"branch export took; norm of the Jacobian at the data {span} "
+            f"({'exact' if self.jacobian_exact else 'lower bounds'}), upper {_format_log(self.log10_at_data)}{ball}, "
+            f"on all inputs {_format_log(self.log10_global)}; normalizers 10^{self.normalizers_log10:.2f}, "
+            f"{self.normalizers_share:.0%} of all |log10| of the product; certified in float64, slack {SLACK:g}"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -199,25 +220,36 @@ def lipschitz(
     climbs: int = 6,
     seed: int = 0,
 ) -> LipschitzBracket:
-    """Bracket the Lipschitz constant of a network between a Jacobian's norm and a certified product over its layers.
+    """Bracket the Lipschitz constant of a network between a Jacobian's norm and a certified bound.
 
     The constant is sup ||model(x) - model(y)|| / ||x - y|| in the Euclidean norm of one sample: over all x and y
     without a `radius`, else over the balls of that radius around the data (the largest over the data). The model is
-    run once and every step bounded by a rule: series multiply, sums add, joined tensors add their squares;
-    linear layers that meet, BatchNorm in evaluation mode among them, are folded and their common norm taken.
-    Normalizers that use the sample's own statistics have three constants: gain / sqrt(var + eps) at the data, with
-    the smallest variance the ball allows on the ball, gain / sqrt(eps) on all inputs. Attention is bounded at the data
-    and on the ball; on all inputs only behind a normalizer. A step without a rule is an error with its name.
+    exported once (torch.export, on one sample), and every step bounded by a rule: series multiply, sums add, joined
+    tensors add their squares; linear layers that meet, BatchNorm in evaluation mode among them, are folded and their
+    common norm taken. Normalizers that use the sample's own statistics, also those written by hand, have three
+    constants: gain / sqrt(var + eps) at the data, with the smallest variance the ball allows on the ball,
+    gain / sqrt(eps) on all inputs. Attention is bounded at the data and on the ball; on all inputs only behind a
+    normalizer. A step without a rule is an error with its module and line.
 
-    Kind: `upper` is certified, up to float64 rounding covered by a relative slack of 1e-9; `lower` is the norm of the
-    Jacobian at one point, in float64.
+    On balls of small networks the Jacobian itself is enclosed besides: every entry of J(x) lies in M -+ R on the whole
+    ball, by interval arithmetic and the mean value theorem, and the constant is at most ||M|| + ||R||. Where no
+    activation changes its pattern R is 0.
+
+    Kind: `upper` is certified, up to float64 rounding covered by a relative slack of 1e-9, for inputs of this shape,
+    the masks given and the branch taken; `lower` is the norm of the Jacobian at one point, in float64; `jacobian` is
+    its norm at each datum, exact up to 50 outputs or where the enclosure was possible, else a lower bound.
     Cost: the norm of every linear layer (`operator_norm`), one forward pass in float64, and for `lower` one backward
-    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates.
+    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates
+    from each of three starts; the enclosure: forwards with as many columns as the input has numbers, up to 10^7
+    numbers in one Jacobian.
 
     Args:
-        model: takes one tensor and returns one; BatchNorm and dropout in evaluation mode.
-        inputs: the data, `[samples, ...]`.
+        model: returns one tensor; BatchNorm and dropout in evaluation mode.
+        inputs: the data, `[samples, ...]`: a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
+            The first floating-point tensor varies; where there are only ids, what their embedding gives.
         radius: of the balls around the data; `None` for the constant on all inputs.
+        forward: `forward(model, inputs) -> tensor` for unusual calls, such as `lambda m, x: m(**x).logits`.
+        batch_axis: of the samples, 1 for layers with batch_first=False.
         climbs: rounds of the search for a steeper point than the data.
         seed: of that search.
 
@@ -226,8 +258,8 @@ def lipschitz(
 
     Raises:
         CertificateError: when a slope exceeds the bound: a rule is wrong, and nothing is certified.
-        ModelError: naming the step that has no rule, is in training mode or mixes samples.
-        DataError: when the inputs are not one batch of finite real numbers.
+        ModelError: naming the step that has no rule, is in training mode or mixes samples, with its line.
+        DataError: when the inputs are not one batch of finite real numbers, or of ids an embedding reads.
         InputError: when the radius is not positive, or climbs no whole number >= 0.
 
     Deviations: than2025 multiplies norms of reshaped weights and constants of normalizers (Theorem 9, Corollaries 10
@@ -334,7 +366,7 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
         radius=radius,
         samples=len(near),
         respect_to=walk.domain.name,
-        shape=tuple(walk.program.nodes and walk.source.meta["val"].shape),
+        shape=tuple(int(size) for size in walk.source.meta["val"].shape),
         fallback=next((datum.why for datum in near if datum.why), ""),
         mode="eval",
         model=type(model).__name__,

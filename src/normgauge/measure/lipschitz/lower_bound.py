@@ -135,7 +135,7 @@ def find_steepest(
     exact = norms
     if few and dtype != torch.float64:
         exact = jacobian_norms(domain.function(double, everyone), domain.points(double, torch.float64))[0]
-    spent, random, best, values = outputs * (2 if few else 1), generator(seed), (0.0, inputs[0], 0), list[float]()
+    spent, random, best = outputs * (2 if few else 1), generator(seed), (0.0, inputs[0], 0)
     large = sum(p.numel() for p in single.parameters()) > LARGE
     for datum in norms.argsort(descending=True)[: 1 if large else _STARTS].tolist():
         point, value, direction, left = inputs[datum], float(norms[datum]), rights[datum], lefts[datum]
@@ -144,7 +144,9 @@ def find_steepest(
             moves = _moves(direction, uphill_direction(domain.function(single, [datum]), point, left), length, random)
             moves = moves[::5] if large else moves
             candidates = _pull_inside(point + moves, inputs[datum], radius)
-            found, right, leftmost = jacobian_norms(domain.function(single, [datum] * len(candidates)), candidates, seed)
+            found, right, leftmost = jacobian_norms(
+                domain.function(single, [datum] * len(candidates)), candidates, seed
+            )
             found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
             top = int(found.argmax())
             spent += outputs + 2
@@ -178,9 +180,7 @@ def _pull_inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
     return home + shrunk.view_as(points)
 
 
-def _certify_norm(
-    double: Model, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator
-) -> float:
+def _certify_norm(double: Model, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator) -> float:
     """Return the norm at a point a hair away, where the function is differentiable with probability one."""
     centre, start = home.double(), point.double()
     jitter = torch.randn((3, *point.shape), generator=random, dtype=torch.float64).to(point.device)

@@ -140,7 +140,9 @@ class Domain:
     def select(self, rows: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """Return the tensors of some samples as a batch, real ones in a type."""
         index = torch.tensor(rows)
-        chosen = [leaf if (a := self._batch_axis(leaf)) is None else leaf.index_select(a, index) for leaf in self.leaves]
+        chosen = [
+            leaf if (a := self._batch_axis(leaf)) is None else leaf.index_select(a, index) for leaf in self.leaves
+        ]
         return [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in chosen]
 
     def rebuilt(self, leaves: Sequence[Tensor]) -> Any:
@@ -285,6 +287,7 @@ class Walk:
         self.source = self._source()
         self.norms: Norms = {} if norms is None else norms
         self.steps: list[Step] = []
+        self.gains: dict[str, float] = {}  # norms of single linear operations, by the name of their node
         self.written: dict[fx.Node, tuple[fx.Node, Form]] = {}  # norms written by hand: what they normalize, and how
         self.operations = tuple(self._operations())
 
@@ -407,7 +410,7 @@ class Walk:
         reaches[operation.result] = bound
         if isinstance(bound, Reach) and bound.form is not None and bound.form.kind == "written":
             bases = [p for p in parents if _certify_unless_folded(reaches.get(p), _STRICT) is bound.form.base]
-            self.written.update({operation.result: (base, bound.form) for base in bases})
+            self.written.update((operation.result, (base, bound.form)) for base in bases)
         sources = tuple(dict.fromkeys(place for node in parents if node in reaches for place in places[node]))
         places[operation.result] = sources
         if rule.shown:
