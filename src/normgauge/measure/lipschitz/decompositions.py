@@ -148,8 +148,12 @@ def _length(x: Tensor, p: Any, dim: Any, keepdim: bool = False) -> Tensor:
 
 def _instances(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, use: bool, *rest: Any) -> Tensor:
     if not use:
-        return functional.batch_norm(x, mean, var, weight, bias, False, 0.0, rest[1])
+        return functional.batch_norm(x, mean, var, weight=weight, bias=bias, eps=rest[1])
     return functional.group_norm(x, x.shape[1], weight, bias, rest[1])
+
+
+def _add_products(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    return beta * x + alpha * torch.bmm(a, b)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -158,6 +162,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.rnn_tanh.input: _recurrent(_plain_cell(torch.tanh), 1),
     aten.rnn_relu.input: _recurrent(_plain_cell(torch.relu), 1),
     aten.einsum.default: _einsum,
+    aten.baddbmm.default: _add_products,
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
     aten.var_mean.correction: _variance_and_mean,

@@ -121,6 +121,7 @@ _RULES: dict[str, Rule] = {}
 
 def encloses(*names: str) -> Callable[[Rule], Rule]:
     """Register the enclosure of operations, by name."""
+
     def keep(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(names, rule))
         return rule
@@ -145,7 +146,7 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
     if largest > LIMIT or largest * walk.domain.samples > TOTAL:
         return math.inf, f"a Jacobian of {largest:.2g} entries at {walk.domain.samples} data"
     eye = torch.eye(inputs, dtype=torch.float64).reshape(*values[source].shape, inputs)
-    start = Step("", "", None, (), {}, values[source], {}, radius=radius)
+    start = Step("", "", None, args=(), kwargs={}, value=values[source], norms={}, radius=radius)
     known: dict[fx.Node, Any] = {source: start.enclose(eye, torch.zeros_like(eye), off=0.0)}
     left = Counter(parent for node in walk.program.nodes for parent in node.all_input_nodes)
     for node in walk.program.nodes:
@@ -156,7 +157,17 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
             where = line_of(node.meta.get("stack_trace"))
             step = Step(
-                node.name, kind, None, tuple(args), kwargs, values[node], {}, node.target, where, radius, walk.gains
+                node.name,
+                kind,
+                None,
+                args=tuple(args),
+                kwargs=kwargs,
+                value=values[node],
+                norms={},
+                function=node.target,
+                where=where,
+                radius=radius,
+                gains=walk.gains,
             )
             try:
                 form = walk.written.get(node)

@@ -78,7 +78,7 @@ class LipschitzBracket(Result):
         samples: number of data.
         respect_to: what varies.
         shape: of one datum of it; the bounds hold for this shape, the masks given and the way export took.
-        fallback: why the Jacobian on the balls was not enclosed, so that their bound is a product over layers.
+        fallback: why the bound on the balls is a product over layers; empty where it encloses the Jacobian.
         model: the model in words.
     """
 
@@ -353,6 +353,9 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
         )
     worst_at = int(torch.cat([datum.output.at for datum in near]).argmax())
     worst = worst_at if radius is None else int(ball.argmax())
+    fallback = next((datum.why for datum in near if datum.why), "")
+    if radius is not None and not fallback and _log10(near[worst].enclosed) + slack > upper:
+        fallback = "it is below the enclosure's bound"
     return LipschitzBracket(
         log10_lower=lower,
         log10_upper=upper,
@@ -367,7 +370,7 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
         samples=len(near),
         respect_to=walk.domain.name,
         shape=tuple(int(size) for size in walk.source.meta["val"].shape),
-        fallback=next((datum.why for datum in near if datum.why), ""),
+        fallback=fallback,
         mode="eval",
         model=type(model).__name__,
     )
@@ -396,7 +399,7 @@ def _layers(at: tuple[Step, ...], near: tuple[Step, ...], radius: float | None) 
             log10=factor(main, i),
             log10_at_data=factor("at", i),
             log10_global=factor("everywhere", i),
-            total=senses[main][i],
+            total=0.0 if abs(senses[main][i]) < SLACK else senses[main][i],
         )
         for i, step in enumerate(near)
     )

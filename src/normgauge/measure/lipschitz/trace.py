@@ -321,7 +321,8 @@ class Walk:
                 name = f"{name}_{again}"
             results = [n for n in nodes if n in self.program.outputs or any(user not in nodes for user in n.users)]
             result = results[0] if len(results) == 1 else last
-            yield Operation(name, kind, module, function, tuple(nodes), result, line_of(last.meta.get("stack_trace")))
+            where = line_of(last.meta.get("stack_trace"))
+            yield Operation(name, kind, module, function, nodes=tuple(nodes), result=result, where=where)
 
     def values(self, datum: int) -> dict[fx.Node, Any]:
         """Return what each node gives at a datum."""
