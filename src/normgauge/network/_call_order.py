@@ -138,8 +138,7 @@ class Names:
 class Recorder(TorchFunctionMode):
     """Records the steps of a model while it runs, and which operations read its parameters.
 
-    What torch.func or compiled extensions make is not seen. Where the inputs have a gradient such tensors have one too:
-    `unseen` names the steps outside of leaf modules that read one.
+    What torch.func or compiled extensions make is not seen.
 
     Args:
         model: whose submodules are watched.
@@ -151,7 +150,6 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.steps: list[Step] = []
         self.steered: list[str] = []
-        self.unseen: list[str] = []
         self.clock = 0
         self.uses: dict[str, list[int]] = {name: [] for name, _ in model.named_parameters()}
         self._parameters = {id(value): name for name, value in model.named_parameters()}
@@ -200,18 +198,6 @@ class Recorder(TorchFunctionMode):
             self.steered.append(kind)
         return result
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return `function(*args, **kwargs)`, recorded as one step."""
-        arguments = self._mark((args, kwargs))
-        self._open.append((True, arguments))
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            self._open.pop()
-        name = function.__name__
-        self._add(self._names.new(name), name, None, function, arguments, result)
-        return result
-
     def _enter(self, call: ModuleCall) -> None:
         self._open.append((self._leaf(call.module), self._mark((call.args, call.kwargs))))
 
@@ -245,8 +231,6 @@ class Recorder(TorchFunctionMode):
             dtype=str(products[0].dtype) if products else "",
         )
         self.steps.append(step)
-        if any(tensor.grad_fn is not None for tensor in tensors(arguments[0])):
-            self.unseen.append(name)
         if self._moving & set(step.reads):
             self._moving.add(step.number)
         for place, tensor in enumerate(products):

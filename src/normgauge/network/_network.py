@@ -21,9 +21,6 @@ from normgauge.objective import Mode, Objective, call_model, call_purely, copy_b
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
 _WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "bilinear", "addmm")
 
-# what torch.export raises, from within itself or a user's forward, where it cannot follow
-_NOT_EXPORTED = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError, ImportError)
-
 
 @dataclass(frozen=True)
 class Neighbour:
@@ -143,7 +140,7 @@ class Network:
     @cached_property
     def graph(self) -> Graph:
         """All steps: from torch.export, which holds for all inputs of these shapes, else from one forward pass."""
-        from normgauge.network._exports import export_graph  # imports much of torch
+        from normgauge.network.exports import NOT_EXPORTED, export_graph  # imports much of torch
 
         recorded = self.record()
         if recorded.steered:
@@ -151,7 +148,7 @@ class Network:
         try:
             with untouched(self.model, self.mode, 0), warnings.catch_warnings(action="ignore"):
                 return export_graph(self.model, self._call, self.inputs, is_leaf)
-        except _NOT_EXPORTED as error:
+        except NOT_EXPORTED as error:
             return replace(recorded, why=f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @cached_property

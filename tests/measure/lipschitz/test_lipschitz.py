@@ -216,13 +216,16 @@ class Clipped(nn.Module):
 
 def test_an_unknown_step_is_refused_by_name():
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Clipped()))
-    with pytest.raises(ModelError, match=r"'cumsum'.*nothing is skipped.*cumsum, which has none.*register"):
+    with pytest.raises(
+        ModelError,
+        match=r"'1.0.cumsum'.*skipped.*cumsum \(lipschitz/test_lipschitz.py:\d+: return torch.cumsum.*none.*register",
+    ):
         ng.lipschitz(net, torch.randn(2, 3))
 
 
-def test_an_unknown_torch_module_is_refused_by_name():
+def test_an_unknown_torch_module_is_refused_by_name_and_line():
     net = nn.Sequential(nn.Linear(3, 3), nn.Hardshrink())
-    with pytest.raises(ModelError, match=r"lipschitz of '1'.*Hardshrink, which has none"):
+    with pytest.raises(ModelError, match=r"lipschitz of '1.hardshrink'.*hardshrink .*, which has none"):
         ng.lipschitz(net, torch.randn(2, 3))
 
 
@@ -247,7 +250,7 @@ def test_registered_rules_are_used_and_duplicates_refused():
 
     ng.register_lipschitz_rule(triple, lambda call: (3.0, 3.0 + call.input.spread, 5.0))
     free, ball = ng.lipschitz(Three(), torch.rand(2, 3)), ng.lipschitz(Three(), torch.rand(2, 3), radius=0.5)
-    assert (free.at_data, free.upper, ball.upper) == pytest.approx((3.0, 5.0, 3.5))
+    assert (free.at_data, free.upper) == pytest.approx((3.0, 5.0)) and 3.0 <= ball.upper <= 3.5
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,7 @@ def test_nothing_is_left_behind():
 
 def test_layers_multiply_up_to_the_bound_and_normalizers_are_counted():
     net, data = random_net("normalized mlp", 5)
-    bracket = ng.lipschitz(net, data, radius=0.1, climbs=0)
+    bracket = ng.lipschitz(net, data, climbs=0)
     assert sum(layer.log10 for layer in bracket.layers) == pytest.approx(bracket.log10_upper, abs=1e-6)
     frame = bracket.frame()
     assert list(frame[frame.normalizer].kind) == ["BatchNorm1d", "LayerNorm", "RMSNorm"]
@@ -429,9 +432,11 @@ def test_values_that_leave_the_graph_are_refused(net):
         ng.lipschitz(net, torch.randn(1, 3))
 
 
-def test_keys_shared_by_heads_are_refused():
-    with pytest.raises(ModelError, match="heads that share"):
-        ng.lipschitz(BySharedKeys(), torch.randn(2, 3, 4, 5))
+def test_keys_shared_by_heads_are_repeated():
+    torch.manual_seed(0)
+    data = torch.randn(2, 3, 4, 5)
+    bracket = ng.lipschitz(BySharedKeys(), data, radius=0.01, climbs=1)
+    assert max(slope_at(BySharedKeys(), x) for x in data) <= bracket.upper < 20
 
 
 def test_the_search_climbs_towards_the_steepest_point_of_the_ball():
@@ -473,7 +478,7 @@ class _Unpacked(nn.Module):
 
 
 def test_nothing_depends_on_the_input_unseen():
-    with pytest.raises(ModelError, match="'tanh'"):  # what vmap gives comes from nowhere
+    with pytest.raises(ModelError, match="vmap"):
         ng.lipschitz(_Mapped(), torch.randn(3, 4))
     assert ng.lipschitz(_Own(), torch.randn(3, 4)).upper == pytest.approx(4.0)
     found = ng.lipschitz(_Unpacked(), torch.randn(3, 4))

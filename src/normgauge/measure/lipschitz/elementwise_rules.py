@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Gain, Reach, add_reaches, constant_gain, three_gains, width
+from normgauge.measure.lipschitz.normalizer_rules import bound_written_norm
+from normgauge.measure.lipschitz.reach import Form, Gain, Reach, add_reaches, constant_gain, three_gains, width
 from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
 _JUMP = 1e-9  # relative: what counts as rounding
 _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest size, size at zero
-    **dict.fromkeys(("relu", "tanhshrink", "softshrink", "abs", "neg", "positive"), (1.0, math.inf, 0.0)),
+    **dict.fromkeys(("relu", "tanhshrink", "softshrink", "abs", "neg"), (1.0, math.inf, 0.0)),
     **dict.fromkeys(("logsigmoid", "log_sigmoid"), (1.0, math.inf, 0.7)),
-    **dict.fromkeys(("clamp", "clip"), (1.0, math.inf, math.inf)),
     **dict.fromkeys(("tanh", "softsign", "sin"), (1.0, 1.0, 0.0)),
     **dict.fromkeys(("atan", "arctan"), (1.0, 1.5708, 0.0)),
     "cos": (1.0, 1.0, 1.0),
@@ -31,6 +33,7 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "sigmoid": (constants.SIGMOID, 1.0, 0.5),
     "erf": (constants.ERF, 1.0, 0.0),
 }
+_POSITIVE = ("relu", "relu6", "abs", "sigmoid", "hardsigmoid")
 _TYPES = (
     *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.LogSigmoid),
     *(nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Softshrink),
@@ -41,19 +44,14 @@ def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
     before: Reach = call.input
     peak = min(slope * before.peak + zero, limit)
     rows = slope * before.rows + zero * math.sqrt(width(call.value))
-    return before.pass_through(constant_gain(slope, peak, rows), call.value)
+    outcome = before.pass_through(constant_gain(slope, peak, rows), call.value)
+    return replace(outcome, low=0.0) if call.kind.lower() in _POSITIVE else outcome
 
 
 @rule_for(*_SLOPES, *_TYPES)
 def _activation_of_table(call: Call) -> Reach:
     kinds = [base.__name__.lower() for base in type(call.module).__mro__ if base in _TYPES]
     return _activation(call, *_SLOPES[kinds[0] if kinds else call.kind])
-
-
-@rule_for(nn.Hardtanh)
-def _hardtanh(call: Call) -> Reach:
-    limit = max(abs(call.module.min_val), abs(call.module.max_val))
-    return _activation(call, 1.0, limit, limit)
 
 
 @rule_for(nn.LeakyReLU, "leaky_relu")
@@ -63,7 +61,8 @@ def _leaky(call: Call) -> Reach:
 
 @rule_for(nn.ELU, "elu")
 def _elu(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.option(1, "alpha", 1.0))), math.inf, 0.0)
+    scale, inner = (call.argument(i, "", 1.0) for i in (2, 3))  # torch's operation has two more factors
+    return _activation(call, abs(scale) * max(1.0, abs(call.option(1, "alpha", 1.0) * inner)), math.inf, 0.0)
 
 
 @rule_for(nn.CELU, "celu")
@@ -87,31 +86,99 @@ def _softplus(call: Call) -> Reach:
     return _activation(call, 1.0, math.inf, math.inf)
 
 
-@rule_for(nn.PReLU)
+@rule_for("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", nn.Hardtanh)
+def _clamp(call: Call) -> Reach:
+    if call.module is not None or call.kind == "hardtanh":
+        low, high = call.option(1, "min_val", -1.0), call.option(2, "max_val", 1.0)
+    else:
+        low = None if call.kind == "clamp_max" else call.argument(1, "min")
+        high = call.argument(1, "max") if call.kind == "clamp_max" else call.argument(2, "max")
+    ends = [math.inf if end is None else _size(end) for end in (low, high)]
+    outcome = _activation(call, 1.0, max(ends), math.inf)
+    floor = -math.inf if low is None else float(torch.as_tensor(low).min())
+    form = call.input.form
+    if form is not None and form.kind == "root" and high is None and floor > 0:
+        form = replace(form, floor=max(form.floor, floor))
+    return replace(outcome, low=max(floor, call.input.low), form=form)
+
+
+@rule_for(nn.PReLU, "prelu")
 def _prelu(call: Call) -> Reach:
-    return _activation(call, max(1.0, float(call.module.weight.abs().max())), math.inf, 0.0)
+    return _activation(call, max(1.0, float(call.option(1, "weight").abs().max())), math.inf, 0.0)
+
+
+# slope of a function on all x >= m > 0, as a function of m; it falls
+_FALLING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sqrt": lambda m: 0.5 / m.sqrt(),
+    "rsqrt": lambda m: 0.5 / m.pow(1.5),
+    "reciprocal": lambda m: 1 / m.square(),
+    "log": lambda m: 1 / m,
+    "log1p": lambda m: 1 / (1 + m),
+}
+
+
+@rule_for(*_FALLING)
+def _falling(call: Call) -> Reach:
+    return _positive_function(call, call.input, call.kind, call.value)
+
+
+def _positive_function(call: Call, reach: Reach, kind: str, value: Tensor) -> Reach:
+    """Bound a function whose slope falls on positive numbers: by the smallest entry that can be met."""
+    least, floor = reach.value.amin(), max(reach.low, 0.0)
+    if not bool(least > 0) and kind != "log1p":
+        raise call.refuse(f"{kind} has a slope on positive numbers only", f"{float(least):g}", "Add an eps before it")
+    lows = [least, (least - reach.spread).clamp_min(floor), torch.tensor(floor, dtype=torch.float64)]
+    slopes = [_FALLING[kind](low * (1 - 1e-12)) for low in lows]
+    outcome = reach.pass_through(three_gains(slopes[0], slopes[1], slopes[2]), value)
+    form = reach.form
+    if form is not None and form.kind == "power" and kind in ("sqrt", "rsqrt"):
+        form = replace(form, kind="root" if kind == "sqrt" else "inverse")
+    elif form is not None and form.kind == "root" and kind == "reciprocal":
+        form = replace(form, kind="inverse")
+    else:
+        form = None
+    return replace(outcome, low=-math.inf if kind == "log" else 0.0, form=form)
+
+
+@rule_for("exp")
+def _exponential(call: Call) -> Reach:
+    reach: Reach = call.input
+    top = reach.value.amax()
+    gain = three_gains(top.exp(), (top + reach.spread).exp(), math.exp(min(reach.peak, 700.0)))
+    gain = gain if reach.peak < 700 else replace(gain, everywhere=torch.tensor(math.inf, dtype=torch.float64))
+    return replace(reach.pass_through(gain, call.value), low=0.0)
 
 
 @rule_for("square", "pow")
-def _square(call: Call) -> Reach:
+def _power(call: Call) -> Reach:
+    """Bound x^p: 2, 3, 4, ... on all numbers, 1/2, -1/2 and -1 on positive ones."""
     exponent = call.argument(1, "exponent", 2)
-    if isinstance(exponent, Tensor) or exponent != 2:
-        raise call.refuse("powers have a rule for the square only", f"exponent {exponent}")
-    before: Reach = call.input
+    roots = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if not isinstance(exponent, Tensor) and exponent in roots:
+        return _positive_function(call, call.input, roots[exponent], call.value)
+    if isinstance(exponent, Tensor) or not isinstance(call.input, Reach) or exponent not in range(1, 9):
+        raise call.refuse("powers have a rule for 1/2, -1/2, -1 and whole numbers up to 8", f"exponent {exponent}")
+    before, p = call.input, int(exponent)
     size = _largest(before.value)
-    gain = three_gains(2 * size, 2 * (size + before.spread), 2 * before.peak, before.peak * before.peak)
-    return before.pass_through(gain, call.value)
+    slopes = [p * x ** (p - 1) for x in (size, size + before.spread)]
+    everywhere = p * before.peak ** (p - 1) if p > 1 else 1.0
+    outcome = before.pass_through(three_gains(slopes[0], slopes[1], everywhere, before.peak**p), call.value)
+    low = 0.0 if p % 2 == 0 else -math.inf
+    return replace(outcome, low=low, form=Form("square", before) if p == 2 else None)
 
 
-SUMS = ("add", "iadd", "sub", "isub", "__add__", "__radd__", "__rsub__", "rsub")
-
-
-@rule_for(*SUMS, several=True)
+@rule_for("add", "sub", "rsub", several=True)
 def _sum(call: Call) -> Reach:
     a, b = _operands(call)
     alpha = abs(call.kwargs.get("alpha", 1.0))
     of_a, of_b = (alpha, 1.0) if call.kind == "rsub" else (1.0, alpha)  # rsub is b - alpha a
     if isinstance(a, Reach) and isinstance(b, Reach):
+        mean = b.form if call.kind == "sub" and alpha == 1.0 else None
+        if mean is not None and mean.kind == "mean" and mean.base is a:  # a projection
+            outcome = a.pass_through(
+                constant_gain(1.0, 2 * a.peak, a.rows if _by_row(mean, a) else math.inf), call.value
+            )
+            return replace(outcome, form=Form("centred", a, mean.axes))
         same = a.value.shape == b.value.shape
         return add_reaches(
             [(a, _repeat_gain(call, a, of_a)), (b, _repeat_gain(call, b, of_b))],
@@ -125,15 +192,42 @@ def _sum(call: Call) -> Reach:
     if reach.value.shape == call.value.shape:
         rows = _multiply(factor, reach.rows) + weight * _length(other, call.value)
     peak = _multiply(factor, reach.peak) + weight * _size(other)
-    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    outcome = reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    if call.kind != "add":
+        return outcome
+    shift = weight * torch.as_tensor(other, dtype=torch.float64)
+    outcome = replace(outcome, low=_multiply(factor, reach.low) + float(shift.min()))
+    form = reach.form
+    if form is not None and factor == 1 and shift.numel() == 1 and float(shift) >= 0:
+        if form.kind == "power":
+            return replace(outcome, form=replace(form, eps=form.eps + float(shift)))
+        if form.kind == "root" and not form.floor:
+            return replace(outcome, form=replace(form, outside=form.outside + float(shift)))
+    return outcome
 
 
-@rule_for("mul", "imul", "multiply", "__mul__", "__rmul__", folds=True, several=True)
+def _is_same(a: Reach, b: Reach) -> bool:
+    """Tell whether two tensors are one, or are centred in the same way from one."""
+    if a is b or a.form is None or b.form is None:
+        return a is b
+    return a.form.kind == b.form.kind == "centred" and a.form.base is b.form.base and a.form.axes == b.form.axes
+
+
+def _by_row(form: Form, base: Reach) -> bool:
+    return form.axes == (base.value.ndim - 1,)
+
+
+@rule_for("mul", "multiply", folds=True, several=True)
 def _times(call: Call) -> Reach | Pending:
     a, b = _operands(call)
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
     if first and second:
-        return _product(call, _certify(a), _certify(b))
+        a, b = _certify(a), _certify(b)
+        for x, other in ((a, b), (b, a)):
+            if other.form is not None and other.form.kind == "inverse" and _is_same(other.form.base, x):
+                return bound_written_norm(call, x, other.form)
+        outcome = _product(call, a, b)
+        return replace(outcome, low=0.0, form=Form("square", a)) if a is b else outcome
     operand, other = (a, b) if first else (b, a)
     if isinstance(operand, Pending):
         factors = _factors(operand.value, other)
@@ -142,75 +236,74 @@ def _times(call: Call) -> Reach | Pending:
         )
         if folded is not None and call.value.shape == operand.value.shape:
             return Pending(call.value, folded)
-    return _scale(call, _certify(operand), _size(other))
+    return _scale(call, _certify(operand), torch.as_tensor(other, dtype=torch.float64))
 
 
-@rule_for("truediv", "itruediv", "div", "divide", "__truediv__", several=True)
+@rule_for("div", "divide", several=True)
 def _quotient(call: Call) -> Reach:
     a, b = _operands(call)
-    if isinstance(b, Reach) or not isinstance(a, Reach):
-        raise call.refuse("no rule for dividing by something that depends on the input", "such a division")
-    smallest = float(b.double().abs().min()) if isinstance(b, Tensor) else float(abs(b))
-    if call.kwargs.get("rounding_mode") is not None or smallest == 0:
-        raise call.refuse("division needs a divisor other than zero, without rounding", f"divisor {smallest:g}")
-    return _scale(call, a, 1 / smallest)
+    if call.kwargs.get("rounding_mode") is not None:
+        raise call.refuse("division has a rule without rounding", f"{call.kwargs['rounding_mode']}")
+    if isinstance(b, Reach):
+        if isinstance(a, Reach) and b.form is not None and b.form.kind == "root" and _is_same(b.form.base, a):
+            return bound_written_norm(call, a, b.form)
+        inverse = _positive_function(call, b, "reciprocal", b.value.reciprocal())
+        return _product(call, a, inverse) if isinstance(a, Reach) else _scale(call, inverse, torch.as_tensor(a))
+    divisor = torch.as_tensor(b, dtype=torch.float64)
+    if bool((divisor == 0).any()):
+        raise call.refuse("division needs a divisor other than zero", "one that is")
+    return _scale(call, a, 1 / divisor)
 
 
-def _scale(call: Call, reach: Reach, size: float) -> Reach:
+def _scale(call: Call, reach: Reach, factors: Tensor) -> Reach:
+    size = _size(factors)
     gain = _repeat_gain(call, reach, size)
     rows = _multiply(size, reach.rows) if reach.value.shape == call.value.shape else math.inf
     peak = _multiply(size, reach.peak)
-    return reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    outcome = reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    if reach.low >= 0 and bool((factors >= 0).all()):
+        outcome = replace(outcome, low=reach.low * float(factors.min()))
+    form = reach.form
+    if form is not None and form.kind == "power" and factors.numel() == 1 and float(factors) > 0:
+        outcome = replace(outcome, form=replace(form, factor=form.factor * size, eps=form.eps * size))
+    return outcome
 
 
 def _product(call: Call, a: Reach, b: Reach) -> Reach:
     """d(a b) = a db + b da, where a tensor that is repeated collects what it is multiplied with over the repeats."""
-    _check_axes(call, a)
-    _check_axes(call, b)
     return add_reaches([(a, _product_gain(call, a, b)), (b, _product_gain(call, b, a))], call.value, a.peak * b.peak)
 
 
 def _product_gain(call: Call, moving: Reach, factor: Reach) -> Gain:
     shape = call.value.shape
-    axes = [i for i, (n, m) in enumerate(zip(moving.value.shape, shape, strict=True)) if n != m]
+    own, others = (((1,) * (len(shape) - x.value.ndim) + tuple(x.value.shape)) for x in (moving, factor))
+    axes = [i for i, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m]
     squares = factor.value.expand(shape).square()
-    blocks = (squares.sum(axes, keepdim=True) if axes else squares).flatten(1).amax(1).sqrt()
+    blocks = (squares.sum(axes, keepdim=True) if axes else squares).amax().sqrt()
     repeats = math.sqrt(call.value.numel() / moving.value.numel())
     # where the factor itself is repeated along those axes, its movement is seen as often
-    factor_repeats = math.sqrt(math.prod(shape[i] for i in axes if factor.value.shape[i] == 1))
+    factor_repeats = math.sqrt(math.prod(shape[i] for i in axes if others[i] == 1))
     return three_gains(blocks, blocks + factor_repeats * factor.spread, factor.peak * repeats if factor.peak else 0.0)
 
 
 def _repeat_gain(call: Call, reach: Reach, factor: float = 1.0) -> Gain:
     """Return the gain of repeating a tensor by broadcasting and multiplying by a factor."""
-    _check_axes(call, reach)
     return constant_gain(factor * math.sqrt(call.value.numel() / reach.value.numel()))
-
-
-def _check_axes(call: Call, reach: Reach) -> None:
-    if reach.value.ndim != call.value.ndim:
-        raise call.refuse(
-            "tensors that depend on the input must have all axes of the result, the batch first",
-            f"shapes {tuple(reach.value.shape)} and {tuple(call.value.shape)}",
-            "Insert the missing axes with unsqueeze",
-        )
 
 
 def _factors(value: Tensor, other: Any) -> tuple[Tensor, int] | None:
     """Return constants as factors per channel and their axis, if they are such."""
     if not isinstance(other, Tensor) or other.ndim == 0:
-        axis = -1 if value.ndim == 2 else 1
+        axis = -1 if value.ndim <= 2 else 1
         return torch.full((value.shape[axis],), float(other), dtype=torch.float64), axis
     full = (1,) * (value.ndim - other.ndim) + tuple(other.shape)
     wide = [i for i, n in enumerate(full) if n != 1]
-    if len(wide) != 1 or other.numel() != value.shape[wide[0]] or wide[0] == 0:
+    if len(full) != value.ndim or len(wide) != 1 or other.numel() != value.shape[wide[0]] or wide[0] == 0:
         return None
     return other.reshape(-1).double(), -1 if wide[0] == value.ndim - 1 else wide[0]
 
 
 def _operands(call: Call) -> tuple[Any, Any]:
-    if len(call.args) > 2:  # torch's old add(x, alpha, y)
-        raise call.refuse("sums and products have a rule for two operands", f"{len(call.args)}", "Name alpha=")
     return call.argument(0, "input"), call.argument(1, "other")
 
 
@@ -231,7 +324,7 @@ def _length(constant: Any, value: Tensor) -> float:
 
 
 def _largest(value: Tensor) -> Tensor:
-    return value.abs().flatten(1).amax(1)
+    return value.abs().amax()
 
 
 def _certify(operand: Reach | Pending) -> Reach:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | Non
 
 @rule_for(*_CONVOLUTIONS, folds=True)
 def _convolution(call: Call) -> Pending:
-    if call.argument(1, "output_size") is not None:  # chooses another output_padding than the layer's
+    if call.module.transposed and call.module(call.input.value).shape != call.value.shape:
         raise call.refuse("a transposed convolution has a rule without output_size", "one", "Use output_padding")
     return _through_convolution(call, call.input, call.module, call.module.weight)
 
@@ -136,30 +137,42 @@ def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
     return Pending(call.value, folded)
 
 
-@rule_for("batch_norm")
-def _batch_norm_function(call: Call) -> Reach:
-    variance, gain = call.argument(2, "running_var"), call.argument(3, "weight")
+@rule_for("batch_norm", folds=True, normalizer=True)
+def _batch_norm_function(call: Call) -> Pending:
+    gain, bias, mean, variance = call.args[1:5]
     if call.argument(5, "training", False) or not isinstance(variance, Tensor):
         raise call.refuse("BatchNorm must use stored statistics", "training=True", "Call model.eval() first")
-    factors, _ = folded_affine(None, variance, gain, None, call.argument(7, "eps", 1e-5))
-    return call.input.pass_through(constant_gain(float(factors.abs().max())), call.value)
+    return _per_channel(call, *folded_affine(mean, variance, gain, bias, call.argument(7, "eps", 1e-5)))
 
 
-@rule_for("matmul", "bmm", several=True)
+@rule_for("native_batch_norm_legit_no_training", folds=True, normalizer=True)
+def _batch_norm_without_training(call: Call) -> tuple[Pending, None, None]:
+    gain, bias, mean, variance = call.args[1:5]
+    inner = replace(call, value=call.value[0])
+    return _per_channel(inner, *folded_affine(mean, variance, gain, bias, call.args[6])), None, None
+
+
+@rule_for("addmm", folds=True, several=True)
+def _addmm(call: Call) -> Pending:
+    bias, operand, weight = call.args[:3]
+    if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or {*call.kwargs.values()} - {1}:
+        raise call.refuse("weights must not depend on the input, nor be scaled", "addmm of another kind")
+    return _through_matrix(call, operand, weight.T, bias.expand(weight.shape[1]))
+
+
+@rule_for("matmul", "bmm", "mm", several=True)
 def _matmul(call: Call) -> Reach | Pending:
     a, b = call.argument(0, "input"), call.argument(1, "other", call.kwargs.get("mat2"))
     if isinstance(a, Reach) and isinstance(b, Reach):
         return _bilinear(call, a, b)
     operand, other = (a, b) if isinstance(a, Reach) else (b, a)
+    if isinstance(other, Tensor) and other.ndim == 1:
+        return operand.pass_through(constant_gain(float(other.double().norm())), call.value)
     if not isinstance(other, Tensor) or operand.value.ndim != call.value.ndim:
         raise call.refuse("a product must keep the axes", f"shape {tuple(call.value.shape)}", "Use a 2-d constant")
     if operand is a and other.ndim == 2:
         return Pending(
             call.value, Folded(operand.drop_value(), (call.name,), call.norms, _check_finite(call, other.T), None)
-        )
-    if operand is b and operand.value.ndim < 3:
-        raise call.refuse(
-            "samples must not be mixed", "a constant times [samples, features]", "Multiply from the right"
         )
     matrices = math.prod(call.value.shape[:-2]) // math.prod(operand.value.shape[:-2])  # that one operand meets
     return operand.pass_through(constant_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
@@ -167,9 +180,9 @@ def _matmul(call: Call) -> Reach | Pending:
 
 def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
     """d(A B) = dA B + A dB, in spectral norms: at the data, with the movement on the ball, or by lengths of rows."""
-    if a.value.ndim < 3 or a.value.shape[:-2] != b.value.shape[:-2]:
-        raise call.refuse("products of two tensors need equal leading axes, the batch first", f"{tuple(a.value.shape)}")
-    sizes = [torch.linalg.matrix_norm(x.value, 2).reshape(len(x.value), -1).amax(1) for x in (a, b)]
+    if min(a.value.ndim, b.value.ndim) < 2 or a.value.shape[:-2] != b.value.shape[:-2]:
+        raise call.refuse("products of two tensors need equal leading axes", f"{tuple(a.value.shape)}")
+    sizes = [torch.linalg.matrix_norm(x.value, 2).amax() * (1 + 1e-11) for x in (a, b)]
     limits = [x.rows * x.value.shape[-2] ** 0.5 for x in (a, b)]
     gains = [three_gains(size, size + x.spread, limit) for size, x, limit in zip(sizes, (a, b), limits, strict=True)]
     return add_reaches([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from normgauge.errors import CertificateError, InputError
+from normgauge.errors import CertificateError, InputError, ModelError
 from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
+from normgauge.measure.lipschitz import enclosure_rules as enclosure_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
-from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
+from normgauge.measure.lipschitz.enclosure import enclose_jacobian
+from normgauge.measure.lipschitz.lower_bound import FEW_OUTPUTS, Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
-from normgauge.measure.lipschitz.trace import Step, Walk, check_agreement, check_inputs, private_copy
+from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
 from normgauge.objective import as_written
 from normgauge.records import Kind, Reading
 from normgauge.results import Result, instrument, spend
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
 SLACK = 1e-9  # relative, added to the upper bounds for float64 rounding on the way
 _LN10 = math.log(10.0)
+VACUOUS = 1e3  # upper / lower: beyond it the bound says nothing about what the network does
 TIGHT = 10.0  # upper / lower: within a decade the bound still orders networks of one family
 
 
@@ -64,9 +70,15 @@ class LipschitzBracket(Result):
         log10_on_ball: of the bound on the balls around the data; `None` without a radius.
         log10_global: of the bound on all inputs.
         per_datum: log10 of the bound at each datum (without radius) or on each ball.
+        jacobian: log10 of the norm of the Jacobian at each datum.
+        jacobian_exact: whether those are exact; else lower bounds by power iterations (large networks with over
+            50 outputs).
         layers: what each layer does to the bound.
         radius: of the balls, or `None`.
         samples: number of data.
+        respect_to: what varies.
+        shape: of one datum of it; the bounds hold for this shape, the masks given and the way export took.
+        fallback: why the bound on the balls is a product over layers; empty where it encloses the Jacobian.
         model: the model in words.
     """
 
@@ -76,9 +88,14 @@ class LipschitzBracket(Result):
     log10_on_ball: float | None
     log10_global: float
     per_datum: Tensor = field(repr=False, compare=False)
+    jacobian: Tensor = field(repr=False, compare=False)
+    jacobian_exact: bool
     layers: tuple[LayerGain, ...] = field(repr=False)
     radius: float | None
     samples: int
+    respect_to: str
+    shape: tuple[int, ...]
+    fallback: str
     model: str
 
     @property
@@ -107,6 +124,11 @@ class LipschitzBracket(Result):
         return _power(self.log10_global)
 
     @property
+    def vacuous(self) -> bool:
+        """Whether the upper bound is infinite or over 1000 times the steepest slope found."""
+        return not self.log10_upper - self.log10_lower <= math.log10(VACUOUS)
+
+    @property
     def normalizers_log10(self) -> float:
         """Sum of log10 over the normalizers: negative where they shrink the bound."""
         return sum(layer.log10 for layer in self.layers if layer.normalizer)
@@ -122,7 +144,8 @@ class LipschitzBracket(Result):
     def _title(self) -> str:
         where = "on all inputs" if self.radius is None else f"within {self.radius:g} of {self.samples} data"
         low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
-        return f"Lipschitz constant of {self.model} {where}: between {low} and {high}"
+        aside = f" (vacuous; at the data {_format_log(self.log10_at_data)})" if self.vacuous else ""
+        return f"Lipschitz constant of {self.model} {where}: between {low} and {high}{aside}"
 
     def _rows(self) -> list[dict[str, Any]]:
         total = sum(abs(layer.log10) for layer in self.layers)
@@ -142,26 +165,39 @@ class LipschitzBracket(Result):
         return *whole, *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers)
 
     def _meaning(self) -> str:
-        low, high = _format_log(self.log10_lower), _format_log(self.log10_upper)
-        if not math.isfinite(self.log10_upper):
+        low, high, at = (_format_log(log) for log in (self.log10_lower, self.log10_upper, self.log10_at_data))
+        steep = max(self.layers, key=lambda layer: layer.log10, default=None)
+        if self.vacuous:
+            cause = "a product over layers"
+            if steep is not None and math.isinf(steep.log10):
+                cause = f"{steep.name!r} ({steep.kind}) has no constant on all inputs"
+            elif self.radius is None and self.normalizers_share > 0.5:
+                cause = f"each normalizer may add 1 / sqrt(eps), together 10^{self.normalizers_log10:.2f}"
+            step = "pass a radius=" if self.radius is None else "pass a smaller radius="
             return (
-                f"Outputs can move at least {low} times as far as inputs; on all inputs no bound exists: pass radius=."
+                f"Outputs move {low} times as far as inputs somewhere; the upper bound {high} is vacuous (over "
+                f"{VACUOUS:g} times that: {cause}). At the data it is {at}: {step} for a bound that holds near them."
             )
         gap = self.log10_upper - self.log10_lower
         said = f"Outputs move at most {high} times as far as inputs, and {low} times as far somewhere"
         if gap <= math.log10(TIGHT):
             return f"{said}: known within a factor of {TIGHT:g}, so a margin divided by {high} is a safe radius."
-        steep = max(self.layers, key=lambda layer: layer.log10, default=None)
-        name = "" if steep is None else f" {steep.name!r} adds most to the bound, 10^{steep.log10:.2f}."
+        name = "" if steep is None else f" {steep.name!r} adds most to the product, 10^{steep.log10:.2f}."
         return f"{said}, 10^{gap:.2f} apart (over {TIGHT:g}): radii from the bound are safe and far too small.{name}"
 
     def _notes(self) -> str:
-        ball = "" if self.log10_on_ball is None else f", on the balls {_format_log(self.log10_on_ball)}"
+        norms = self.jacobian[torch.isfinite(self.jacobian)]
+        span = f"{_format_log(float(norms.min()))} to {_format_log(float(norms.max()))}" if norms.numel() else "0"
+        ball = ""
+        if self.log10_on_ball is not None:
+            way = f"product over layers: {self.fallback}" if self.fallback else "Jacobian enclosed entry by entry"
+            ball = f", on the balls {_format_log(self.log10_on_ball)} ({way})"
         return (
-            f"upper at the data {_format_log(self.log10_at_data)}{ball}, "
-            f"on all inputs {_format_log(self.log10_global)}; "
-            f"normalizers 10^{self.normalizers_log10:.2f}, {self.normalizers_share:.0%} of all |log10|; certified in "
-            f"float64, slack {SLACK:g}"
+            f"with respect to {self.respect_to} of shape {self.shape}, valid for this shape, the masks given and the "
+            f"branch export took; norm of the Jacobian at the data {span} "
+            f"({'exact' if self.jacobian_exact else 'lower bounds'}), upper {_format_log(self.log10_at_data)}{ball}, "
+            f"on all inputs {_format_log(self.log10_global)}; normalizers 10^{self.normalizers_log10:.2f}, "
+            f"{self.normalizers_share:.0%} of all |log10| of the product; certified in float64, slack {SLACK:g}"
         )
 
     def chart(self) -> altair.TopLevelMixin:
@@ -175,27 +211,45 @@ class LipschitzBracket(Result):
 @instrument
 @as_written()
 def lipschitz(
-    model: nn.Module, inputs: Tensor, *, radius: float | None = None, climbs: int = 6, seed: int = 0
+    model: nn.Module,
+    inputs: Any,
+    *,
+    radius: float | None = None,
+    forward: Callable[[nn.Module, Any], Any] | None = None,
+    batch_axis: int = 0,
+    climbs: int = 6,
+    seed: int = 0,
 ) -> LipschitzBracket:
-    """Bracket the Lipschitz constant of a network between a Jacobian's norm and a certified product over its layers.
+    """Bracket the Lipschitz constant of a network between a Jacobian's norm and a certified bound.
 
     The constant is sup ||model(x) - model(y)|| / ||x - y|| in the Euclidean norm of one sample: over all x and y
     without a `radius`, else over the balls of that radius around the data (the largest over the data). The model is
-    run once and every step bounded by a rule: series multiply, sums add, joined tensors add their squares;
-    linear layers that meet, BatchNorm in evaluation mode among them, are folded and their common norm taken.
-    Normalizers that use the sample's own statistics have three constants: gain / sqrt(var + eps) at the data, with
-    the smallest variance the ball allows on the ball, gain / sqrt(eps) on all inputs. Attention is bounded at the data
-    and on the ball; on all inputs only behind a normalizer. A step without a rule is an error with its name.
+    exported once (torch.export, on one sample), and every step bounded by a rule: series multiply, sums add, joined
+    tensors add their squares; linear layers that meet, BatchNorm in evaluation mode among them, are folded and their
+    common norm taken. Normalizers that use the sample's own statistics, also those written by hand, have three
+    constants: gain / sqrt(var + eps) at the data, with the smallest variance the ball allows on the ball,
+    gain / sqrt(eps) on all inputs. Attention is bounded at the data and on the ball; on all inputs only behind a
+    normalizer. A step without a rule is an error with its module and line.
 
-    Kind: `upper` is certified, up to float64 rounding covered by a relative slack of 1e-9; `lower` is the norm of the
-    Jacobian at one point, in float64.
+    On balls of small networks the Jacobian itself is enclosed besides: every entry of J(x) lies in M -+ R on the whole
+    ball, by interval arithmetic and the mean value theorem, and the constant is at most ||M|| + ||R||. Where no
+    activation changes its pattern R is 0.
+
+    Kind: `upper` is certified, up to float64 rounding covered by a relative slack of 1e-9, for inputs of this shape,
+    the masks given and the branch taken; `lower` is the norm of the Jacobian at one point, in float64; `jacobian` is
+    its norm at each datum, exact up to 50 outputs or where the enclosure was possible, else a lower bound.
     Cost: the norm of every linear layer (`operator_norm`), one forward pass in float64, and for `lower` one backward
-    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates.
+    pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates
+    from each of three starts; the enclosure: forwards with as many columns as the input has numbers, up to 10^7
+    numbers in one Jacobian.
 
     Args:
-        model: takes one tensor and returns one; BatchNorm and dropout in evaluation mode.
-        inputs: the data, `[samples, ...]`.
+        model: returns one tensor; BatchNorm and dropout in evaluation mode.
+        inputs: the data, `[samples, ...]`: a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
+            The first floating-point tensor varies; where there are only ids, what their embedding gives.
         radius: of the balls around the data; `None` for the constant on all inputs.
+        forward: `forward(model, inputs) -> tensor` for unusual calls, such as `lambda m, x: m(**x).logits`.
+        batch_axis: of the samples, 1 for layers with batch_first=False.
         climbs: rounds of the search for a steeper point than the data.
         seed: of that search.
 
@@ -204,8 +258,8 @@ def lipschitz(
 
     Raises:
         CertificateError: when a slope exceeds the bound: a rule is wrong, and nothing is certified.
-        ModelError: naming the step that has no rule, is in training mode or mixes samples.
-        DataError: when the inputs are not one batch of finite real numbers.
+        ModelError: naming the step that has no rule, is in training mode or mixes samples, with its line.
+        DataError: when the inputs are not one batch of finite real numbers, or of ids an embedding reads.
         InputError: when the radius is not positive, or climbs no whole number >= 0.
 
     Deviations: than2025 multiplies norms of reshaped weights and constants of normalizers (Theorem 9, Corollaries 10
@@ -227,69 +281,113 @@ def lipschitz(
         raise InputError("lipschitz", "radius is positive and finite", repr(radius), "Leave it out for all inputs")
     if isinstance(climbs, bool) or not isinstance(climbs, int) or climbs < 0:
         raise InputError("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6")
-    data = check_inputs(inputs)
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, (_BatchNorm, _DropoutNd)) and getattr(module, "p", 1.0) > 0:
+            raise ModelError(
+                f"lipschitz of {name!r}",
+                "BatchNorm and dropout must be in evaluation mode",
+                f"{type(module).__name__} in training mode",
+                "Call model.eval() first",
+            )
+    domain = Domain(inputs, forward, batch_axis)
     single = private_copy(model)
     double = private_copy(model).double()
-    walk = Walk(without_inplace(private_copy(model).double()), data.double())
-    output = walk.run(0.0 if radius is None else radius)
-    check_agreement(double, data.double(), output.value)
-    kind = next((p.dtype for p in single.parameters() if p.is_floating_point()), data.dtype)
-    kind = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
-    low = find_steepest(single.to(kind), double, data.to(kind), radius, climbs, seed)
+    walk = Walk(double, domain)
+    near = [_near(walk, datum, radius) for datum in range(domain.samples)]
+    check_agreement(double, walk)
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in single.parameters()):
+        single = single.float()
+    low = find_steepest(domain, single, double, radius, climbs, seed)
     spend("forwards", 2)  # the walk, and what it is compared with
     spend("gradients", low.gradients)
-    return _assemble(model, walk.steps, output, low, radius)
+    return _assemble(model, walk, near, low, radius)
 
 
-def _assemble(
-    model: nn.Module, steps: list[Step], output: Reach, low: Steepest, radius: float | None
-) -> LipschitzBracket:
+@dataclass(frozen=True)
+class _Near:
+    """What is known near one datum: by rules, step by step, and by an enclosure of the Jacobian on the ball."""
+
+    steps: tuple[Step, ...]
+    output: Reach
+    enclosed: float
+    why: str
+    exact: float
+
+
+def _near(walk: Walk, datum: int, radius: float | None) -> _Near:
+    values = walk.values(datum)
+    output = walk.run(datum, 0.0 if radius is None else radius, values=values)
+    enclosed, why = (math.inf, "") if radius is None else enclose_jacobian(walk, values, radius)
+    many = output.value.numel() > FEW_OUTPUTS  # fewer are differentiated one by one
+    exact = enclose_jacobian(walk, values, 0.0)[0] if many else math.inf
+    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, exact)
+
+
+def _log10(value: float) -> float:
+    return math.log10(value) if value > 0 else -math.inf
+
+
+def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, radius: float | None) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
-    ball = None if radius is None else float(output.ball.max()) / _LN10 + slack
-    everywhere = float(output.everywhere) / _LN10 + slack
+    at = torch.cat([datum.output.at for datum in near]) / _LN10 + slack
+    jacobian = low.at_data.log10()
+    everywhere = max(float(datum.output.everywhere) for datum in near) / _LN10 + slack
+    ball = torch.cat([datum.output.ball for datum in near]) / _LN10 + slack
+    ball = torch.minimum(ball, torch.tensor([_log10(datum.enclosed) + slack for datum in near], dtype=torch.float64))
     # a bound on all inputs holds at the data, and one on the balls too
-    if ball is not None:
-        ball = min(ball, everywhere)
-    at_data = min(float(output.at.max()) / _LN10 + slack, everywhere if ball is None else ball)
-    lower, upper = math.log10(low.value) if low.value > 0 else -math.inf, everywhere if ball is None else ball
+    ball = ball.clamp_max(everywhere)
+    at = at.clamp_max(everywhere) if radius is None else torch.minimum(at, ball)
+    written_out = torch.tensor([datum.exact for datum in near], dtype=torch.float64)
+    exact = low.exact or bool(torch.isfinite(written_out).all())
+    if exact:
+        jacobian = jacobian if low.exact else written_out.log10()
+        at = torch.minimum(at, jacobian + slack)
+    lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
-        names = ", ".join(f"{step.name!r} ({step.kind})" for step in steps)
+        names = ", ".join(f"{step.name!r} ({step.kind})" for step in near[0].steps)
         raise CertificateError(
             f"lipschitz of {type(model).__name__}",
             "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
             f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
             "Drop steps until it holds to see which, and check the rules you registered",
         )
-    per_datum = torch.minimum(output.at if radius is None else output.ball, output.everywhere) / _LN10 + slack
+    worst_at = int(torch.cat([datum.output.at for datum in near]).argmax())
+    worst = worst_at if radius is None else int(ball.argmax())
+    fallback = next((datum.why for datum in near if datum.why), "")
+    if radius is not None and not fallback and _log10(near[worst].enclosed) + slack > upper:
+        fallback = "it is below the enclosure's bound"
     return LipschitzBracket(
         log10_lower=lower,
         log10_upper=upper,
-        log10_at_data=at_data,
-        log10_on_ball=ball,
+        log10_at_data=float(at.max()),
+        log10_on_ball=None if radius is None else upper,
         log10_global=everywhere,
-        per_datum=per_datum,
-        layers=_layers(steps, output, radius),
+        per_datum=at if radius is None else ball,
+        jacobian=jacobian,
+        jacobian_exact=exact,
+        layers=_layers(near[worst_at].steps, near[worst].steps, radius),
         radius=radius,
-        samples=len(output.at),
+        samples=len(near),
+        respect_to=walk.domain.name,
+        shape=tuple(int(size) for size in walk.source.meta["val"].shape),
+        fallback=fallback,
         mode="eval",
         model=type(model).__name__,
     )
 
 
-def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[LayerGain, ...]:
-    worst_at = int(output.at.argmax())
-    worst = worst_at if radius is None else int(output.ball.argmax())
-    reaches = [step.reach() for step in steps]
+def _layers(at: tuple[Step, ...], near: tuple[Step, ...], radius: float | None) -> tuple[LayerGain, ...]:
+    reaches, at_reaches = [step.reach() for step in near], [step.reach() for step in at]
     senses = {
-        "at": [float(reach.at[worst_at]) / _LN10 for reach in reaches],
+        "at": [float(reach.at) / _LN10 for reach in at_reaches],
         "everywhere": [float(reach.everywhere) / _LN10 for reach in reaches],
-        "ball": [float(reach.ball[worst]) / _LN10 for reach in reaches],
+        "ball": [float(reach.ball) / _LN10 for reach in reaches],
     }
     main = "everywhere" if radius is None else "ball"
 
     def factor(sense: str, place: int) -> float:
         totals = senses[sense]
-        before = max((totals[i] if i >= 0 else 0.0 for i in steps[place].sources), default=0.0)
+        before = max((totals[i] if i >= 0 else 0.0 for i in near[place].sources), default=0.0)
         gain = totals[place] - before if math.isfinite(before) else 0.0
         return 0.0 if abs(gain) < SLACK else gain  # rounding is no contribution
 
@@ -301,18 +399,10 @@ def _layers(steps: list[Step], output: Reach, radius: float | None) -> tuple[Lay
             log10=factor(main, i),
             log10_at_data=factor("at", i),
             log10_global=factor("everywhere", i),
-            total=senses[main][i],
+            total=0.0 if abs(senses[main][i]) < SLACK else senses[main][i],
         )
-        for i, step in enumerate(steps)
+        for i, step in enumerate(near)
     )
-
-
-def without_inplace(model: nn.Module) -> nn.Module:
-    """Let no step overwrite what a later one reads: values are needed as they were."""
-    for module in model.modules():
-        if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
-    return model
 
 
 def _power(log: float) -> float:

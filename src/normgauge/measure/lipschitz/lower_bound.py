@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NotDifferentiableError
+from normgauge.measure.lipschitz.trace import Domain
 from normgauge.objective import twice_differentiable
 from normgauge.rng import generator
 
@@ -17,6 +18,8 @@ _POWER_STEPS = 15
 _JITTER = 1e-7  # relative; away from kinks, where automatic differentiation may give no derivative of the function
 _SLACK = 1e-9
 _SCALES = (0.03, 0.3, 1.0)
+_STARTS = 3  # the steepest data
+LARGE = 20_000_000  # parameters: one start and fewer candidates
 Model = Callable[[Tensor], Tensor]
 
 
@@ -26,14 +29,14 @@ class Steepest:
 
     Attributes:
         value: norm of the Jacobian there, in float64.
-        at_data: largest norm at a datum.
-        datum: number of the datum it started from.
+        at_data: norm of the Jacobian at each datum.
+        exact: whether those are exact; else lower bounds by power iterations.
         gradients: vector-Jacobian products over a batch that were spent.
     """
 
     value: float
-    at_data: float
-    datum: int
+    at_data: Tensor
+    exact: bool
     gradients: int
 
 
@@ -109,40 +112,51 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def find_steepest(
-    single: nn.Module, double: nn.Module, inputs: Tensor, radius: float | None, climbs: int, seed: int
+    domain: Domain, single: nn.Module, double: nn.Module, radius: float | None, climbs: int, seed: int
 ) -> Steepest:
-    """Find the steepest point near the data and certify it in float64.
+    """Find the steepest point near the data, from several starts, and certify it in float64.
 
     Args:
+        domain: the data.
         single: the model in its own precision, for the search.
         double: the model in float64, for the certificate.
-        inputs: the data.
         radius: of the ball around each datum; `None` lets the search go anywhere.
         climbs: rounds of the search, 0 for the data alone.
         seed: of the search's directions.
     """
-    norms, rights, lefts = jacobian_norms(single, inputs, seed)
+    dtype = next((p.dtype for p in single.parameters() if p.is_floating_point()), torch.float64)
+    inputs, everyone = domain.points(single, dtype), range(domain.samples)
+    norms, rights, lefts = jacobian_norms(domain.function(single, everyone), inputs, seed)
     norms = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
-    if not bool(norms.any()) and inputs.dtype != torch.float64:  # slopes this dtype cannot hold
-        return find_steepest(double, double, inputs.double(), radius, climbs, seed)
-    outputs = lefts.shape[1] if lefts.shape[1] <= FEW_OUTPUTS else 2 * _POWER_STEPS + 2
-    datum = int(norms.argmax())
-    home, point, best = inputs[datum], inputs[datum], float(norms[datum])
-    direction, left, random = rights[datum], lefts[datum], generator(seed)
-    length = radius if radius is not None else 0.3 * float(home.norm()) or 1.0
-    spent = outputs
-    for _ in range(climbs):
-        moves = _moves(direction, uphill_direction(single, point, left), length, random)
-        candidates = _pull_inside(point + moves, home, radius)
-        candidate_norms, rights, lefts = jacobian_norms(single, candidates, seed)
-        candidate_norms = torch.nan_to_num(candidate_norms, 0.0, 0.0, 0.0)
-        top = int(candidate_norms.argmax())
-        spent += outputs + 2
-        if float(candidate_norms[top]) > best:
-            best, point, direction, left = float(candidate_norms[top]), candidates[top], rights[top], lefts[top]
-        else:
-            length /= 3
-    return Steepest(_certify_norm(double, point, home, radius, random), float(norms.max()), datum, spent)
+    if not bool(norms.any()) and dtype != torch.float64:  # slopes this dtype cannot hold
+        return find_steepest(domain, double, double, radius, climbs, seed)
+    few = lefts.shape[1] <= FEW_OUTPUTS
+    outputs = lefts.shape[1] if few else 2 * _POWER_STEPS + 2
+    exact = norms
+    if few and dtype != torch.float64:
+        exact = jacobian_norms(domain.function(double, everyone), domain.points(double, torch.float64))[0]
+    spent, random, best = outputs * (2 if few else 1), generator(seed), (0.0, inputs[0], 0)
+    large = sum(p.numel() for p in single.parameters()) > LARGE
+    for datum in norms.argsort(descending=True)[: 1 if large else _STARTS].tolist():
+        point, value, direction, left = inputs[datum], float(norms[datum]), rights[datum], lefts[datum]
+        length = radius if radius is not None else 0.3 * float(point.norm()) or 1.0
+        for _ in range(climbs):
+            moves = _moves(direction, uphill_direction(domain.function(single, [datum]), point, left), length, random)
+            moves = moves[::5] if large else moves
+            candidates = _pull_inside(point + moves, inputs[datum], radius)
+            found, right, leftmost = jacobian_norms(
+                domain.function(single, [datum] * len(candidates)), candidates, seed
+            )
+            found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
+            top = int(found.argmax())
+            spent += outputs + 2
+            if float(found[top]) > value:
+                value, point, direction, left = float(found[top]), candidates[top], right[top], leftmost[top]
+            else:
+                length /= 3
+        best = max(best, (value, point, datum), key=lambda entry: entry[0])
+    certified = _certify_norm(domain.function(double, [best[2]] * 3), best[1], inputs[best[2]], radius, random)
+    return Steepest(certified, torch.nan_to_num(exact.double(), 0.0, 0.0, 0.0), few, spent)
 
 
 def _moves(direction: Tensor, gradient: Tensor, length: float, random: torch.Generator) -> Tensor:
@@ -166,9 +180,7 @@ def _pull_inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
     return home + shrunk.view_as(points)
 
 
-def _certify_norm(
-    double: nn.Module, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator
-) -> float:
+def _certify_norm(double: Model, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator) -> float:
     """Return the norm at a point a hair away, where the function is differentiable with probability one."""
     centre, start = home.double(), point.double()
     jitter = torch.randn((3, *point.shape), generator=random, dtype=torch.float64).to(point.device)

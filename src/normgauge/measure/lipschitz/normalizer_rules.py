@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from normgauge import nn as normalizers
-from normgauge.measure.lipschitz.reach import Reach, three_gains
+from normgauge.measure.lipschitz.reach import Form, Reach, three_gains
 from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory.lipschitz_constants import normalized_slope
 
@@ -50,9 +51,7 @@ def _bound_normalizer(
 
 def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Reach:
     value: Tensor = call.input.value
-    if axes >= value.ndim:
-        raise call.refuse("the batch must not be normalized over", f"{axes} axes of {value.ndim}", "Add a batch axis")
-    blocks = value.reshape(len(value), -1, math.prod(value.shape[-axes:]))
+    blocks = value.reshape(1, -1, math.prod(value.shape[-axes:]))
     gains = None if weight is None else weight.detach().double().reshape(1, -1)
     return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=axes == 1)
 
@@ -73,11 +72,11 @@ def _bound_groups(
     call: Call, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool = True
 ) -> Reach:
     value: Tensor = call.input.value
-    blocks = value.reshape(len(value), groups, -1)
+    blocks = value.reshape(1, len(value) * groups, -1)
     gains = None
     if weight is not None:
         places = value[0, 0].numel()
-        gains = weight.detach().double().reshape(groups, -1).repeat_interleave(places, dim=1)
+        gains = weight.detach().double().reshape(groups, -1).repeat_interleave(places, dim=1).repeat(len(value), 1)
     return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=value.ndim == 2 and groups == 1)
 
 
@@ -102,15 +101,21 @@ def _instance_norm(call: Call) -> Reach:
     return _bound_groups(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
 
 
-@rule_for("normalize", normalizer=True)
-def _unit_length(call: Call) -> Reach:
-    """Bound x / max(|x|, eps) along one axis: slope at most 1 / max(|x|, eps)."""
-    reach: Reach = call.input
-    p, axis, eps = call.argument(1, "p", 2.0), call.argument(2, "dim", 1), call.argument(3, "eps", 1e-12)
-    if p != 2 or not isinstance(axis, int) or axis % call.value.ndim == 0:
-        raise call.refuse("normalize has a rule for p = 2 along one axis that is not the batch", f"p={p}, dim={axis}")
-    lengths = torch.linalg.vector_norm(reach.value, dim=axis).reshape(len(reach.value), -1).amin(1)
-    at = 1 / lengths.clamp_min(eps)
-    ball = 1 / (lengths - reach.spread).clamp_min(eps)
-    last = axis % call.value.ndim == call.value.ndim - 1
-    return reach.pass_through(three_gains(at, ball, 1 / eps, 1.0, 1.0 if last else math.inf), call.value)
+def bound_written_norm(call: Call, reach: Reach, form: Form) -> Reach:
+    """Bound x / max(sqrt(factor mean(x^2) + eps) + outside, floor) over some axes: slope at most 1 / that divisor."""
+    axes = [axis % reach.value.ndim for axis in form.axes]
+    kept = [axis for axis in range(reach.value.ndim) if axis not in axes]
+    size = math.prod(reach.value.shape[axis] for axis in axes)
+    sizes = reach.value.permute(*kept, *axes).reshape(-1, size).square().mean(-1).sqrt() * (1 - 8 * _EPS64)
+
+    def slope(spread: float | Tensor) -> Tensor:
+        left = (sizes - spread / math.sqrt(size)).clamp_min(0.0)
+        return (1 / ((form.factor * left.square() + form.eps).sqrt() + form.outside).clamp_min(form.floor)).amax()
+
+    least = max(math.sqrt(form.eps) + form.outside, form.floor)
+    top = math.sqrt(size / form.factor)  # no entry and no block is longer
+    rows = top if axes == [reach.value.ndim - 1] else math.inf
+    movement = 2 * top * math.sqrt(len(sizes))
+    everywhere = 1 / least if least else math.inf
+    gain = three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, movement)
+    return replace(reach.pass_through(gain, call.value), form=replace(form, kind="written", base=reach))

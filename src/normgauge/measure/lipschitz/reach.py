@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ class Gain:
     """By how much one step may stretch its input; logarithms, so that depth cannot overflow.
 
     Attributes:
-        at: at each datum `[N]`, or one number for all.
-        ball: on the image of the ball around each datum.
+        at: at the datum.
+        ball: on the image of the ball around the datum.
         everywhere: on all inputs.
         peak: what no entry of the output exceeds in size, whatever the input.
         rows: what no row (last axis) of the output exceeds in length.
@@ -55,18 +55,43 @@ def three_gains(
 
 
 @dataclass(frozen=True)
-class Reach:
-    """A tensor of the network, seen from the input.
+class Form:
+    """What a tensor is of another one, so that a norm written by hand is known when its parts meet.
 
     Attributes:
-        value: at the data `[N, ...]`, float64.
-        at: log of a bound on the norm of the Jacobian at each datum `[N]`.
-        ball: log of a Lipschitz constant on the ball around each datum `[N]`.
+        kind: "mean", "centred" (x - mean), "square", "power" (mean square), "root", "inverse" (1 / root)
+            or "written" (the other tensor over its root).
+        base: the other tensor.
+        axes: over which the mean is taken.
+        factor: times the mean square.
+        eps: added to it under the root.
+        outside: added to the root.
+        floor: the root is at least this.
+    """
+
+    kind: str
+    base: Reach
+    axes: tuple[int, ...] = ()
+    factor: float = 1.0
+    eps: float = 0.0
+    outside: float = 0.0
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A tensor of the network at one datum, seen from the input.
+
+    Attributes:
+        value: at the datum, float64.
+        at: log of a bound on the norm of the Jacobian at the datum `[1]`.
+        ball: log of a Lipschitz constant on the ball around the datum `[1]`.
         everywhere: log of a Lipschitz constant on all inputs.
-        spread: how far the value may move while the input stays in the ball `[N]`; 0 without a ball.
+        spread: how far the value may move while the input stays in the ball `[1]`; 0 without a ball.
         peak: bound on the size of an entry over all inputs.
         rows: bound on the length of a row (last axis) over all inputs.
-        batch: axis of the data; other than 0 only between two steps that move axes.
+        low: what no entry is below, whatever the input.
+        form: what it is of another tensor, if that is one of the parts of a norm.
     """
 
     value: Tensor
@@ -76,12 +101,13 @@ class Reach:
     spread: Tensor
     peak: float = math.inf
     rows: float = math.inf
-    batch: int = 0
+    low: float = -math.inf
+    form: Form | None = field(default=None, repr=False)
 
     @classmethod
     def of_inputs(cls, inputs: Tensor, radius: float) -> Reach:
         """Return the input itself: slope 1, moving by the radius."""
-        zeros = torch.zeros(len(inputs), dtype=torch.float64)
+        zeros = torch.zeros(1, dtype=torch.float64)
         return cls(inputs, zeros, zeros, torch.zeros((), dtype=torch.float64), torch.full_like(zeros, radius))
 
     def pass_through(self, gain: Gain, value: Tensor) -> Reach:
@@ -99,19 +125,19 @@ class Reach:
             rows=rows,
         )
 
-    def move_entries(self, value: Tensor, rows: float | None = None, batch: int = 0) -> Reach:
+    def move_entries(self, value: Tensor, rows: float | None = None) -> Reach:
         """Return the numbers after a step that only moves or drops entries; lengths of rows are lost if not given."""
         limit = self.peak * math.sqrt(width(value))
-        return replace(self, value=value, rows=limit if rows is None else min(rows, limit), batch=batch)
+        return replace(self, value=value, rows=limit if rows is None else min(rows, limit), form=None)
 
     def drop_value(self) -> Reach:
         """Return the numbers without the tensor."""
-        return replace(self, value=self.value.new_empty(0))
+        return replace(self, value=self.value.new_empty(0), form=None)
 
 
 def width(value: Tensor) -> int:
-    """Return the number of entries of a row, the last axis; 1 for one number per datum."""
-    return value.shape[-1] if value.ndim > 1 else 1
+    """Return the number of entries of a row, the last axis."""
+    return value.shape[-1] if value.ndim else 1
 
 
 def chain_logs(first: Tensor, second: Tensor) -> Tensor:

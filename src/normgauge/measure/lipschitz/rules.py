@@ -25,10 +25,13 @@ class Call:
         name: of the layer, for messages and tables.
         kind: type of the module or name of the function.
         module: the module called; `None` for functions and methods.
-        args: arguments; tensors that depend on the input come as `Reach`, all others as they are.
+        args: arguments; tensors that depend on the input come as `Reach`, all others as they are (those of modules:
+            what the module reads and is not its own).
         kwargs: the same by name.
         value: the output at the data.
         norms: norms of linear maps found so far.
+        function: torch's operation, or the user's function.
+        where: the line of the model.
     """
 
     name: str
@@ -38,6 +41,8 @@ class Call:
     kwargs: Mapping[str, Any]
     value: Any
     norms: Norms = field(repr=False)
+    function: Any = None
+    where: str = ""
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument given by place or by name."""
@@ -81,7 +86,7 @@ class Call:
     def refuse(self, rule: str, got: str, next_step: str = "") -> ModelError:
         """Return the error for a step that a rule cannot bound."""
         step = next_step or "Rewrite the step, or register a rule with ng.register_lipschitz_rule"
-        return ModelError(f"lipschitz of {self.name!r}", rule, got, step)
+        return ModelError(f"lipschitz of {self.name!r}", rule, f"{got}{self.where}", step)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,6 @@ class Rule:
         folds: it takes linear maps whose norm has not been taken yet.
         normalizer: it counts as a normalizer in tables.
         shown: it has a line in tables; steps that only move entries have none.
-        moves: it takes tensors whose batch is not the first axis.
         several: it looks at more than one argument that depends on the input; others are given the first one only.
     """
 
@@ -101,7 +105,6 @@ class Rule:
     folds: bool = False
     normalizer: bool = False
     shown: bool = True
-    moves: bool = False
     several: bool = False
 
 
@@ -138,8 +141,8 @@ def rule_of_module(module: nn.Module) -> Rule | None:
 
 
 def rule_of_function(function: Callable[..., Any], name: str) -> Rule | None:
-    """Return the rule of a user's function, or of torch's function or method of that name."""
-    return _CALLABLES.get(function) or _FUNCTIONS.get(name) or _FUNCTIONS.get(name.strip("_"))
+    """Return the rule of a user's function, or of torch's operation of that name."""
+    return _CALLABLES.get(function) or _FUNCTIONS.get(name.strip("_"))
 
 
 def wrapped_functions() -> tuple[Callable[..., Any], ...]:
@@ -153,9 +156,9 @@ def register_lipschitz_rule(
     """Tell `lipschitz` what a module type or function of yours does to distances.
 
     The rule gets the step as a `Call`: `.module`, `.args` and `.kwargs` (constants), `.input.value` (its input at the
-    data, `[N, ...]`, float64), `.input.spread` (how far that input may move while the network's input stays in the
-    ball, `[N]`; 0 without a radius). It returns a Lipschitz constant in the Euclidean norm per sample, or three: at
-    each datum, on the ball around each datum, everywhere; each a number or a tensor `[N]`, the last one number.
+    datum, a batch of one, float64), `.input.spread` (how far that input may move while the network's input stays in
+    the ball, `[1]`; 0 without a radius). It returns a Lipschitz constant in the Euclidean norm per sample, or three:
+    at the datum, on the ball around it, everywhere; each a number or a tensor `[1]`, the last one number.
 
     Args:
         target: a subclass of `torch.nn.Module` (subclasses of it count as long as they keep its `forward`), or a

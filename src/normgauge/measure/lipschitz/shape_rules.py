@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Reach, constant_gain, join_reaches
+from normgauge.measure.lipschitz.reach import Form, Reach, constant_gain, join_reaches, width
 from normgauge.measure.lipschitz.rules import Call, Outcome, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
-COPIES = ("contiguous", "clone", "to", "float", "double", "type", "type_as")
-VIEWS = (
-    *("view", "view_as", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
-    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout")
+COPIES = ("contiguous", "clone", "to", "to_copy", "type_as", "alias", "positive")
+MOVES = (
+    *("view", "view_as", "unsafe_view", "reshape", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "permute", "transpose", "swapaxes", "swapdims"),
+    *("movedim", "moveaxis", "t", "numpy_T", "mT", "flip", "roll", "chunk", "split", "split_with_sizes", "unbind"),
+    *("tensor_split", "select", "narrow", "slice", "index", "index_select", "gather", "diagonal"),
+    *("expand", "expand_as", "repeat", "tile", "broadcast_to", "repeat_interleave", "unfold", "im2col"),
+    *("reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d"),
 )
-PERMUTATIONS = ("permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t")
 
 
 @rule_for(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, *DROPOUTS, folds=True, shown=False)
@@ -35,109 +38,65 @@ def _dropout(call: Call) -> Outcome:
 
 @rule_for(nn.Identity, *COPIES, folds=True, shown=False, several=True)
 def _copy(call: Call) -> Outcome:
+    """Return the same object where it can be: a norm written by hand is known by what its parts have in common."""
     operand = call.input
-    if isinstance(operand, Tensor):  # a constant takes the type of something that depends on the input
+    if isinstance(operand, (Tensor, Reach)):  # a constant takes the type of something that depends on the input
         return operand
-    if isinstance(operand, Pending):
-        return Pending(call.value, operand.folded)
-    return operand.move_entries(call.value, operand.rows)
+    return Pending(call.value, operand.folded)
+
+
+@rule_for("getitem", shown=False, folds=True, several=True)
+def _item(call: Call) -> Any:
+    part = call.input[call.args[1]]
+    if part is None:
+        raise call.refuse("steps must stay among real numbers of 32 or 64 bits", "indices")
+    return part
 
 
 @rule_for(
     *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
-    *VIEWS,
+    *MOVES,
     shown=False,
     several=True,
 )
-def _reshape(call: Call) -> Outcome:
-    """A view keeps the order of entries, so the batch stays the batch as long as the first axis keeps its size."""
+def _move(call: Call) -> Outcome:
+    """Ask torch where the entries go, by moving their numbers: one that is taken k times counts sqrt(k)."""
     reach = call.input
     if isinstance(reach, Tensor):  # a constant takes the shape of something that depends on the input
         return reach
-    if call.value.dtype != reach.value.dtype:
-        raise call.refuse("a view must not read the bits as another type", str(call.value.dtype), "Use .to()")
-    before, after = reach.value.shape[-1], call.value.shape[-1]
-    pieces = call.value.ndim > 1 and before % after == 0  # each piece of a row is no longer than the row
-    return reach.move_entries(call.value, reach.rows if before == after or pieces else None)
+    parts = call.value if isinstance(call.value, (tuple, list)) else (call.value,)
+    if parts[0].dtype != reach.value.dtype:
+        raise call.refuse("a view must not read the bits as another type", str(parts[0].dtype), "Use .to()")
+    numbers = torch.arange(reach.value.numel(), dtype=torch.float64).reshape(reach.value.shape)
+    rest = [_value(argument) for argument in call.args[1:]]
+    named = {name: _value(argument) for name, argument in call.kwargs.items()}
+    moved = call.module(numbers) if call.module is not None else call.function(numbers, *rest, **named)
+    moved = moved if isinstance(moved, (tuple, list)) else (moved,)
+    outcomes = tuple(_taken(reach, place.long(), part) for place, part in zip(moved, parts, strict=True))
+    if call.kind.startswith("expand") and reach.form is not None:
+        outcomes = (replace(outcomes[0], form=reach.form),)
+    return outcomes if isinstance(call.value, (tuple, list)) else outcomes[0]
 
 
-@rule_for(*PERMUTATIONS, shown=False, moves=True)
-def _permute(call: Call) -> Reach:
-    """Ask torch where the axes went: a small tensor with all sizes different is moved the same way."""
-    reach: Reach = call.input
-    marked = torch.empty(tuple(range(2, reach.value.ndim + 2)))
-    order = [n - 2 for n in getattr(marked, call.kind)(*call.args[1:], **call.kwargs).shape]
-    kept = order[-1] == reach.value.ndim - 1
-    return reach.move_entries(call.value, reach.rows if kept else None, order.index(reach.batch))
-
-
-@rule_for("flip", "roll", shown=False)
-def _flip(call: Call) -> Reach:
-    place, name = (2, "dims") if call.kind == "roll" else (1, "dims")
-    axes = _integers((call.args[place:] or call.kwargs.get(name),))
-    if not axes or any(axis % call.value.ndim == 0 for axis in axes):
-        raise call.refuse("samples must not be exchanged", f"dims {axes or None}", "Name the other axes")
-    return call.input.move_entries(call.value, call.input.rows)
-
-
-@rule_for("chunk", "split", "unbind", "tensor_split", shown=False, moves=True)
-def _pieces(call: Call) -> tuple[Reach, ...]:
-    reach: Reach = call.input
-    axis = call.argument(1, "dim", 0) if call.kind == "unbind" else call.argument(2, "dim", 0)
-    batch = _batch_after(call, reach, axis, dropped=call.kind == "unbind")
-    last = call.kind != "unbind" or axis % reach.value.ndim != reach.value.ndim - 1
-    return tuple(reach.move_entries(piece, reach.rows if last else None, batch) for piece in call.value)
-
-
-def _batch_after(call: Call, reach: Reach, axis: int, *, dropped: bool) -> int:
-    axis %= reach.value.ndim
-    if axis == reach.batch:
-        raise call.refuse("the batch must not be split", f"dim {axis}", "Split another axis")
-    return reach.batch - 1 if dropped and axis < reach.batch else reach.batch
-
-
-@rule_for("getitem", "__getitem__", "select", "narrow", shown=False, moves=True, several=True)
-def _item(call: Call) -> Any:
-    operand, index = call.input, call.argument(1, "dim")
-    if isinstance(operand, tuple):
-        return operand[index]
-    if call.kind in ("select", "narrow"):
-        batch = _batch_after(call, operand, index, dropped=call.kind == "select")
-        last = call.kind == "narrow" or index % operand.value.ndim != operand.value.ndim - 1
-        return operand.move_entries(call.value, operand.rows if last else None, batch)
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if not all(
-        part is None or part is Ellipsis or (isinstance(part, (int, slice)) and not isinstance(part, bool))
-        for part in parts
-    ):
-        raise call.refuse("only slices and numbers index", f"{index!r}", "Write x[:, ...]")
-    if Ellipsis in parts:
-        place, used = parts.index(Ellipsis), sum(part is not None and part is not Ellipsis for part in parts)
-        parts[place : place + 1] = [slice(None)] * (operand.value.ndim - used)
-    parts += [slice(None)] * (operand.value.ndim - sum(part is not None for part in parts))
-    batch, axis, new = -1, 0, 0
-    for part in parts:
-        if part is None:
-            new += 1
-            continue
-        if axis == operand.batch and part == slice(None):
-            batch = new
-        axis, new = axis + 1, new + isinstance(part, slice)
-    if batch < 0:
-        raise call.refuse("the batch must stay whole", f"{index!r}", "Write x[:, ...]")
-    # what is left of a row, or one of its entries, is no longer than the row; a column may be
-    last = [part for part in parts if part is not None][-1]
-    return operand.move_entries(call.value, operand.rows if isinstance(last, slice) else None, batch)
+def _taken(reach: Reach, places: Tensor, value: Tensor) -> Reach:
+    if not places.numel():
+        return reach.move_entries(value)
+    times = int(places.flatten().bincount().max())
+    by_row = places.reshape(-1, width(places)).sort(-1).values
+    one_row = bool((by_row // width(reach.value) == by_row[:, :1] // width(reach.value)).all())
+    apart = times == 1 or bool((by_row[:, 1:] != by_row[:, :-1]).all())
+    rows = reach.rows if one_row and apart else math.inf
+    if times == 1:
+        return reach.move_entries(value, rows)
+    return replace(reach.pass_through(constant_gain(math.sqrt(times), reach.peak, rows), value), low=reach.low)
 
 
 @rule_for("cat", "concat", "concatenate", "stack", "hstack", several=True)
 def _concatenate(call: Call) -> Reach:
     parts = call.input
     axis = call.argument(1, "dim", 1 if call.kind == "hstack" else 0)
-    if axis % call.value.ndim == 0:
-        raise call.refuse("samples must not be joined", f"dim {axis}", "Join another axis")
     reaches = [part for part in parts if isinstance(part, Reach)]
-    fixed = max((float(part.abs().max()) for part in parts if isinstance(part, Tensor)), default=0.0)
+    fixed = max((float(part.abs().max()) for part in parts if isinstance(part, Tensor) and part.numel()), default=0.0)
     peak = max(fixed, *(part.peak for part in reaches))
     rows = math.inf
     if len(reaches) == len(parts):
@@ -146,60 +105,63 @@ def _concatenate(call: Call) -> Reach:
     return join_reaches(reaches, call.value, peak, rows)
 
 
-@rule_for("expand", "expand_as", "repeat", "tile", "broadcast_to", several=True)
-def _repeat(call: Call) -> Outcome:
-    reach = call.input
-    if isinstance(reach, Tensor):  # a constant takes the shape of something that depends on the input
-        return reach
-    return _repeated(call, call.value.numel() / reach.value.numel())
+@rule_for("where", "masked_fill", several=True)
+def _choose(call: Call) -> Outcome:
+    """Take entries of one or of the other, by a mask that does not depend on the input."""
+    a, b = (call.args[1], call.args[2]) if call.kind == "where" else (call.args[0], call.args[2])
+    mask = call.args[0] if call.kind == "where" else call.args[1]
+    parts = [part for part in (a, b) if isinstance(part, Reach)]
+    if not isinstance(mask, Tensor) or any(part.value.shape != call.value.shape for part in parts):
+        raise call.refuse("a mask must not depend on the input, and entries must not be repeated", "another case")
+    sizes = [part.peak if isinstance(part, Reach) else float(torch.as_tensor(part).abs().max()) for part in (a, b)]
+    return join_reaches(parts, call.value, max(sizes), math.inf)
 
 
-@rule_for("repeat_interleave")
-def _repeat_interleave(call: Call) -> Reach:
-    """Entries are repeated each its own number of times: the largest one counts."""
-    repeats, axis = call.argument(1, "repeats"), call.argument(2, "dim")
-    if axis is None or axis % call.value.ndim == 0:
-        raise call.refuse("samples must not be repeated", f"dim {axis}", "Name another axis")
-    return _repeated(call, float(torch.as_tensor(repeats).max()))
-
-
-def _repeated(call: Call, times: float) -> Reach:
-    if call.input.value.ndim != call.value.ndim:
-        raise call.refuse("repeating must keep the axes", f"shape {tuple(call.value.shape)}", "Use unsqueeze first")
-    return call.input.pass_through(constant_gain(math.sqrt(times), call.input.peak), call.value)
-
-
-@rule_for("mean", "sum", "amax", "amin", "norm", "logsumexp")
-def _reduce(call: Call) -> Reach:
+@rule_for("mean", "sum", "amax", "amin", "linalg_vector_norm", "logsumexp", "max", "min")
+def _reduce(call: Call) -> Any:
     reach: Reach = call.input
-    place = 2 if call.kind == "norm" else 1
-    axes = _integers((call.argument(place, "dim", call.kwargs.get("axis")),))
-    if not axes or any(axis % reach.value.ndim == 0 for axis in axes):
-        raise call.refuse("a reduction must name its axes and spare the batch", f"dim {axes or None}", "Give dim=")
-    if call.kind == "norm" and call.argument(1, "p", 2) not in (2, 2.0, "fro", None):
-        raise call.refuse("norm has a rule for p = 2 only", f"p = {call.argument(1, 'p')}")
-    count = math.prod(reach.value.shape[axis] for axis in axes)
+    place = 2 if call.kind == "linalg_vector_norm" else 1
+    axes = _integers((call.argument(place, "dim", call.kwargs.get("axis")),)) or list(range(reach.value.ndim))
+    if call.kind == "linalg_vector_norm" and call.argument(1, "ord", 2) not in (2, 2.0):
+        raise call.refuse("norm has a rule for p = 2 only", f"p = {call.argument(1, 'ord')}")
+    count = math.prod(reach.value.shape[axis] for axis in axes) if reach.value.ndim else 1
     factor = {"mean": 1 / math.sqrt(count), "sum": math.sqrt(count)}.get(call.kind, 1.0)
-    peak = {"sum": count * reach.peak, "norm": math.sqrt(count) * reach.peak}.get(call.kind, reach.peak)
-    if call.kind == "logsumexp":
-        peak = reach.peak + math.log(count)
-    return reach.pass_through(constant_gain(factor, peak), call.value)
+    sums = {"sum": count * reach.peak, "linalg_vector_norm": math.sqrt(count) * reach.peak}
+    peak = sums.get(call.kind, reach.peak) + (math.log(count) if call.kind == "logsumexp" else 0.0)
+    several = isinstance(call.value, (tuple, list))  # max and min give indices too
+    low = 0.0 if call.kind == "linalg_vector_norm" or (reach.low >= 0 and call.kind != "logsumexp") else -math.inf
+    low = reach.low if call.kind in ("mean", "amax", "amin") else low
+    outcome = reach.pass_through(constant_gain(factor, peak), call.value[0] if several else call.value)
+    outcome = replace(outcome, low=low, form=_reduced_form(call, reach, tuple(axes), count))
+    return (outcome, None) if several else outcome
+
+
+def _reduced_form(call: Call, reach: Reach, axes: tuple[int, ...], count: int) -> Form | None:
+    if isinstance(call.value, (tuple, list)) or call.value.ndim != reach.value.ndim:
+        return None
+    axes = tuple(sorted(axis % reach.value.ndim for axis in axes))
+    if call.kind == "linalg_vector_norm":
+        return Form("root", reach, axes, float(count))
+    if call.kind == "mean" and reach.form is not None and reach.form.kind == "square":
+        return Form("power", reach.form.base, axes)
+    return Form("mean", reach, axes) if call.kind == "mean" else None
 
 
 @rule_for(nn.Softmax, "softmax")
 def _softmax(call: Call) -> Reach:
     axis = call.option(1, "dim")
-    if axis is None or axis % call.value.ndim == 0:
-        raise call.refuse("softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
+    if axis is None:
+        raise call.refuse("softmax must name its axis", f"dim {axis}", "Give dim=-1")
     last = axis % call.value.ndim == call.value.ndim - 1
-    return call.input.pass_through(constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf), call.value)
+    gain = constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf)
+    return replace(call.input.pass_through(gain, call.value), low=0.0)
 
 
 @rule_for(nn.LogSoftmax, "log_softmax")
 def _log_softmax(call: Call) -> Reach:
     axis = call.option(1, "dim")
-    if axis is None or axis % call.value.ndim == 0:
-        raise call.refuse("log_softmax must name its axis and spare the batch", f"dim {axis}", "Give dim=-1")
+    if axis is None:
+        raise call.refuse("log_softmax must name its axis", f"dim {axis}", "Give dim=-1")
     return call.input.pass_through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
 
 
@@ -245,30 +207,33 @@ def _adaptive_maximum(call: Call) -> Reach:
     return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
 
 
-@rule_for(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
+@rule_for(
+    *(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, "upsample_nearest1d", "upsample_nearest2d"),
+    *("upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+)
 def _upsample(call: Call) -> Reach:
-    layer, sizes = call.module, call.value.shape[2:]
-    mode = {"bilinear": "linear", "trilinear": "linear"}.get(layer.mode, layer.mode)
-    if mode not in ("nearest", "linear", "nearest-exact"):
-        raise call.refuse("upsampling has a rule for nearest and linear modes", f"mode {layer.mode!r}")
+    run, sizes = call.module or (lambda x: call.function(x, *call.args[1:], **call.kwargs)), call.value.shape[2:]
+    mode = getattr(call.module, "mode", "nearest")
+    if mode not in ("nearest", "linear", "bilinear", "trilinear", "nearest-exact"):
+        raise call.refuse("upsampling has a rule for nearest and linear modes", f"mode {mode!r}")
 
     def along(axis: int, eye: Tensor) -> Tensor:
         """Ask the layer itself, on inputs constant along the other axes: torch rounds places in ways of its own."""
         wide = eye.movedim(-1, 1).reshape(len(eye), 1, *(len(eye) if i == axis else 1 for i in range(len(sizes))))
-        out = layer(wide.expand(-1, -1, *call.input.value.shape[2:]))
+        out = run(wide.expand(-1, -1, *call.input.value.shape[2:]))
         return out[(slice(None), slice(None), *(slice(None) if i == axis else 0 for i in range(len(sizes))))]
 
     return _separable(call, along)
 
 
-@rule_for(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d, "pad")
-def _pad(call: Call) -> Reach:
-    if call.argument(2, "mode", "constant") != "constant":
-        raise call.refuse("pad has a rule for constants only", f"mode {call.argument(2, 'mode')!r}")
-    pad = call.argument(1, "pad") if call.module is None else call.module.padding
-    if len(_integers((pad,))) >= 2 * call.value.ndim:
-        raise call.refuse("the batch must not be padded", f"pad {pad}")
-    value = call.option(3, "value", 0.0) or 0.0
+@rule_for(
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+    *("pad", "constant_pad_nd"),
+)
+def _pad(call: Call) -> Outcome:
+    if call.kind == "pad" and call.argument(2, "mode", "constant") != "constant":
+        return _move(call)
+    value = call.option(2 if call.kind == "constant_pad_nd" else 3, "value", 0.0) or 0.0
     return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(value))), call.value)
 
 
@@ -283,8 +248,13 @@ def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
     return reach.pass_through(replace(constant_gain(factor), peak=largest * reach.peak), call.value)
 
 
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, (Reach, Pending)) else argument
+
+
 def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, Sequence) else (value,) * axes
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    return values * axes if len(values) == 1 else values
 
 
 def _integers(tree: Any) -> list[int]:

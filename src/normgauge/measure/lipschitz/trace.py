@@ -1,30 +1,38 @@
-"""A network walked once from input to output, step by step, each step bounded by its rule; nothing is skipped."""
+"""A network exported once and walked from input to output, each step bounded by its rule; nothing is skipped."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from normgauge.errors import DataError, ModelError
+from normgauge.measure.lipschitz.decompositions import DECOMPOSITIONS
 from normgauge.measure.lipschitz.folded import Norms, Pending
-from normgauge.measure.lipschitz.reach import Reach
+from normgauge.measure.lipschitz.reach import Form, Reach
 from normgauge.measure.lipschitz.rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
-from normgauge.network import Graph, Made, Recorder, copy_model, is_leaf, replaced
-from normgauge.network import Step as TracedStep
-from normgauge.objective import tensors
+from normgauge.network import KeepDouble, copy_model, replaced
+from normgauge.network.exports import NOT_EXPORTED, Program, export_program, operation_name
+from normgauge.objective import call_model, tensors
 from normgauge.rng import preserved_rng
 
-_AGREEMENT = 1e-6  # between the traced and the called model, relative to the largest output
-_CHECKED = 2  # samples on which they are compared; fewer than all, so that a coupling of samples shows
+_AGREEMENT = 1e-6  # between the exported and the called model, relative to the largest output
+_CHECKED = 2  # samples on which they are compared, together in one batch, so that a coupling of samples shows
 _KNOWN_HOOKS = ("SpectralNorm", "WeightNorm", "_LearnSize")  # of torch and normgauge: they set the weight
+_ONLY_SHAPE = ("new_ones", "new_zeros", "new_full", "new_empty", "ones_like", "zeros_like", "full_like", "empty_like")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s+(.*)')
+_LIBRARIES = re.compile(r"/(torch|normgauge)/")
+Forward = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -74,222 +82,380 @@ def private_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _is_one_step(module: nn.Module) -> bool:
-    """Tell whether a module is one step: it has a rule, or is a single layer of torch's that would need one."""
-    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-        return False
-    return rule_of_module(module) is not None or (type(module).__module__.startswith("torch.nn") and is_leaf(module))
+class _Embeddings(TorchFunctionMode):
+    """Notes what the embeddings of a forward pass give, and puts a tensor in the place of one of them."""
+
+    def __init__(self, number: int = -1, tensor: Tensor | None = None) -> None:
+        super().__init__()
+        self.number, self.tensor, self.given = number, tensor, list[Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; one of the embeddings is exchanged."""
+        result = func(*args, **(kwargs or {}))
+        if func in (functional.embedding, torch.embedding):
+            self.given.append(result)
+            if len(self.given) - 1 == self.number and self.tensor is not None:
+                return self.tensor
+        return result
+
+
+class Domain:
+    """The data, and which tensor varies: the first floating-point one, else what the first embedding of ids gives.
+
+    Args:
+        inputs: a tensor, a tuple (positional arguments) or a mapping (keyword arguments) of tensors.
+        forward: `forward(model, inputs)` for unusual calls.
+        batch_axis: of the samples.
+    """
+
+    def __init__(self, inputs: Any, forward: Forward | None = None, batch_axis: int = 0) -> None:
+        self.call, self.axis = forward or call_model, batch_axis
+        self.tree = replaced(inputs, Tensor, lambda leaf: leaf.detach().cpu())
+        self.leaves = list(tensors(self.tree))
+        real = [i for i, leaf in enumerate(self.leaves) if leaf.is_floating_point() and leaf.ndim > 1]
+        self.place: int | None = real[0] if real else None
+        first = self.leaves[self.place or 0] if self.leaves else None
+        good = first is not None and first.ndim > max(1, batch_axis) and first.numel() > 0 and not first.is_complex()
+        if not good or not all(bool(torch.isfinite(leaf).all()) for leaf in self.leaves):
+            self.refuse(f"{first.dtype} of shape {tuple(first.shape)}" if first is not None else type(inputs).__name__)
+        self.samples = first.shape[batch_axis]  # type: ignore[union-attr]
+        self.embedding = -1  # number of the embedding that gives what varies
+        self.name = "input"
+        if isinstance(inputs, dict):
+            self.name = next(name for name, leaf in self.tree.items() if leaf is first)
+
+    def refuse(self, got: str) -> None:
+        """Raise the error for inputs in which nothing can vary."""
+        raise DataError(
+            "lipschitz",
+            "inputs are one batch [samples, ...] of finite real numbers, or of ids that an embedding reads",
+            got,
+            "Add the batch axis; distances between ids mean nothing, those between their embeddings do",
+        )
+
+    def _batch_axis(self, leaf: Tensor) -> int | None:
+        axes = [axis for axis in (self.axis, 0) if leaf.ndim > axis and leaf.shape[axis] == self.samples]
+        return axes[0] if axes else None
+
+    def select(self, rows: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """Return the tensors of some samples as a batch, real ones in a type."""
+        index = torch.tensor(rows)
+        chosen = [
+            leaf if (a := self._batch_axis(leaf)) is None else leaf.index_select(a, index) for leaf in self.leaves
+        ]
+        return [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in chosen]
+
+    def rebuilt(self, leaves: Sequence[Tensor]) -> Any:
+        """Return the inputs with other tensors."""
+        given = iter(leaves)
+        return replaced(self.tree, Tensor, lambda _: next(given))
+
+    def output(self, model: nn.Module, leaves: Sequence[Tensor]) -> Tensor:
+        """Return the model's one output on tensors of a batch, the batch first."""
+        outputs = [t for t in tensors(self.call(model, self.rebuilt(leaves))) if t.is_floating_point()]
+        count = leaves[self.place or 0].shape[self.axis]
+        if len(outputs) != 1:
+            raise ModelError(
+                "lipschitz",
+                "the model must return one tensor that depends on its input",
+                f"{len(outputs)} tensors",
+                "Choose one: forward=lambda model, x: model(**x).logits",
+            )
+        moved = self.axis if outputs[0].ndim > self.axis and outputs[0].shape[self.axis] == count else 0
+        return outputs[0].movedim(moved, 0)
+
+    def points(self, model: nn.Module, dtype: torch.dtype) -> Tensor:
+        """Return the data as points of the space in which they vary, the batch first."""
+        leaves = self.select(range(self.samples), dtype)
+        if self.place is not None:
+            return leaves[self.place].movedim(self.axis, 0)
+        with torch.no_grad(), _Embeddings() as seen:
+            self.call(model, self.rebuilt(leaves))
+        return seen.given[self.embedding].movedim(self.axis, 0)
+
+    def function(self, model: nn.Module, rows: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        """Return the map from points, one for each row, to outputs; other inputs are those of the rows."""
+
+        def run(points: Tensor) -> Tensor:
+            leaves, moved = self.select(rows, points.dtype), points.movedim(0, self.axis)
+            if self.place is not None:
+                leaves[self.place] = moved
+                return self.output(model, leaves)
+            with _Embeddings(self.embedding, moved):
+                return self.output(model, leaves)
+
+        return run
+
+
+class _Function(nn.Module):
+    """A user's function that has a rule, as a module: what it computes inside is not looked at."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
 
 
 @contextmanager
-def _wrap_functions(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Let the user's functions that have a rule be one step each, wherever a forward calls them by a global name."""
+def _wrap_functions(model: nn.Module) -> Iterator[nn.ModuleList]:
+    """Let the user's functions that have a rule be modules, wherever a forward calls them by a global name."""
     homes = {id(home): home for m in model.modules() for home in [getattr(type(m).forward, "__globals__", {})]}
-    own = wrapped_functions()
-    places = [(home, name, f) for home in homes.values() for name, f in home.items() if any(f is one for one in own)]
+    own = {id(function): _Function(function) for function in wrapped_functions()}
+    places = [(home, name, f) for home in homes.values() for name, f in home.items() if id(f) in own]
     try:
         for home, name, function in places:
-            home[name] = partial(recorder.call, function)
-        yield
+            home[name] = own[id(function)]
+        yield nn.ModuleList(own.values())
     finally:
         for home, name, function in places:
             home[name] = function
 
 
-def graph_of(model: nn.Module, inputs: Tensor) -> Graph:
-    """Return the steps of one forward pass, which must be the same whatever the values of the inputs are."""
-    tracked = inputs.detach().clone().requires_grad_().clone()  # with a history, so that nothing depends on it unseen
-    recorder = Recorder(model, tracked, _is_one_step)
-    with torch.enable_grad(), preserved_rng(), _wrap_functions(model, recorder), recorder.recording():
-        output = model(tracked)
-    for reasons, rule in (
-        (recorder.steered, "the steps of the model may not depend on the values of the input"),
-        (recorder.unseen, "every step must be a module or a function of torch, or have a rule"),
-    ):
-        if reasons:
-            raise ModelError(
-                f"lipschitz of {type(model).__name__}",
-                rule,
-                f"a forward with {reasons[0]!r}",
-                "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite its forward",
-            )
-    graph = recorder.graph(output)
-    if not isinstance(output, Tensor) or not graph.ends:
+class _With(nn.Module):
+    def __init__(self, model: nn.Module, functions: nn.ModuleList) -> None:
+        super().__init__()
+        self.model, self.functions = model, functions
+
+
+def _export(model: nn.Module, domain: Domain) -> Program:
+    def call(root: nn.Module, inputs: Any) -> Tensor:
+        with KeepDouble():
+            return domain.output(root.model, list(tensors(inputs)))  # type: ignore[arg-type]
+
+    sample = domain.rebuilt(domain.select([0]))
+    try:
+        with torch.no_grad(), preserved_rng(), warnings.catch_warnings(action="ignore"), _wrap_functions(model) as own:
+            return export_program(_With(model, own), call, sample, DECOMPOSITIONS)
+    except (ModelError, DataError):
+        raise
+    except NOT_EXPORTED as error:
+        if domain.place is None and not any(isinstance(m, nn.Embedding) for m in model.modules()):
+            domain.refuse(str(domain.leaves[0].dtype))
+        message = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
-            "lipschitz",
-            "the model must return one tensor that depends on its input",
-            type(output).__name__,
-            "Wrap the model in a module that returns the tensor to be bounded",
-        )
-    return graph
+            f"lipschitz of {type(model).__name__}",
+            "the model must take any number of samples, one alone too, and its steps must not depend on values",
+            f"{message[:300]}{line_of(''.join(traceback.format_tb(error.__traceback__)))}",
+            "Rewrite that line, or register a rule for its module (ng.register_lipschitz_rule)",
+        ) from error
+
+
+def line_of(stack: str | None) -> str:
+    """Return the innermost line of a stack that is not torch's or ours, to be put behind a name."""
+    frames = _FRAME.findall(stack or "")
+    own = [frame for frame in frames if not _LIBRARIES.search(frame[0])] or frames
+    return f" ({'/'.join(own[-1][0].split('/')[-2:])}:{own[-1][1]}: {own[-1][2].strip()})" if own else ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of a module that has a rule, or an operation of torch.
+
+    Attributes:
+        name: path of the module; of an operation the path of the module it stands in and its name.
+        kind: type of the module or name of the operation.
+        module: called; `None` for operations.
+        function: the user's function or torch's operation.
+        nodes: what it is made of.
+        result: the node it gives.
+        where: the line of the model.
+    """
+
+    name: str
+    kind: str
+    module: nn.Module | None
+    function: Any
+    nodes: tuple[fx.Node, ...] = field(repr=False)
+    result: fx.Node = field(repr=False)
+    where: str
 
 
 class Walk:
-    """The walk through a model; norms of layers are taken once and kept.
+    """The walk through a model, sample by sample; norms of layers are taken once and kept.
 
     Args:
         model: in float64.
-        inputs: the data, float64, the batch first.
+        domain: the data.
         norms: norms known already.
     """
 
-    def __init__(self, model: nn.Module, inputs: Tensor, norms: Norms | None = None) -> None:
-        self.graph, self.inputs = graph_of(model, inputs), inputs
+    def __init__(self, model: nn.Module, domain: Domain, norms: Norms | None = None) -> None:
+        self.program, self.domain = _export(model, domain), domain
+        self.source = self._source()
         self.norms: Norms = {} if norms is None else norms
         self.steps: list[Step] = []
+        self.gains: dict[str, float] = {}  # norms of single linear operations, by the name of their node
+        self.written: dict[fx.Node, tuple[fx.Node, Form]] = {}  # norms written by hand: what they normalize, and how
+        self.operations = tuple(self._operations())
+
+    def _source(self) -> fx.Node:
+        if self.domain.place is not None:
+            return self.program.inputs[self.domain.place]
+        ids = self.program.dependent(self.program.inputs)
+        embeddings = [node for node in self.program.nodes if operation_name(node) == "embedding"]
+        reading = [i for i, node in enumerate(embeddings) if node in ids]
+        if not reading:
+            self.domain.refuse(str(self.domain.leaves[0].dtype))
+        self.domain.embedding = reading[0]
+        stack = list((embeddings[reading[0]].meta.get("nn_module_stack") or {"": ("",)}).values())
+        self.domain.name = f"embedding of {self.domain.name} by {_short(stack[-1][0]) or 'the model'}"
+        return embeddings[reading[0]]
+
+    def _operations(self) -> Iterator[Operation]:
+        names: dict[str, int] = {}
+        for path, nodes in self.program.groups(_is_one_step):
+            last, module = nodes[-1], self.program.root.get_submodule(path) if path else None
+            stack = list((last.meta.get("nn_module_stack") or {"": ("",)}).values())
+            inner, kind, function = _short(stack[-1][0]), operation_name(last), last.target
+            name = f"{inner}.{kind.strip('_')}" if inner else kind.strip("_")
+            if isinstance(module, _Function):
+                function, kind, module = module.function, module.function.__name__, None
+                name = kind
+            elif module is not None:
+                name, kind = _short(path) or "(model)", type(module).__name__.removeprefix("Parametrized")
+            again = names[name] = names.get(name, -1) + 1
+            if again and module is None:
+                name = f"{name}_{again}"
+            results = [n for n in nodes if n in self.program.outputs or any(user not in nodes for user in n.users)]
+            result = results[0] if len(results) == 1 else last
+            where = line_of(last.meta.get("stack_trace"))
+            yield Operation(name, kind, module, function, nodes=tuple(nodes), result=result, where=where)
+
+    def values(self, datum: int) -> dict[fx.Node, Any]:
+        """Return what each node gives at a datum."""
+        with torch.no_grad():
+            return self.program.values(self.domain.select([datum]))
 
     @torch.no_grad()
-    def run(self, radius: float = 0.0, source: int = -1) -> Reach:
-        """Return what is known of the output."""
-        values: dict[int, Any] = {-1: [self.inputs]}
-        reaches: dict[int, Any] = {}
-        places: dict[int, tuple[int, ...]] = {source: (-1,)}
-        left = Counter(number for step in self.graph.steps for number in step.reads)
-        left.update(self.graph.outputs)
-        if source < 0:
-            reaches[source] = [Reach.of_inputs(self.inputs, radius)]
+    def run(
+        self, datum: int, radius: float = 0.0, source: fx.Node | None = None, values: dict[fx.Node, Any] | None = None
+    ) -> Reach:
+        """Return what is known of the output near one datum; the steps are in `steps`."""
+        source, values = source or self.source, self.values(datum) if values is None else values
+        reaches: dict[fx.Node, Any] = {source: Reach.of_inputs(values[source], radius)}
+        places: dict[fx.Node, tuple[int, ...]] = {source: (-1,)}
+        moving = self.program.dependent([source])
         self.steps = []
-        for step in self.graph.steps:
-            value = _value(step, values)
-            values[step.number] = list(tensors(value))
-            if step.number == source:
-                reaches[source] = [Reach.of_inputs(value, radius)]
-            elif any(number in reaches for number in step.reads):
-                self._bound(step, value, reaches, values, places)
-            for number in step.reads:  # activations of a large batch are freed as soon as they can be
-                left[number] -= 1
-                if not left[number]:
-                    values.pop(number), reaches.pop(number, None)
-        return self._finish(reaches)
+        for operation in self.operations:
+            used = operation.result.users or operation.result in self.program.outputs
+            if used and source not in operation.nodes and operation.result in moving:
+                self._bound(operation, reaches, values, places)
+        end = self.program.outputs[0]
+        if end not in reaches:
+            raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
+        return cast(Reach, reaches[end].certified if isinstance(reaches[end], Pending) else reaches[end])
 
     def _bound(
         self,
-        step: TracedStep,
-        value: Any,
-        reaches: dict[int, Any],
-        values: dict[int, Any],
-        places: dict[int, tuple[int, ...]],
+        operation: Operation,
+        reaches: dict[fx.Node, Any],
+        values: dict[fx.Node, Any],
+        places: dict[fx.Node, tuple[int, ...]],
     ) -> None:
-        rule = rule_of_module(step.module) if step.module is not None else rule_of_function(step.function, step.kind)
-        name, kind = step.name.strip("()"), step.kind.strip("_")
+        name, kind, value = operation.name, operation.kind, values[operation.result]
+        parents = list(dict.fromkeys(p for node in operation.nodes for p in node.all_input_nodes))
+        parents = [p for p in parents if p not in operation.nodes and p not in self.program.constants]
+        if kind in _ONLY_SHAPE or not any(p in reaches for p in parents):
+            return
+        if next(tensors(value), None) is None:
+            if not kind.startswith("sym_"):  # sizes are part of the shape
+                raise ModelError(
+                    f"lipschitz of {name!r}",
+                    "the steps of the model may not depend on the values of the input",
+                    f"{kind}{operation.where}",
+                    "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite that line",
+                )
+            return
+        module, function = operation.module, operation.function
+        rule = rule_of_module(module) if module is not None else rule_of_function(function, kind)
         if rule is None:
             raise ModelError(
                 f"lipschitz of {name!r}",
                 "every step needs a rule; nothing is skipped",
-                f"{kind}, which has none",
-                "Register one with ng.register_lipschitz_rule",
+                f"{kind}{operation.where}, which has none",
+                "Register one for its module with ng.register_lipschitz_rule, or rewrite that line",
             )
 
-        def resolve(tensor: Made) -> Any:
-            return (
-                _certify_unless_folded(reaches[tensor.step][tensor.place], rule)
-                if tensor.step in reaches
-                else values[tensor.step][tensor.place]
-            )
+        def resolve(node: fx.Node) -> Any:
+            return _certify_unless_folded(reaches[node], rule) if node in reaches else values[node]
 
-        args, kwargs = replaced((step.args, step.kwargs), Made, resolve)
-        call = Call(name=name, kind=kind, module=step.module, args=args, kwargs=kwargs, value=value, norms=self.norms)
-        _check_first(call, rule)
-        if not rule.several and (
-            len(call.dependent_arguments()) != 1 or call.dependent_arguments()[0] is not call.input
-        ):
-            raise call.refuse(
-                "one argument, the first, may depend on the input", f"{len(call.dependent_arguments())} that do"
-            )
-        narrow = [tensor.dtype for tensor in tensors(value) if tensor.dtype not in (torch.float32, torch.float64)]
+        last = operation.nodes[-1]
+        if module is None and function is last.target:
+            args, kwargs = fx.node.map_arg((last.args, dict(last.kwargs)), resolve)
+        else:
+            args, kwargs = tuple(resolve(parent) for parent in parents), {}
+        call = Call(
+            name=name,
+            kind=kind,
+            module=module,
+            args=tuple(args),
+            kwargs=kwargs,
+            value=value,
+            norms=self.norms,
+            function=function,
+            where=operation.where,
+        )
+        dependent = call.dependent_arguments()
+        if not rule.several and (len(dependent) != 1 or dependent[0] is not call.input):
+            raise call.refuse("one argument, the first, may depend on the input", f"{len(dependent)} that do")
+        real = tensors(value[:1] if kind in ("max", "min") and not isinstance(value, Tensor) else value)  # not indices
+        narrow = [tensor.dtype for tensor in real if tensor.dtype not in (torch.float32, torch.float64)]
         if narrow:  # rounding to a coarser grid is a staircase
             raise call.refuse("steps must stay among real numbers of 32 or 64 bits", f"an output of {narrow[0]}")
         bound = rule.bound(call)
         if isinstance(bound, Tensor):  # only its shape or type depends on the input
             return
-        reaches[step.number] = list(bound) if isinstance(bound, tuple) else [bound]
-        _check_batch(call, reaches[step.number], len(self.inputs))
-        sources = tuple(dict.fromkeys(place for number in step.reads if number in reaches for place in places[number]))
-        places[step.number] = sources
+        reaches[operation.result] = bound
+        if isinstance(bound, Reach) and bound.form is not None and bound.form.kind == "written":
+            bases = [p for p in parents if _certify_unless_folded(reaches.get(p), _STRICT) is bound.form.base]
+            self.written.update((operation.result, (base, bound.form)) for base in bases)
+        sources = tuple(dict.fromkeys(place for node in parents if node in reaches for place in places[node]))
+        places[operation.result] = sources
         if rule.shown:
-            self.steps.append(Step(name, kind, rule.normalizer, sources, reaches[step.number][0].drop_value()))
-            places[step.number] = (len(self.steps) - 1,)
-
-    def _finish(self, reaches: Mapping[int, Any]) -> Reach:
-        end = self.graph.ends[0]
-        reach = reaches[end.step][end.place] if end.step in reaches else None
-        if reach is None:
-            raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
-        reach = reach.certified if isinstance(reach, Pending) else reach
-        if reach.batch:
-            raise ModelError("lipschitz", "outputs are [samples, ...]", "another order", "Put the batch first")
-        return cast(Reach, reach)
+            outcome = bound[0] if isinstance(bound, tuple) else bound
+            self.steps.append(Step(name, kind.strip("_"), rule.normalizer, sources, outcome.drop_value()))
+            places[operation.result] = (len(self.steps) - 1,)
 
 
-def _value(step: TracedStep, values: Mapping[int, Any]) -> Any:
-    """Carry a step out again; what it did in place it does to a tensor of its own."""
-    args, kwargs = replaced((step.args, step.kwargs), Made, lambda tensor: values[tensor.step][tensor.place])
-    if "inplace" in kwargs:
-        kwargs = {**kwargs, "inplace": False}
-    in_place = step.module is None and step.kind.endswith("_") and not step.kind.endswith("__")
-    return (getattr(Tensor, step.kind.rstrip("_")) if in_place else step.function)(*args, **kwargs)
+_STRICT = Rule(lambda call: None)
 
 
-def check_agreement(called: nn.Module, inputs: Tensor, traced: Tensor) -> None:
-    """Compare the traced output with the model's own on a few samples alone."""
-    few = min(_CHECKED, max(1, len(inputs) - 1))
+def _short(path: str) -> str:
+    """Return a path inside the user's model."""
+    return ".".join(path.split(".")[2:])
+
+
+def _is_one_step(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return False
+    return isinstance(module, _Function) or rule_of_module(module) is not None
+
+
+def check_agreement(called: nn.Module, walk: Walk) -> None:
+    """Compare the exported steps, sample by sample, with the model's own output on a batch of them."""
+    rows = list(range(min(_CHECKED, walk.domain.samples)))
     try:
         with torch.no_grad():
-            direct = called(inputs[:few])
+            direct = walk.domain.output(called, walk.domain.select(rows))
     except RuntimeError as error:
         raise ModelError(
             "lipschitz", "the model must take any number of samples", str(error), "Take sizes from the input"
         ) from error
-    direct = direct[0] if isinstance(direct, (tuple, list)) and len(direct) == 1 else direct
-    gap = float((direct - traced[:few]).abs().max()) if direct.numel() else 0.0
+    alone = torch.stack([walk.values(row)[walk.program.outputs[0]].flatten() for row in rows])
+    direct = direct.reshape(len(rows), -1)
+    gap = float((direct - alone).abs().max()) if direct.shape == alone.shape and direct.numel() else 0.0
     limit = _AGREEMENT * max(1.0, float(direct.abs().max()) if direct.numel() else 0.0)
-    if not gap <= limit and bool(torch.isfinite(direct).all()):
+    if direct.shape != alone.shape or (not gap <= limit and bool(torch.isfinite(direct).all())):
         raise ModelError(
             f"lipschitz of {type(called).__name__}",
-            "the traced steps must give what the model gives, sample by sample",
+            "the exported steps must give, sample by sample, what the model gives on a batch",
             f"outputs that differ by {gap:.3g}",
-            "Samples must not see each other, and later steps must not read tensors changed in place",
+            "Samples must not see each other, and steps must not round to 16 bits",
         )
 
 
 def _certify_unless_folded(outcome: Any, rule: Rule) -> Any:
     return outcome.certified if isinstance(outcome, Pending) and not rule.folds else outcome
-
-
-def _check_first(call: Call, rule: Rule) -> None:
-    if not rule.moves and any(isinstance(operand, Reach) and operand.batch for operand in call.dependent_arguments()):
-        raise call.refuse(
-            "the first axis must be the batch, except between steps that move axes",
-            f"{call.kind} on another order",
-            "Move the batch to the front first (batch_first=True)",
-        )
-
-
-def _check_batch(call: Call, parts: Sequence[Any], samples: int) -> None:
-    for part in parts:
-        if part is None:
-            continue
-        axis = part.batch if isinstance(part, Reach) else 0
-        if part.value.ndim <= axis or part.value.shape[axis] != samples:
-            raise call.refuse(
-                f"axis {axis} must stay the batch of {samples}",
-                f"an output of shape {tuple(part.value.shape)}",
-                "Keep the batch apart: samples are bounded one by one",
-            )
-
-
-def check_inputs(inputs: Any) -> Tensor:
-    """Return the inputs as they are, if they are one batch of real, finite numbers."""
-    good = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim >= 2 and inputs.numel() > 0
-    if not good or not bool(torch.isfinite(inputs).all()):
-        description, step = type(inputs).__name__, "Wrap the model in a module that takes one tensor"
-        if isinstance(inputs, Tensor):
-            description = f"{inputs.dtype} of shape {tuple(inputs.shape)}"
-            step = "Distances between token ids mean nothing: measure from the embeddings on"
-        raise DataError(
-            "lipschitz",
-            "inputs are one batch [samples, ...] of finite real numbers",
-            description,
-            step,
-        )
-    return inputs.detach().cpu()

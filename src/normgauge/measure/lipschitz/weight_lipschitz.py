@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import charts
 from normgauge.errors import InputError, ModelError
-from normgauge.measure.lipschitz.lipschitz import without_inplace
-from normgauge.measure.lipschitz.trace import Walk, check_inputs, private_copy
+from normgauge.measure.lipschitz import lipschitz as _rules  # noqa: F401 (registers them)
+from normgauge.measure.lipschitz.trace import Domain, Walk, private_copy
 from normgauge.network import ModuleCall, fix_parametrizations, watched
 from normgauge.objective import Objective
 from normgauge.records import Kind, Reading
@@ -221,10 +221,11 @@ class _Sums:
 def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, totals: dict[str, _Sums]) -> str:
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
     share = objective.weight(batch)
-    inputs = check_inputs(batch[0]).double()
-    walk = Walk(model, inputs)
-    slopes, why = _slopes(model, walk)
-    uses_by_layer: dict[str, list[_Use]] = {name: [] for name in slopes}
+    domain = Domain(batch[0])
+    inputs = domain.rebuilt(domain.select(range(domain.samples)))
+    slopes, why = _slopes(model, domain)
+    names = slopes or [name or "(model)" for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+    uses_by_layer: dict[str, list[_Use]] = {name: [] for name in names}
 
     def note_use(call: ModuleCall) -> None:
         if call.name in uses_by_layer and call.given is not None and call.made is not None:
@@ -245,7 +246,7 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
             sums, layer = totals.setdefault(name, _Sums()), modules[name]
             (slope,) = torch.autograd.grad(loss, layer.weight, retain_graph=True, materialize_grads=True)
             sums.gradient = sums.gradient + share * slope.detach()
-            for use, steepness in zip(uses, slopes[name], strict=True):
+            for use, steepness in zip(uses, slopes.get(name, [None] * len(uses)), strict=True):
                 _add(sums, layer, use, loss=loss, arriving=arriving, slopes=steepness, share=share)
     return why
 
@@ -280,18 +281,20 @@ def _pull_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
     return math.sqrt(total)
 
 
-def _slopes(model: nn.Module, walk: Walk) -> tuple[dict[str, list[Tensor | None]], str]:
+def _slopes(model: nn.Module, domain: Domain) -> tuple[dict[str, list[Tensor | None]], str]:
     """Return, per call of each layer, the bound from its output to the network's at each datum; or why there is none.
 
     Samples must stand alone for it.
     """
-    shared = any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-    slopes: dict[str, list[Tensor | None]] = {}
-    for step in walk.graph.steps:
-        if isinstance(step.module, _LAYERS):
-            steepness = None if shared else walk.run(source=step.number).at.exp()
-            slopes.setdefault(step.name, []).append(steepness)
-    return slopes, "no chain bounds: samples share batch statistics in train mode" if shared else ""
+    if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        return {}, "no chain bounds: samples share batch statistics in train mode"
+    walk, slopes = Walk(model, domain), dict[str, list[Tensor | None]]()
+    values = [walk.values(datum) for datum in range(domain.samples)]
+    for operation in walk.operations:
+        if isinstance(operation.module, _LAYERS):
+            ats = [walk.run(i, source=operation.result, values=own).at for i, own in enumerate(values)]
+            slopes.setdefault(operation.name, []).append(torch.cat(ats).exp())
+    return slopes, ""
 
 
 def _plain_copy(objective: Objective) -> nn.Module:
@@ -302,7 +305,7 @@ def _plain_copy(objective: Objective) -> nn.Module:
         for name, value in objective.parameters.items():
             own[name].copy_(value)
     # gradients first: torch makes what is left of a parametrization a parameter only where it has one
-    model = fix_parametrizations(without_inplace(model.double().eval()).requires_grad_(True))
+    model = fix_parametrizations(model.double().eval().requires_grad_(True))
     return model.train(objective.mode == "train")
 
 

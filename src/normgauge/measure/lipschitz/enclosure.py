@@ -1,0 +1,454 @@
+"""The Jacobian on a ball, entry by entry between two numbers: interval arithmetic and the mean value theorem.
+
+Every tensor y(x) of the network is kept with an enclosure M -+ R of its Jacobian that holds on the whole ball of
+radius r around the datum. By the mean value theorem an entry moves by at most r (||M_i|| + ||R_i||), which bounds the
+slopes of the next step, and so on. Where no activation changes its pattern on the ball R is 0 and M the Jacobian.
+Beside R the norm of J - M is bounded as a whole: J' = T J with T = T0 + D has J' - T0 M = T (J - M) + D M, so it is
+at most ||T|| times the one before plus ||D M||; absolute values of weights do not enter there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from normgauge.errors import ModelError
+from normgauge.measure.lipschitz.rules import Call
+from normgauge.measure.lipschitz.shape_rules import COPIES, DROPOUTS, MOVES
+from normgauge.measure.lipschitz.trace import Walk, line_of
+from normgauge.network.exports import operation_name
+from normgauge.objective import tensors
+
+LIMIT = 10_000_000  # entries of one Jacobian
+TOTAL = 300_000_000  # over all data
+_NEAR_KINK = 1e-10
+ROUND = 1 + 1e-12
+WIDE = 400  # sides beyond which a norm on the way is bounded by sums
+_MATRIX = 2_000_000  # entries up to which a linear map is written out for its norm
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """A tensor on the ball.
+
+    Attributes:
+        centre: at the datum.
+        low: what its entries are not below.
+        high: what they do not exceed.
+        mid: middle of its Jacobian, the columns on the last axis.
+        rad: how far entries of the Jacobian may be from the middle.
+        off: bound on the norm of the Jacobian minus its middle.
+    """
+
+    centre: Tensor
+    low: Tensor
+    high: Tensor
+    mid: Tensor
+    rad: Tensor
+    off: float = math.inf
+
+
+def enclosed(*parts: Any) -> Enclosed:
+    """Return an enclosure by its parts in order."""
+    return Enclosed(*parts)
+
+
+@dataclass(frozen=True)
+class Step(Call):
+    """One operation on enclosures: arguments that move are `Enclosed`."""
+
+    radius: float = 0.0
+    gains: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def enclose(
+        self,
+        mid: Tensor,
+        rad: Tensor,
+        value: Tensor | None = None,
+        limits: tuple[Tensor | None, Tensor | None] = (None, None),
+        off: float = math.inf,
+    ) -> Enclosed:
+        """Return a tensor by its Jacobian and, if known, by other limits of its entries."""
+        centre = self.value if value is None else value
+        off = off * ROUND if off == off else math.inf
+        movement = self.radius * (mid.norm(dim=-1) + rad.norm(dim=-1).clamp_max(off)) * ROUND
+        lows, highs = centre - movement, centre + movement
+        lows = lows if limits[0] is None else torch.fmax(lows, limits[0])
+        highs = highs if limits[1] is None else torch.fmin(highs, limits[1])
+        # rounding must not leave the centre outside
+        return Enclosed(centre, torch.minimum(lows, centre), torch.maximum(highs, centre), mid, rad, off)
+
+    def through(
+        self, x: Enclosed, linear: Callable[[Tensor], Any], absolute: Callable[[Tensor], Any] | None = None
+    ) -> Any:
+        """Return a linear map of a tensor, given the map and the one with absolute entries."""
+        mids = each_column(linear, x.mid)
+        rads = each_column(absolute or linear, x.rad)
+        off = 0.0
+        if x.off:
+            if self.name not in self.gains:
+                self.gains[self.name] = _gain(linear, absolute or linear, x.centre)
+            off = self.gains[self.name] * x.off
+        if isinstance(mids, (tuple, list)):
+            return tuple(self.enclose(m, r, v, off=off) for m, r, v in zip(mids, rads, self.value, strict=True))
+        limits = (None, None) if absolute else (linear(x.low), linear(x.high))  # it keeps the order
+        return self.enclose(mids, rads, None, limits, off)
+
+
+def _gain(linear: Callable[[Tensor], Any], absolute: Callable[[Tensor], Any], like: Tensor) -> float:
+    """Return a bound of the norm of a linear map: by its matrix if small, else by sums of rows and columns."""
+    with torch.enable_grad():
+        ones = torch.ones_like(like).requires_grad_()
+        sums = torch.cat([part.flatten() for part in tensors(absolute(ones))])
+        (columns,) = torch.autograd.grad(sums.sum(), ones)
+    bound = math.sqrt(float(sums.amax()) * float(columns.amax())) * ROUND if sums.numel() else 0.0
+    if linear is absolute or len(sums) * like.numel() > _MATRIX:
+        return bound
+    eye = torch.eye(like.numel(), dtype=torch.float64).reshape(*like.shape, like.numel())
+    return min(bound, _norm(each_column(linear, eye).reshape(-1, like.numel())))
+
+
+Rule = Callable[[Step], Any]
+_RULES: dict[str, Rule] = {}
+
+
+def encloses(*names: str) -> Callable[[Rule], Rule]:
+    """Register the enclosure of operations, by name."""
+
+    def keep(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return keep
+
+
+def each_column(function: Callable[[Tensor], Any], columns: Tensor) -> Any:
+    """Return a function of every column of a Jacobian."""
+    return torch.func.vmap(function, in_dims=-1, out_dims=-1)(columns)
+
+
+@torch.no_grad()
+def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> tuple[float, str]:
+    """Return a bound of the Jacobian's norm on the ball around a datum; infinite, with the reason, where none is had.
+
+    The norm of what lies in M -+ R is at most ||M|| + ||R||.
+    """
+    source, moving = walk.source, walk.program.dependent([walk.source])
+    inputs = values[source].numel()
+    largest = max((t.numel() for node in moving for t in tensors(values[node])), default=0) * inputs
+    if largest > LIMIT or largest * walk.domain.samples > TOTAL:
+        return math.inf, f"a Jacobian of {largest:.2g} entries at {walk.domain.samples} data"
+    eye = torch.eye(inputs, dtype=torch.float64).reshape(*values[source].shape, inputs)
+    start = Step("", "", None, args=(), kwargs={}, value=values[source], norms={}, radius=radius)
+    known: dict[fx.Node, Any] = {source: start.enclose(eye, torch.zeros_like(eye), off=0.0)}
+    left = Counter(parent for node in walk.program.nodes for parent in node.all_input_nodes)
+    for node in walk.program.nodes:
+        reading = [parent for parent in node.all_input_nodes if parent in known]
+        used = node.users or node in walk.program.outputs
+        if used and node is not source and reading and next(tensors(values[node]), None) is not None:
+            kind = operation_name(node).strip("_")
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
+            where = line_of(node.meta.get("stack_trace"))
+            step = Step(
+                node.name,
+                kind,
+                None,
+                args=tuple(args),
+                kwargs=kwargs,
+                value=values[node],
+                norms={},
+                function=node.target,
+                where=where,
+                radius=radius,
+                gains=walk.gains,
+            )
+            try:
+                form = walk.written.get(node)
+                if form is not None and not form[1].outside and not form[1].floor:
+                    known[node] = _RULES["written"](replace(step, args=(known[form[0]], form[1])))
+                else:
+                    known[node] = _RULES[kind](step)
+            except (KeyError, ModelError, RuntimeError):
+                return math.inf, f"no enclosure of {kind}{where}"
+        for parent in node.all_input_nodes:
+            left[parent] -= 1
+            if not left[parent] and parent not in walk.program.outputs:
+                known.pop(parent, None)
+    output = known.get(walk.program.outputs[0])
+    if output is None:
+        return math.inf, "an output that depends on shapes alone"
+    bound = _norm(output.mid.reshape(-1, inputs)) + min(output.off, norm_bound(output.rad))
+    return (bound, "") if math.isfinite(bound) else (math.inf, "slopes without limit on the ball")
+
+
+def _norm(matrix: Tensor) -> float:
+    size = float(matrix.abs().amax()) if matrix.numel() else 0.0
+    if size == 0 or not math.isfinite(size):
+        return 0.0 if size == 0 else math.inf
+    matrix = matrix / size
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return size * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1]))) * (1 + 1e-11)
+
+
+def norm_bound(columns: Tensor) -> float:
+    """Return a bound of the norm of a Jacobian, or of any with entries of at most this size if none is negative."""
+    matrix = columns.reshape(-1, columns.shape[-1])
+    if min(matrix.shape) <= WIDE:
+        return _norm(matrix)
+    sizes = matrix.abs()
+    return min(float(matrix.norm()), math.sqrt(float(sizes.sum(0).amax() * sizes.sum(1).amax()))) * ROUND
+
+
+def plain(argument: Any) -> Any:
+    """Return what an argument is at the datum."""
+    return argument.centre if isinstance(argument, Enclosed) else argument
+
+
+def double(constant: Any) -> Tensor:
+    """Return a constant as a tensor."""
+    return torch.as_tensor(constant, dtype=torch.float64)
+
+
+def fixed(step: Step, *arguments: Any) -> None:
+    """Refuse arguments that depend on the input."""
+    if any(isinstance(argument, Enclosed) for argument in arguments):
+        raise step.refuse("these must not depend on the input", "some that do")
+
+
+# -- maps that are linear with entries that are not negative ----------------------------------------------------------
+
+
+@encloses(*COPIES, *DROPOUTS)
+def _copy(step: Step) -> Any:
+    return step.args[0]
+
+
+@encloses("getitem")
+def _item(step: Step) -> Any:
+    return step.args[0][step.args[1]]
+
+
+@encloses(
+    *MOVES,
+    *("mean", "sum", "cumsum", "tril", "triu", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d"),
+    *("adaptive_avg_pool2d", "adaptive_avg_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+    *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
+)
+def _nonnegative(step: Step) -> Any:
+    if not isinstance(step.args[0], Enclosed):
+        return step.value
+    rest = [plain(argument) for argument in step.args[1:]]
+    named = {name: plain(argument) for name, argument in step.kwargs.items()}
+    return step.through(step.args[0], lambda t: step.function(t, *rest, **named))
+
+
+@encloses("pad", "constant_pad_nd")
+def _pad(step: Step) -> Any:
+    place = 2 if step.kind == "constant_pad_nd" else 3
+    return step.through(step.args[0], lambda t: step.function(t, *step.args[1:place]))
+
+
+@encloses("cat", "stack", "hstack", "concat", "concatenate")
+def _join(step: Step) -> Any:
+    parts = step.args[0]
+    width = next(part.mid.shape[-1] for part in parts if isinstance(part, Enclosed))
+    zeros = [None if isinstance(part, Enclosed) else torch.zeros(*part.shape, width) for part in parts]
+    sides = [
+        [getattr(part, name) if zero is None else zero.double() for part, zero in zip(parts, zeros, strict=True)]
+        for name in ("mid", "rad")
+    ]
+    joined = [
+        torch.func.vmap(lambda *t: step.function(list(t), *step.args[1:], **step.kwargs), -1, -1)(*side)
+        for side in sides
+    ]
+    off = math.hypot(*(part.off for part in parts if isinstance(part, Enclosed)))
+    return step.enclose(joined[0], joined[1], off=off)
+
+
+@encloses("where", "masked_fill")
+def _choose(step: Step) -> Any:
+    a, b = (step.args[1], step.args[2]) if step.kind == "where" else (step.args[2], step.args[0])
+    mask = step.args[0] if step.kind == "where" else step.args[1]
+    fixed(step, mask)
+    width = next(part.mid.shape[-1] for part in (a, b) if isinstance(part, Enclosed))
+    zero = torch.zeros(width, dtype=torch.float64)
+    mids = [p.mid if isinstance(p, Enclosed) else zero for p in (a, b)]
+    rads = [p.rad if isinstance(p, Enclosed) else zero for p in (a, b)]
+    sides = [torch.where(mask[..., None], first, second) for first, second in (mids, rads)]
+    repeats = [step.value.numel() / p.centre.numel() for p in (a, b) if isinstance(p, Enclosed)]
+    off = math.hypot(*(p.off for p in (a, b) if isinstance(p, Enclosed))) * math.sqrt(max(repeats))
+    shape = (*step.value.shape, width)
+    return step.enclose(sides[0].expand(shape), sides[1].expand(shape), off=off)
+
+
+# -- linear maps with constant weights --------------------------------------------------------------------------------
+
+
+def weighted(step: Step, x: Enclosed, weight: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Enclosed:
+    """Return a linear map with weights."""
+    fixed(step, weight)
+    return step.through(x, lambda t: function(t, weight), lambda t: function(t, weight.abs()))
+
+
+@encloses("linear")
+def _linear(step: Step) -> Any:
+    return weighted(step, step.args[0], step.args[1], functional.linear)
+
+
+@encloses("addmm")
+def _addmm(step: Step) -> Any:
+    fixed(step, step.args[0])
+    return weighted(step, step.args[1], step.args[2], torch.matmul)
+
+
+@encloses("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _convolution(step: Step) -> Any:
+    rest = step.args[3:]
+    return weighted(step, step.args[0], step.args[1], lambda t, w: step.function(t, w, None, *rest, **step.kwargs))
+
+
+@encloses("batch_norm", "native_batch_norm_legit_no_training")
+def _batch_norm(step: Step) -> Any:
+    x, gain, _, _, variance = step.args[:5]
+    several = isinstance(step.value, (tuple, list))
+    factors = (variance + step.args[6 if several else 7]).rsqrt() * (1.0 if gain is None else gain)
+    factors = factors.reshape(-1, *[1] * (x.centre.ndim - 2), 1)
+    value = step.value[0] if several else step.value
+    outcome = step.enclose(x.mid * factors, x.rad * factors.abs(), value, off=x.off * float(factors.abs().amax()))
+    return (outcome, None, None) if several else outcome
+
+
+@encloses("neg")
+def _negative(step: Step) -> Any:
+    return step.enclose(-step.args[0].mid, step.args[0].rad, off=step.args[0].off)
+
+
+@encloses("add", "sub", "rsub")
+def _sum(step: Step) -> Any:
+    a, b = step.args[:2]
+    alpha = float(step.kwargs.get("alpha", 1.0))
+    signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[step.kind]
+    parts = [(x, sign) for x, sign in zip((a, b), signs, strict=True) if isinstance(x, Enclosed)]
+    mids = [_line_up(x.mid, step.value) * sign for x, sign in parts]
+    rads = [_line_up(x.rad, step.value) * abs(sign) for x, sign in parts]
+    shape = (*step.value.shape, mids[0].shape[-1])
+    off = sum(x.off * abs(sign) * math.sqrt(step.value.numel() / x.centre.numel()) for x, sign in parts)
+    ends = [limits_of(x, sign) for x, sign in zip((a, b), signs, strict=True)]
+    limits = (ends[0][0] + ends[1][0], ends[0][1] + ends[1][1])
+    return step.enclose(sum(mids[1:], mids[0]).expand(shape), sum(rads[1:], rads[0]).expand(shape), None, limits, off)
+
+
+def limits_of(x: Any, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the limits of a tensor times a constant."""
+    low, high = (x.low, x.high) if isinstance(x, Enclosed) else (double(x), double(x))
+    return torch.minimum(factor * low, factor * high), torch.maximum(factor * low, factor * high)
+
+
+def _line_up(columns: Tensor, value: Tensor) -> Tensor:
+    """Give a Jacobian the axes of a value with more of them."""
+    return columns.reshape(*[1] * (value.ndim + 1 - columns.ndim), *columns.shape)
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+
+def bilinear(
+    step: Step,
+    a: Enclosed,
+    b: Enclosed,
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    gain: Callable[[Tensor, Tensor], float],
+) -> Enclosed:
+    """d(A B) = dA B + A dB, all four between limits; `gain` bounds the norm of a product with what lies in m -+ w."""
+    middles = [(x.low + x.high) / 2 for x in (a, b)]
+    widths = [(x.high - x.low) / 2 for x in (a, b)]
+    sizes = [middle.abs() + width for middle, width in zip(middles, widths, strict=True)]
+
+    def of_a(columns: Tensor, factor: Tensor) -> Tensor:
+        return each_column(lambda t: multiply(t, factor), columns)
+
+    def of_b(columns: Tensor, factor: Tensor) -> Tensor:
+        return each_column(lambda t: multiply(factor, t), columns)
+
+    mid = of_a(a.mid, middles[1]) + of_b(b.mid, middles[0])
+    own = of_a(a.mid.abs(), widths[1]) + of_b(b.mid.abs(), widths[0])
+    rad = own + of_a(a.rad, sizes[1]) + of_b(b.rad, sizes[0])
+    value = multiply(a.centre, b.centre)
+    off = norm_bound(own)
+    for x, other in ((a, 1), (b, 0)):
+        repeats = math.prod(value.shape) / max(1, x.centre.numel()) if multiply is torch.mul else 1.0
+        off += x.off * gain(middles[other], widths[other]) * math.sqrt(max(1.0, repeats)) if x.off else 0.0
+    return step.enclose(mid, rad, value, off=off)
+
+
+def _largest_entry(middle: Tensor, width: Tensor) -> float:
+    return float((middle.abs() + width).amax())
+
+
+def largest_matrix(middle: Tensor, width: Tensor) -> float:
+    """Return the norm of a product with matrices, each of them met by matrices of its own."""
+    if middle.ndim < 2:
+        return math.inf
+    return sum(float(torch.linalg.matrix_norm(part, 2).amax()) for part in (middle, width)) * (1 + 1e-11)
+
+
+def entrywise(
+    step: Step, x: Enclosed, function: Callable[[Tensor], Tensor], turns: tuple[float, ...], *, positive: bool = False
+) -> Enclosed:
+    """Return a function of every entry; between `turns` its slope rises or falls."""
+    if positive and not bool((x.low > 0).all()):
+        raise step.refuse("only positive numbers have a slope", "others on the ball")
+    points = [x.low, x.high]
+    for turn in turns:
+        met = (x.low <= turn + _NEAR_KINK) & (x.high >= turn - _NEAR_KINK)
+        points += [torch.where(met, turn + side, x.low) for side in (-_NEAR_KINK, _NEAR_KINK) if not positive]
+    with torch.enable_grad():
+        leaf = torch.stack(points).requires_grad_()
+        (slopes,) = torch.autograd.grad(function(leaf).sum(), leaf)
+    return by_slope(step, x, slopes.amin(0), slopes.amax(0), function(x.centre))
+
+
+def by_slope(step: Step, x: Enclosed, low: Tensor, high: Tensor, value: Tensor) -> Enclosed:
+    """Return a function of every entry by the limits of its slope."""
+    middle, width = ((high + low) / 2)[..., None], ((high - low) / 2)[..., None]
+    mid = middle * x.mid
+    rad = middle.abs() * x.rad + width * (x.mid.abs() + x.rad)
+    ends = torch.stack([slope * (end - x.centre) for slope in (low, high) for end in (x.low, x.high)])
+    # a diagonal of unknown numbers of at most these widths stretches no more than the widths themselves
+    off = norm_bound(width * x.mid) + (float((middle.abs() + width).amax()) * x.off if x.off else 0.0)
+    return step.enclose(mid, rad, value, (value + ends.amin(0), value + ends.amax(0)), off)
+
+
+@encloses("mul", "multiply", "div", "divide")
+def _times(step: Step) -> Any:
+    a, b = step.args[:2]
+    if step.kind not in ("mul", "multiply"):
+        if step.kwargs.get("rounding_mode") is not None:
+            raise step.refuse("no rounding", "some")
+        b = entrywise(step, b, torch.reciprocal, (), positive=True) if isinstance(b, Enclosed) else 1 / double(b)
+    if isinstance(a, Enclosed) and isinstance(b, Enclosed):
+        return bilinear(step, a, b, torch.mul, _largest_entry)
+    x, factor = (a, double(b)) if isinstance(a, Enclosed) else (b, double(a))
+    shape = (*step.value.shape, x.mid.shape[-1])
+    mids, rads = (_line_up(columns, step.value) for columns in (x.mid, x.rad))
+    off = x.off * float(factor.abs().amax()) * math.sqrt(step.value.numel() / x.centre.numel()) if x.off else 0.0
+    mids, rads = (mids * factor[..., None]).expand(shape), (rads * factor.abs()[..., None]).expand(shape)
+    return step.enclose(mids, rads, None, limits_of(x, factor), off)
+
+
+@encloses("matmul", "bmm", "mm")
+def _matmul(step: Step) -> Any:
+    a, b = step.args[:2]
+    if isinstance(a, Enclosed) and isinstance(b, Enclosed):
+        same = a.centre.shape[:-2] == b.centre.shape[:-2]
+        return bilinear(step, a, b, torch.matmul, largest_matrix if same else lambda *_: math.inf)
+    if isinstance(a, Enclosed):
+        return weighted(step, a, b, torch.matmul)
+    return weighted(step, b, a, lambda t, w: torch.matmul(w, t))
