@@ -109,7 +109,7 @@ def race(
     first_seed: int = 0,
     budget: float = math.inf,
     price: Callable[[Sequence[Pair]], float] | None = None,
-    on_look: Callable[[Race], None] | None = None,
+    on_look: Callable[[Race], object] | None = None,
 ) -> Race:
     r"""Find the best of several arms with as few runs as the answer needs: a group-sequential paired t design.
 
