@@ -198,8 +198,13 @@ def judge(
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
     primary = primary or (ACCURACY if accuracy else LOSS)
     higher = primary.better == "higher"
-    choices = choose(
-        [run.row() for run in runs if run.spec["seed"] < tuning_seeds],
+    tuned = {tuple(run.spec[knob] for knob in knobs) for run in runs if run.spec["seed"] < tuning_seeds}
+    choices = choose(  # an arm of a race with one rate has no runs that tune
+        [
+            run.row()
+            for run in runs
+            if run.spec["seed"] < tuning_seeds or tuple(run.spec[knob] for knob in knobs) not in tuned
+        ],
         by=primary.name.replace("test", "validation"),
         over=("lr",),
         within=knobs,

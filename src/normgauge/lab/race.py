@@ -162,7 +162,7 @@ def race(
             return track.judge(state.seeds, "budget", begin, estimate)
         if not track.run(wanted):
             return track.judge(state.seeds, "budget", begin, estimate)
-        state = track.judge(size, "decided", begin, estimate)
+        state = track.judge(size, "decided", begin, estimate if on_look else None)
         if on_look is not None:
             on_look(state)
         if state.decided or len(track.running) < 2:
@@ -284,8 +284,8 @@ class _Track:
             self.scores[arm][seed] = float(score)
         return all(pair in scores for pair in pairs)
 
-    def judge(self, size: int, stopped: str, begin: float, estimate: Callable[[Sequence[Pair]], float]) -> Race:
-        """Look at the first seeds of the arms: drop who is beaten, and say how things stand."""
+    def judge(self, size: int, stopped: str, begin: float, estimate: Callable[[Sequence[Pair]], float] | None) -> Race:
+        """Look at the first seeds of the arms: drop who is beaten, and say how things stand, the price if asked."""
         seen = range(self.first_seed, self.first_seed + size)
         judged = {
             arm: {seed: value for seed, value in scores.items() if seed in seen and math.isfinite(value)}
@@ -309,13 +309,11 @@ class _Track:
                 self.beaten.append(other)
         open_leads = [leads[other] for other in self.running if other != best]
         decided = len(judged[best]) >= LEAST_SEEDS and all(self._settles(lead) for lead in open_leads)
-        more: int | None = 0
-        if not decided:
-            more = self._more_seeds(judged, best, size)
-        wanted = self.missing(size + more) if more else []
+        more = 0 if decided or estimate is None else self._more_seeds(judged, best, size)
+        price = estimate(self.missing(size + more)) if more and estimate else 0.0
         stopped = "decided" if decided else "seeds" if stopped == "decided" else stopped
         spent = time.monotonic() - begin
-        return Race(best, decided, leads, tuple(self.beaten), size, stopped, spent, more, estimate(wanted), judged)
+        return Race(best, decided, leads, tuple(self.beaten), size, stopped, spent, more, price, judged)
 
     def _beats(self, lead: Interval) -> bool:
         return lead.n >= LEAST_SEEDS and lead.has_width and lead.low > 0 and lead.mean >= self.least * (1 - 1e-9)

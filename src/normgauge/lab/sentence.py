@@ -107,11 +107,11 @@ def write_answer(
     the margin needs not be told from it.
     """
     spec = runs[0].spec if runs else {}
-    where = f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"
+    where = f"{spec['model']}, {spec['data']}, {spec['steps']} steps" if spec else "nothing"
     race = None if ended is None else ended.race
     trained = [arm for arm in arms if metric.name in arm.values]
-    if ended is not None and (race is None or not trained) and any(run.ok for run in runs):
-        return f"No recommendation on {where} yet: {ended.note}", False
+    if ended is not None and not (race and trained) and (not runs or any(run.ok for run in runs)):
+        return f"No recommendation yet: {ended.note}", False
     if not trained:
         return f"No normalizer trained on {where}: {_describe_failures(runs)}", False
     same = twins(arms, runs)
@@ -154,8 +154,8 @@ def write_answer(
     if rivals and settled and ended is not None:
         names = _join_names(rivals, "or")
         parts.append(
-            f"{names} may be as good: none is better by more than {_decimals(metric.factor * ended.margin)}"
-            f"{' points' if metric.unit else ''}; {best} is {lead} ahead of {closest}."
+            f"No other is better by more than {_decimals(metric.factor * ended.margin)}"
+            f"{' points' if metric.unit else ''}, though {names} may be as good: it is {lead} ahead of {closest}."
         )
         parts += _cheaper(distinct[0], [arm for arm in distinct if arm.title in rivals])
     elif rivals:

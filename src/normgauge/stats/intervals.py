@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 from normgauge.errors import InputError
@@ -121,6 +122,7 @@ def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
+@cache
 def student_quantile(confidence: float, n: int) -> float:
     """Return what a Student-t mean of `n` values stays within, in standard errors; a line through m has n = m - 1."""
     from scipy.stats import t

@@ -17,7 +17,7 @@ from normgauge.rng import preserved_rng
 from normgauge.stats import Interval, interval
 
 #: Steps timed at once, how often each arm has its turn at most, and about how many seconds all arms may take.
-STEPS, TURNS, SECONDS = 3, 9, 5.0
+STEPS, TURNS, SECONDS = 3, 9, 4.0
 
 
 def measure_costs(specs: Mapping[str, Spec], seconds: float = SECONDS) -> dict[str, dict[str, Interval]]:
