@@ -228,21 +228,31 @@ class _Runner:
 
     def price(self, pairs: Sequence[Pair]) -> float:
         """Return about how many seconds runs take that are not stored yet."""
-        there = self.store.finished()
+        there, pace = self.store.finished(), self._pace()
         missing = [name for name, seed in pairs if spec_id(self._judged(name, seed)) not in there]
-        jobs = self.crew.jobs if isinstance(self.crew, Workers) else getattr(self.crew, "_max_workers", 1)
-        return sum(self._seconds(name) for name in missing) / min(jobs, max(len(missing), 1))
+        return sum(pace[name] for name in missing) / min(self._jobs(), max(len(missing), 1))
 
     def first_look_seconds(self) -> float:
         """Return about how long it takes from here to the first look."""
-        names = self.rates or self.arms
-        rates = [rate for spec in self.arms.values() for rate in arm_rates(self.study, spec)]
-        tuning = 0 if self.rates else max(0.0, 1.5 * len(rates) - len(self.finished()))
-        jobs = self.crew.jobs if isinstance(self.crew, Workers) else 1
-        looks = (
-            self.price([(name, seed) for name in names for seed in list(self.study.judged)[:4]]) if self.rates else 0
-        )
-        return looks + (tuning + (0 if self.rates else 4 * len(names))) * self._seconds("") / jobs
+        seeds = list(self.study.judged)[:4]
+        if self.rates:
+            return self.price([(name, seed) for name in self.rates for seed in seeds])
+        tries = sum(1.5 * len(arm_rates(self.study, spec)) + len(seeds) for spec in self.arms.values())
+        return max(0.0, tries - len(self.finished())) * fmean(self._pace().values()) / self._jobs()
+
+    def _jobs(self) -> int:
+        return self.crew.jobs if isinstance(self.crew, Workers) else getattr(self.crew, "_max_workers", 1)
+
+    def _pace(self) -> dict[str, float]:
+        """Return arm -> mean seconds of its runs, the judged ones if there are any; of all arms' if it has none."""
+        runs = [run for run in self.finished() if run.status in DONE]
+        usual = fmean(run.seconds for run in runs) if runs else 1.0
+        pace = {}
+        for name, knobs in self.knobs.items():
+            own = [run for run in runs if all(run.spec[knob] == value for knob, value in knobs.items())]
+            judged = [run for run in own if run.spec["seed"] >= self.study.tried]
+            pace[name] = fmean(run.seconds for run in judged or own) if own else usual
+        return pace
 
     def ids(self) -> list[str]:
         """Return the ids of all runs asked for so far."""
@@ -260,14 +270,6 @@ class _Runner:
         full = seed - self.study.tried < MEASURED_SEEDS
         spec = self.arms[name] if full else self._light(name)
         return {**spec, "lr": self.rates[name], "seed": seed}
-
-    def _seconds(self, name: str) -> float:
-        """Return the mean seconds of an arm's runs, the judged ones if there are any; of all arms' if it has none."""
-        runs = [run for run in self.finished() if run.status in DONE]
-        own = [run for run in runs if name and all(run.spec[k] == v for k, v in self.knobs[name].items())]
-        late = [run for run in own if run.spec["seed"] >= self.study.tried]
-        some = late or own or runs
-        return fmean(run.seconds for run in some) if some else 1.0
 
     def _scores(self, specs: Mapping[T, dict[str, Any]], reading: str, label: str) -> dict[T, float]:
         new = [spec for spec in specs.values() if spec not in self.specs]
@@ -383,7 +385,7 @@ def conclude(
         "tuning_seeds": study.tried,
         "exam": Exam.of(dataset),
         "rates": study.nuisance["lr"],
-        "knobs": tuple(study.scientific),
+        "asked": study.scientific,
         "primary": primary_metric(dataset, study.fixed),
         "ended": ended,
     }

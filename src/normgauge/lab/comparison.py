@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,7 +176,7 @@ def judge(
     tuning_seeds: int,
     exam: Exam | None = None,
     rates: Collection[float] | None = None,
-    knobs: Sequence[str] = ("norm",),
+    asked: Mapping[str, Sequence[Any]] | None = None,
     primary: Metric | None = None,
     ended: RaceEnd | None = None,
     costs: Mapping[str, Mapping[str, Interval]] | None = None,
@@ -190,7 +191,7 @@ def judge(
         tuning_seeds: runs with smaller seeds choose the rate.
         exam: what the test split can show.
         rates: the grid, to remark on rates beyond it.
-        knobs: whose combinations are the arms.
+        asked: knob -> values, whose combinations are the arms; the normalizers of the runs if left out.
         primary: what arms are compared by; accuracy where runs have it, else the test loss.
         ended: how a race ended, which then decides.
         costs: arm -> `step_time` and `memory`.
@@ -198,6 +199,8 @@ def judge(
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
     primary = primary or (ACCURACY if accuracy else LOSS)
     higher = primary.better == "higher"
+    asked = asked or {"norm": list(dict.fromkeys(run.spec["norm"] for run in runs))}
+    knobs = tuple(asked)
     tuned = {tuple(run.spec[knob] for knob in knobs) for run in runs if run.spec["seed"] < tuning_seeds}
     choices = choose(  # an arm of a race with one rate has no runs that tune
         [
@@ -211,11 +214,12 @@ def judge(
         higher=higher,
     )
     chosen = {tuple(choice.arm.values()): choice for choice in choices}
-    tried = dict.fromkeys(tuple(run.spec[knob] for knob in knobs) for run in runs)
-    names = name_arms([dict(zip(knobs, values, strict=True)) for values in tried])
+    tried = {tuple(run.spec[knob] for knob in knobs) for run in runs}
+    every = list(itertools.product(*asked.values()))
+    names = name_arms([dict(zip(knobs, values, strict=True)) for values in every])
     judged = [run for run in runs if ended is None or ended.covers(run.spec["seed"])]
     arms = []
-    for values, name in zip(tried, names, strict=True):
+    for values, name in ((v, name) for v, name in zip(every, names, strict=True) if v in tried):
         own = [run for run in runs if all(run.spec[knob] == value for knob, value in zip(knobs, values, strict=True))]
         arm = _arm(
             dict(zip(knobs, values, strict=True)), own, chosen.get(values), rates=rates, judged=judged, primary=primary
