@@ -163,6 +163,8 @@ def test_arms_are_any_knobs_and_names_say_what_differs():
     assert name_arms([{"norm": "batch", "width": 4}, {"norm": "batch", "width": 8}]) == ["width 4", "width 8"]
     network = build_arm({**plan[0], "width": 8}, load("digits"))
     assert network[1].out_features == 8
+    longer = comparison_study(model="mlp", norms=["batch"], arms={"steps": [2, 5]}, rates=[0.1], size="smoke", seeds=1)
+    assert [execute(spec).readings[-1].step for spec in first_round(longer)] == [2, 5]
     with pytest.raises(InputError, match="It is tuned for each arm"):
         comparison_study(arms={"lr": [1.0]})
     with pytest.raises(UnknownNameError, match="knob of gpt"):

@@ -19,13 +19,7 @@ from normgauge.documents import Arm, ComparisonDocument
 from normgauge.errors import InputError
 from normgauge.lab import data as datasets
 from normgauge.lab.comparison import METRICS, Comparison, judge, name_arms, primary_metric
-from normgauge.lab.question import (
-    arm_rates,
-    command_of,
-    comparison_study,
-    first_round,
-    is_own_grid,
-)
+from normgauge.lab.question import arm_rates, command_of, comparison_study, first_round, is_own_grid
 from normgauge.lab.race import Pair, Race, Trial, halve, in_words, race, setting_beyond
 from normgauge.lab.runs.costs import measure_costs
 from normgauge.lab.runs.executors import Workers
@@ -156,7 +150,6 @@ def race_study(
     with Workers(executor) if not isinstance(executor, Executor) else nullcontext(executor) as crew:
         runner = _Runner(study, store, crew, deadline, progress)
         metric, exam = runner.metric, runner.exam
-        store.put_document(_blank_document(study, minutes, margin))
         chosen = halve(
             runner.tune,
             {name: arm_rates(study, spec) for name, spec in runner.arms.items()},
@@ -175,8 +168,7 @@ def race_study(
         racing = [name for name in chosen if name not in same]
         if len(racing) < 2:  # nothing to race: its seeds are run as far as the budget goes
             runner.judge([(name, seed) for seed in list(study.judged)[:MEASURED_SEEDS] for name in racing])
-            alone = Race(racing[0], False, {}, (), MEASURED_SEEDS, "decided", 0.0, 0, 0.0, {})
-            return finish(replace(terms, race=alone), priced=True)
+            return finish(replace(terms, race=Race(racing[0], MEASURED_SEEDS, {})), priced=True)
         ended = race(
             runner.judge,
             racing,

@@ -16,7 +16,7 @@ from normgauge.lab.imports import name_of
 from normgauge.lab.runs.digests import own_digests
 from normgauge.lab.runs.recipe import KNOBS, RATES, Recipe, check_recipe, equip
 from normgauge.lab.runs.replicas import STATISTICS
-from normgauge.lab.runs.run import build_arm
+from normgauge.lab.runs.run import build_arm, run_climate
 from normgauge.lab.sentence import constant_score
 from normgauge.lab.study import Study
 from normgauge.store import canonical
@@ -87,7 +87,7 @@ def comparison_study(
         **knobs,
         "steps": count,
         "batch": whole,
-        "measure_at": measuring_steps(count, preset["measured"]),
+        "measure_at": sorted({s for n in asked.get("steps", [count]) for s in measuring_steps(n, preset["measured"])}),
         "measure_batch": min(64, samples),
         "target_loss": _target_loss(dataset),
         **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
@@ -157,7 +157,8 @@ def _build_all(specs: Sequence[dict[str, Any]], dataset: datasets.Dataset) -> No
     """Build every arm once, and refuse a user's factory that ignores the normalizer it is asked for."""
     networks: dict[str, set[str]] = {}
     for spec in specs:
-        network = build_arm({**spec, "seed": 0}, dataset)
+        with run_climate({**spec, "seed": 0}):
+            network = build_arm({**spec, "seed": 0}, dataset)
         others = canonical({knob: spec[knob] for knob in spec.get("factory_knobs", ())})
         networks.setdefault(others, set()).add(f"{network}{[tuple(p.shape) for p in network.parameters()]}")
     norms = {spec["norm"] for spec in specs}
@@ -198,12 +199,14 @@ def is_own_grid(study: Study, rates: Sequence[float], spec: Mapping[str, Any]) -
 def size_of(study: Study) -> str:
     """Return the size whose presets the study has where no option says otherwise: measured steps and tuning seeds."""
     steps, measured = study.fixed.get("steps"), list(study.fixed["measure_at"])
-    return next(
+    fitting = [
         size
         for size, preset in SIZES.items()
-        if len(measured) == len(measuring_steps(steps or measured[-1], preset["measured"]))
+        if steps is not None
+        and measuring_steps(steps, preset["measured"]) == measured
         and (study.held_out or min(preset["tuning_seeds"], study.seeds) == study.tried)
-    )
+    ]
+    return fitting[0] if fitting else "small"  # steps that are arms are measured at those of all
 
 
 def command_of(study: Study, minutes: float | None = None, margin: float | None = None) -> str:

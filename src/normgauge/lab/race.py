@@ -6,8 +6,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
+from typing import Any
 
 from normgauge.errors import InputError
 from normgauge.stats import (
@@ -78,15 +79,15 @@ class Race:
     """
 
     best: str | None
-    decided: bool
-    leads: Mapping[str, Interval]
-    beaten: tuple[str, ...]
     seeds: int
-    stopped: str
-    seconds: float
-    more_seeds: int | None
-    more_seconds: float
     scores: Mapping[str, Mapping[int, float]]
+    beaten: tuple[str, ...] = ()
+    decided: bool = False
+    leads: Mapping[str, Interval] = field(default_factory=dict)
+    stopped: str = "seeds"
+    seconds: float = 0.0
+    more_seeds: int | None = None
+    more_seconds: float = 0.0
 
     def cost_of_deciding(self) -> str:
         """Say what a decision would cost, as `12 more seeds, about 4 minutes`; empty where there is one."""
@@ -293,7 +294,7 @@ class _Track:
         }
         finishers = [arm for arm in self.running if judged[arm]]
         if not finishers:
-            return Race(None, False, {}, tuple(self.beaten), size, stopped, time.monotonic() - begin, None, 0.0, judged)
+            return Race(None, size, judged, stopped=stopped, seconds=time.monotonic() - begin)
         sign = 1 if self.higher else -1
         best = max(finishers, key=lambda arm: (len(judged[arm]), sign * fmean(judged[arm].values())))
         leads = {}
@@ -312,8 +313,8 @@ class _Track:
         more = 0 if decided or estimate is None else self._more_seeds(judged, best, size)
         price = estimate(self.missing(size + more)) if more and estimate else 0.0
         stopped = "decided" if decided else "seeds" if stopped == "decided" else stopped
-        spent = time.monotonic() - begin
-        return Race(best, decided, leads, tuple(self.beaten), size, stopped, spent, more, price, judged)
+        how: dict[str, Any] = {"stopped": stopped, "seconds": time.monotonic() - begin, "more_seeds": more}
+        return Race(best, size, judged, tuple(self.beaten), decided, leads, more_seconds=price, **how)
 
     def _beats(self, lead: Interval) -> bool:
         return lead.n >= LEAST_SEEDS and lead.has_width and lead.low > 0 and lead.mean >= self.least * (1 - 1e-9)

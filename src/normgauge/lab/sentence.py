@@ -139,9 +139,11 @@ def write_answer(
     higher = metric.better == "higher"
     ahead = dict(race.leads) if race else leads(scores, best, higher=higher, bounds=metric.bounds)
     order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
-    beaten = [
-        norm for norm in order if (norm in race.beaten if race else not _why_undecided(ahead[norm], metric, exam))
-    ]
+    if race:
+        beaten = [norm for norm in order if norm in race.beaten and ahead[norm].n]
+        order = [norm for norm in order if ahead[norm].n or norm not in race.beaten]
+    else:
+        beaten = [norm for norm in order if not _why_undecided(ahead[norm], metric, exam)]
     rivals = [norm for norm in order if norm not in beaten]
     closest = (rivals or order)[0]
     lead = _lead(ahead[closest], metric)

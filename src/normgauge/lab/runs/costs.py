@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.lab import data as datasets
 from normgauge.lab.runs.recipe import equip, make_optimizer, make_schedule, own_step
-from normgauge.lab.runs.run import build_arm, one_thread
+from normgauge.lab.runs.run import build_arm, run_climate
 from normgauge.lab.runs.train import train
 from normgauge.records import Spec
-from normgauge.rng import preserved_rng
 from normgauge.stats import Interval, interval
 
 #: Steps timed at once, how often each arm has its turn at most, and about how many seconds all arms may take.
@@ -26,28 +26,25 @@ def measure_costs(specs: Mapping[str, Spec], seconds: float = SECONDS) -> dict[s
     Memory is that of parameters, gradients, what the optimizer remembers, and what the forward pass of a batch keeps
     for the backward pass; buffers of the kernels are not in it.
 
-    Kind: estimate; the interval of the time is over turns, of which the first does not count. Cost: 30 steps per arm.
+    An arm whose step raises has none. Kind: estimate; the interval of the time is over turns. Cost: 30 steps per arm.
     """
-    arms = {}
-    with preserved_rng(), one_thread():
-        for name, spec in specs.items():
-            torch.manual_seed(int(spec["seed"]))
+    arms, times, memory = {}, dict[str, list[float]](), dict[str, float]()
+    for name, spec in specs.items():
+        with run_climate(spec), suppress(Exception):  # its runs have said why
             data = equip(datasets.load(spec["data"]), spec)
             network = build_arm(spec, data)
-            arms[name] = spec, data, network, make_optimizer(network, spec, data)
-        times: dict[str, list[float]] = {name: [] for name in arms}
-        memory: dict[str, float] = {}
-        end = time.perf_counter() + seconds
-        for turn in range(TURNS + 1):
-            for name, (spec, data, network, optimizer) in arms.items():
+            optimizer = make_optimizer(network, spec, data)
+            memory[name] = _held_bytes(spec, data, network, optimizer) / 1e6
+            arms[name], times[name] = (spec, data, network, optimizer), []
+    end = time.perf_counter() + seconds
+    for turn in range(TURNS):
+        for name, arm in arms.items():
+            with run_climate(arm[0]):
                 begin = time.perf_counter()
-                if turn == 0:
-                    memory[name] = _held_bytes(spec, data, network, optimizer) / 1e6
-                else:
-                    _take_steps(spec, data, network, optimizer)
-                    times[name].append(1000 * (time.perf_counter() - begin) / STEPS)
-            if time.perf_counter() > end and turn > 1:
-                break
+                _take_steps(*arm)
+                times[name].append(1000 * (time.perf_counter() - begin) / STEPS)
+        if time.perf_counter() > end and turn:
+            break
     return {
         name: {"step_time": interval(times[name], bounds=(0, None)), "memory": interval([memory[name]])}
         for name in arms

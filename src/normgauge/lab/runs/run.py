@@ -39,12 +39,8 @@ def execute(spec: Spec) -> Run:
 def guard_run(run: Run, action: Callable[[], None]) -> Run:
     """Do the action with the spec's seed and turn what goes wrong into the run's status and sentence."""
     begin = time.perf_counter()
-    dtype = torch.get_default_dtype()
     try:
-        # a run depends on its spec alone, not on the caller's settings
-        torch.set_default_dtype(getattr(torch, str(run.spec.get("dtype", "float32"))))
-        with preserved_rng(), one_thread():
-            torch.manual_seed(int(run.spec["seed"]))
+        with run_climate(run.spec):
             action()
     except MissingDataError as error:
         run.status, run.sentence = "skipped", f"not run: no data. {error}"
@@ -54,11 +50,22 @@ def guard_run(run: Run, action: Callable[[], None]) -> Run:
         run.status, run.sentence = "error", str(error)
     except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
         run.status, run.sentence = "error", describe_error(error)
-    finally:
-        torch.set_default_dtype(dtype)
     run.seconds = time.perf_counter() - begin
     run.provenance = provenance()
     return run
+
+
+@contextmanager
+def run_climate(spec: Spec) -> Iterator[None]:
+    """Give torch the spec's precision and seed, and one thread: a run depends on its spec alone, not on its caller."""
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(getattr(torch, str(spec.get("dtype", "float32"))))
+        with preserved_rng(), one_thread():
+            torch.manual_seed(int(spec["seed"]))
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager
