@@ -23,8 +23,8 @@ TORCH_PIP = $(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-versio
 help: ## show the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.lab ## install, compare six normalizers on digits, write normgauge-out/report.html
-	$(BIN)/normgauge compare --out normgauge-out
+demo: $(VENV)/.lab ## install, let six normalizers race on digits, write normgauge-out/report.html
+	$(BIN)/normgauge compare --minutes 1.1 --out normgauge-out
 
 test: $(VENV)/.dev ## install the dev extra, then lint, types, tests
 	$(BIN)/ruff format --check .

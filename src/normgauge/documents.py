@@ -91,6 +91,7 @@ class Question:
         seeds: how many.
         tuning_seeds: how many of them every tuned setting is tried on.
         cite: bibliography keys.
+        held_out: whether the tuning seeds are not among those judged.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Question:
     seeds: int
     tuning_seeds: int
     cite: tuple[str, ...] = ()
+    held_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class Arm:
         values: metric -> mean and interval over seeds, as stored; a metric without a value is absent.
         stable_up_to: the largest tuned rate below which no seed failed, in words.
         remarks: what a reader should know about the choice of the setting.
+        name: for people: the values of the knobs in which arms differ.
     """
 
     knobs: Mapping[str, Any]
@@ -123,6 +126,12 @@ class Arm:
     values: Mapping[str, Interval]
     stable_up_to: str = ""
     remarks: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name, or what stands for it in documents from before arms had one."""
+        return self.name or ", ".join(map(str, self.knobs.values()))
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def test_claims_speak_json(tmp_path, here):
 
 def test_help_and_version():
     listed = normgauge("--help").stdout
-    assert "Train one network under several normalizers and say which one to" in listed
+    assert "Train one network under several normalizers, optimizers or other" in listed
     assert listed.count("...") == 1, "only the usage line has dots, no sentence is cut"
     words = normgauge("--version").stdout.split()
     assert words[:2] == ["normgauge", ng.__version__] and words[2:4] == ["(torch", f"{metadata.version('torch')},"]

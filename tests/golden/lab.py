@@ -20,6 +20,7 @@ COMPARISONS = {
     "mlp on digits": {"model": "mlp", "norms": ("none", "batch", "layer")},
     "dln on gaussian": {"model": "dln", "norms": ("none", "batch"), "rates": (1e-3, 1e-2), "seeds": 1, "steps": 3},
 }
+COSTS = ("step_time", "memory", "seconds_to_target")
 NUMBER = r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
@@ -29,7 +30,9 @@ def compared(settings):
     table = found.frame().astype(object).to_dict("records")
     return {
         "rows": {
-            row["norm"]: {name: value for name, value in row.items() if not name.endswith(("_low", "_high"))}
+            row["norm"]: {
+                name: value for name, value in row.items() if not name.endswith(("_low", "_high")) and name not in COSTS
+            }
             for row in table
         },
         "order": [row["norm"] for row in table],

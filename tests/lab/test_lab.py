@@ -12,8 +12,8 @@ import torch
 import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.lab import data, models
-from normgauge.lab.compare import comparison_study, measuring_steps
 from normgauge.lab.models.small import SMALL
+from normgauge.lab.question import comparison_study, measuring_steps
 from normgauge.lab.runs.executors import run_in_processes
 from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.sweep import sweep

@@ -3,79 +3,125 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normgauge.cli._console import console
+from normgauge.cli._watch import serve_live
 from normgauge.errors import InputError, NormgaugeError, require
 from normgauge.records import plain
 
 if TYPE_CHECKING:
     from normgauge.lab import Comparison
+    from normgauge.lab.compare import ShardDone
 
+OPTIMIZERS = ("sgd", "momentum", "adamw", "muon", "sphere-sgd", "sphere-adam")
+NORMS = (
+    "Normalizers, comma-separated; `all` for every registered one; `as built` for a model that is no factory "
+    "[default: none,batch,layer,group,instance,weight]."
+)
+ARM = "knob=value,value: compare these too, as optimizer=sgd,adamw, clip=none,1 or place=pre,post; again for more."
 DATA = (
-    "digits, gaussian, cifar10, cifar100, fashion-mnist (see `normgauge data`), the path of a folder of images, or "
-    "package.module:function; cifar10:10000/1000/2000 takes that many [default: digits, or gaussian for dln]."
+    "digits, text, gaussian, cifar10, cifar100, fashion-mnist (see `normgauge data`), the path of a folder of images, "
+    "or package.module:function; cifar10:10000/1000/2000 takes that many "
+    "[default: digits; gaussian for dln, text for gpt]."
 )
 
 
 def compare(
-    model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, or package.module:factory.")] = "vgg",
+    model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, gpt, or package.module:factory.")] = "vgg",
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
-    norms: Annotated[str, typer.Option(help="Normalizers, comma-separated; `all` for every registered one.")] = (
-        "none,batch,layer,group,instance,weight"
-    ),
+    norms: Annotated[str | None, typer.Option(help=NORMS)] = None,
     rates: Annotated[str | None, typer.Option(help="Learning rates to tune over, comma-separated.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per setting.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of SGD per run.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per run.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Race: add seeds until it is decided or this is spent.")] = None,
+    margin: Annotated[
+        float | None, typer.Option(help="Of a race: the largest difference that does not matter.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}, or package.module:function.")] = "sgd",
+    weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
+    schedule: Annotated[str, typer.Option(help="constant, cosine, step, warmup or warmup-cosine.")] = "constant",
+    clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.")] = None,
+    augment: Annotated[bool, typer.Option("--augment", help="Shift and flip images.")] = False,
+    train_step: Annotated[
+        str | None, typer.Option(help="package.module:train_step(network, batch, optimizer).")
+    ] = None,
+    loss: Annotated[str | None, typer.Option(help="package.module:loss(outputs, targets).")] = None,
+    metric: Annotated[str | None, typer.Option(help="package.module:metric(outputs, targets), to judge by.")] = None,
+    better: Annotated[str, typer.Option(help="higher or lower, of the metric.")] = "higher",
+    arm: Annotated[list[str] | None, typer.Option(help=ARM)] = None,
     size: Annotated[str, typer.Option(help="smoke proves it works; small answers in minutes.")] = "small",
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes [default: one per core].")] = None,
     cluster: Annotated[str | None, typer.Option(help="Address of a Dask scheduler that runs them instead.")] = None,
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts; join with normgauge merge.")] = None,
     ddp: Annotated[int, typer.Option(min=1, help="Processes that share each run's batches.")] = 1,
     statistics: Annotated[str, typer.Option(help="With --ddp: replica or synced batch statistics.")] = "replica",
+    live: Annotated[bool, typer.Option("--live", help="Serve the page on this machine while runs finish.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the store and report.html.")] = Path("normgauge-out"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
 ) -> None:
-    """Train one network under several normalizers and say which one to use here.
+    """Train one network under several normalizers, optimizers or other knobs, and say which one to use here.
 
     Finished runs are kept in OUT/runs.sqlite: interrupt at any time and run the same command again to go on.
     """
+    from normgauge.lab import Recipe, compare_shard
     from normgauge.lab import compare as run_comparison
-    from normgauge.lab import compare_shard
     from normgauge.lab.compare import ShardDone
+    from normgauge.lab.question import comparison_study
     from normgauge.lab.runs.executors import cluster_executor
     from normgauge.lab.runs.sweep import parse_shard
     from normgauge.report import page_of_store
+    from normgauge.store import STORE_NAME
 
     check_folder(out)
+    if shard is not None and minutes is not None:
+        rule, step = "a race decides as it goes, so that it has no shards", "Leave out --shard or --minutes"
+        raise InputError("--shard", rule, "both", step)
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = console(stderr=True)
-    job: Callable[..., Comparison | ShardDone]
-    job = run_comparison if shard is None else partial(compare_shard, parse_shard(shard))
+    recipe = Recipe(
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        schedule=schedule,
+        clip=clip,
+        augment=augment,
+        train_step=train_step,
+        loss=loss,
+        metric=metric,
+        better=better,
+    )
+    asked: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "norms": None if norms is None else _names(norms),
+        "rates": _numbers(rates),
+        "seeds": seeds,
+        "steps": steps,
+        "batch": batch,
+        "size": size,
+        "ddp": ddp,
+        "statistics": statistics,
+        "recipe": recipe,
+        "arms": dict(map(_arm, arm or ())),
+    }
+    serving = serve_live(partial(_live_page, out / STORE_NAME), notes.print) if live else nullcontext()
+    result: Comparison | ShardDone
     try:
-        with cluster_executor(cluster) if cluster else nullcontext(jobs) as executor:
-            result = job(
-                model=model,
-                data=data,
-                norms=_names(norms),
-                rates=_numbers(rates),
-                seeds=seeds,
-                steps=steps,
-                batch=batch,
-                size=size,
-                ddp=ddp,
-                statistics=statistics,
-                out=out,
-                executor=executor,
-            )
+        with cluster_executor(cluster) if cluster else nullcontext(jobs) as executor, serving:
+            if shard is None:
+                result = run_comparison(**asked, minutes=minutes, margin=margin, out=out, executor=executor)
+            else:
+                result = compare_shard(parse_shard(shard), comparison_study(**asked), out=out, executor=executor)
     except KeyboardInterrupt:
         notes.print(f"\nInterrupted. Finished runs are in {out}; run the same command again to go on from there.")
         raise typer.Exit(130) from None
@@ -149,6 +195,34 @@ def _names(text: str) -> list[str]:
     if not names:
         raise InputError("--norms", "name at least one normalizer", repr(text), f"Known: {', '.join(registry.names())}")
     return names
+
+
+def _arm(text: str) -> tuple[str, list[Any]]:
+    """Read `knob=value,value`: numbers, true, false and none as such, all else as words."""
+    knob, _, values = text.partition("=")
+    parts = [part.strip() for part in values.split(",") if part.strip()]
+    if not knob.strip() or not parts:
+        raise InputError("--arm", "knob=value,value", repr(text), "Write --arm optimizer=sgd,adamw, for instance")
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    return knob.strip(), [words[part] if part in words else _number(part) for part in parts]
+
+
+def _number(part: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(part)
+        except ValueError:
+            continue
+    return part
+
+
+def _live_page(store: Path) -> str:
+    """Return the page of a store as it stands, which loads itself anew."""
+    from normgauge.report import live_page
+
+    if not store.exists():
+        return "<!doctype html><meta http-equiv=refresh content=2><title>normgauge</title>No run has finished yet."
+    return live_page(store, seconds=10)
 
 
 def _numbers(text: str | None) -> list[float] | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any
 
 import typer
@@ -27,24 +31,10 @@ def watch(
         rule = "the folder must hold the log of a monitored run"
         raise StoreError("watch", rule, str(folder), "Start one: ng.Monitor(model, optimizer, sinks=['run'])")
 
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            kinds = {"/": "text/html", "/log": "text/plain"}
-            if self.path not in kinds:
-                self.send_error(404)
-                return
-            text = log.read_text(encoding="utf-8") if self.path == "/log" else watch_page("", title, live=True)
-            self.send_response(200)
-            self.send_header("Content-Type", f"{kinds[self.path]}; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Stay silent: the terminal shows the address."""
-
     try:
         if not once:
-            with ThreadingHTTPServer(("127.0.0.1", port), Pages) as server:
+            pages = {"/": partial(watch_page, "", title, live=True), "/log": partial(log.read_text, encoding="utf-8")}
+            with ThreadingHTTPServer(("127.0.0.1", port), _handler(pages)) as server:
                 typer.echo(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends and writes the page)")
                 server.serve_forever()
     except KeyboardInterrupt:
@@ -55,3 +45,36 @@ def watch(
         page = folder / "monitor.html" if out is None else out
         write_whole(page, watch_page(log.read_text(encoding="utf-8"), title))
         typer.echo(page)
+
+
+@contextmanager
+def serve_live(page: Callable[[], str], say: Callable[[str], object]) -> Iterator[None]:
+    """Serve a page on a free port of 127.0.0.1 meanwhile, and say where."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler({"/": page})) as server:
+        say(f"http://127.0.0.1:{server.server_address[1]}/ shows the runs as they finish")
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def _handler(pages: Mapping[str, Callable[[], str]]) -> type[BaseHTTPRequestHandler]:
+    """Return a handler of these pages: the root as HTML, others as text."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path not in pages:
+                self.send_error(404)
+                return
+            text = pages[self.path]()
+            self.send_response(200)
+            self.send_header("Content-Type", f"text/{'html' if self.path == '/' else 'plain'}; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Stay silent: the terminal shows the address."""
+
+    return Pages

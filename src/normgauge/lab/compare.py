@@ -2,137 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import shlex
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeVar
 
-from normgauge.documents import ComparisonDocument
-from normgauge.errors import InputError, unknown_name
+from normgauge.documents import Arm, ComparisonDocument
+from normgauge.errors import InputError
 from normgauge.lab import data as datasets
-from normgauge.lab import models
-from normgauge.lab.comparison import METRICS, Comparison, judge
-from normgauge.lab.imports import name_of
-from normgauge.lab.runs.digests import own_digests
+from normgauge.lab.comparison import METRICS, Comparison, judge, name_arms, primary_metric
+from normgauge.lab.question import arm_rates, command_of, comparison_study, first_round, is_own_grid
+from normgauge.lab.race import Pair, Race, Trial, halve, in_words, race, setting_beyond
+from normgauge.lab.runs.costs import measure_costs
+from normgauge.lab.runs.executors import Workers
 from normgauge.lab.runs.provenance import provenance
-from normgauge.lab.runs.replicas import STATISTICS
+from normgauge.lab.runs.recipe import Recipe, equip
 from normgauge.lab.runs.sweep import part_of, sweep
-from normgauge.lab.sentence import Exam
+from normgauge.lab.sentence import Exam, RaceEnd, twins
 from normgauge.lab.study import Study
-from normgauge.store import STORE_NAME, Store, spec_id
+from normgauge.records import Run
+from normgauge.store import DONE, STORE_NAME, Store, spec_id
 
-DEFAULT_NORMS = ("none", "batch", "layer", "group", "instance", "weight")
-# What each size fixes: smoke proves that everything works, small gives an answer in under three minutes.
-SIZES: dict[str, dict[str, Any]] = {
-    "smoke": {"rates": (0.1, 1.0), "seeds": 2, "tuning_seeds": 1, "steps": 12, "measured": 2},
-    "small": {"rates": (0.03, 0.1, 0.3, 1.0, 3.0), "seeds": 8, "tuning_seeds": 2, "steps": 80, "measured": 4},
-}
-
-
-def comparison_study(
-    *,
-    model: str | Callable[..., Any] = "vgg",
-    data: str | Callable[..., Any] | None = None,
-    norms: Sequence[str] = DEFAULT_NORMS,
-    rates: Sequence[float] | None = None,
-    seeds: int | None = None,
-    steps: int | None = None,
-    batch: int | None = None,
-    size: str = "small",
-    ddp: int = 1,
-    statistics: str = "replica",
-) -> Study:
-    """Return the study `compare` runs, after checking every name and number in it.
-
-    Args:
-        model: mlp, vgg, resnet, dln, or a function `factory(norm) -> nn.Module` of a module, or its name
-            `package.module:factory`. Its source belongs to the identity of the runs: see `lab.imports.code_digests`.
-        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
-            The arrays of a path or function belong to the identity of the runs.
-        norms: names of the normalizer registry.
-        rates: learning rates of SGD, tuned for each normalizer; where the best of the size's own grid of three or more
-            is its smallest or largest, one more beyond it is tried. Rates of your own are taken as they are.
-        seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
-        steps: how many steps of SGD.
-        batch: the batch size; full batch for the Gaussian regression, else 128.
-        size: "smoke" or "small", which gives what is not said.
-        ddp: processes that share each run's batches.
-        statistics: with `ddp` > 1, "replica" (each process its own batch statistics) or "synced" (those of all).
-
-    Raises:
-        UnknownNameError: for a model, data set or normalizer that is not known.
-        InputError: for numbers out of range.
-    """
-    if size not in SIZES:
-        raise unknown_name("size", size, SIZES)
-    if statistics not in STATISTICS:
-        raise unknown_name("statistics", statistics, STATISTICS)
-    model = name_of(model) if callable(model) else model
-    data = name_of(data) if callable(data) else data
-    preset = SIZES[size]
-    dataset = datasets.load(data or ("gaussian" if model == "dln" else "digits"))
-    chosen = tuple(float(rate) for rate in (rates or preset["rates"]))
-    count = preset["steps"] if steps is None else steps
-    if not all(0 < rate < math.inf for rate in chosen) or count < 1 or (batch is not None and batch < 2):
-        raise InputError(
-            "compare",
-            "rates are positive and finite, steps at least 1, the batch at least 2",
-            f"rates={list(chosen)}, steps={count}, batch={batch}",
-            "Correct the option",
-        )
-    whole = batch or (len(dataset.train[1]) if dataset.task == "regression" else min(128, len(dataset.train[1])))
-    if ddp > 1 and (whole < ddp or whole % ddp):
-        rule = "the batch is a multiple of the number of processes that share it"
-        raise InputError("compare", rule, f"batch={whole}, ddp={ddp}", f"Pass --batch {ddp * (whole // ddp or 1)}")
-    for norm in dict.fromkeys(norms):
-        models.build(model, norm, dataset.shape, dataset.classes, seed=0)  # fail before the first run, by name
-    samples = len(dataset.train[1])
-    repeats = preset["seeds"] if seeds is None else seeds
-    regression = dataset.task == "regression"
-    return Study(
-        name="compare",
-        title=f"Which normalizer for {model} on {dataset.name}?",
-        question=f"How do training, curvature and landscape of {model} on {dataset.name} depend on the normalizer?",
-        scientific={"norm": list(dict.fromkeys(norms))},
-        nuisance={"lr": list(chosen)},
-        fixed={
-            "model": model,
-            "data": dataset.name,
-            "optimizer": "sgd",
-            "steps": count,
-            "batch": whole,
-            "measure_at": measuring_steps(count, preset["measured"]),
-            "measure_batch": min(64, samples),
-            "target_loss": 1.0 if regression else 0.5,
-            **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
-            **own_digests(model, dataset),
-        },
-        seeds=repeats,
-        tuning_seeds=min(preset["tuning_seeds"], repeats),
-        cite=("santurkar2018", "ioffe2015"),
-    )
-
-
-def measuring_steps(steps: int, count: int) -> list[int]:
-    """Return `count` steps at which to measure: the start, the end, and more of them early, when most happens.
-
-    Examples:
-        >>> measuring_steps(80, 5)
-        [0, 5, 20, 45, 80]
-    """
-    return sorted({round(steps * (index / (count - 1)) ** 2) for index in range(count)})
+T = TypeVar("T")
+#: Seeds of a race that are measured in full: the others are for the answer alone.
+MEASURED_SEEDS = 3
 
 
 def compare(
     *,
     model: str | Callable[..., Any] = "vgg",
     data: str | Callable[..., Any] | None = None,
-    norms: Sequence[str] = DEFAULT_NORMS,
+    norms: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
     seeds: int | None = None,
     steps: int | None = None,
@@ -140,32 +48,46 @@ def compare(
     size: str = "small",
     ddp: int = 1,
     statistics: str = "replica",
+    recipe: Recipe | None = None,
+    arms: Mapping[str, Sequence[Any]] | None = None,
+    minutes: float | None = None,
+    margin: float | None = None,
     out: str | Path = "normgauge-out",
     executor: Executor | int | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Train the same network under several normalizers and say which one to use here, or that one cannot tell.
+    """Train the same network in several ways and say which one to use here, or what it would cost to tell.
 
-    Each normalizer's learning rate is tuned on validation data; arms are compared on test data, paired by seed.
-    Finished runs are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
+    Each arm's learning rate is tuned on validation data; arms are compared on test data, paired by seed. Finished runs
+    are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
 
-    Kind: estimate, with 95 % intervals over seeds. Cost: norms x (2 rates + seeds - 2) runs, and 2 for each
-    normalizer whose best rate was at the edge of the grid.
+    With `minutes` the arms race: rates are searched by halving on seeds of their own (`lab.race.halve`), then seeds are
+    added where they decide (`lab.race.race`) until the answer is known or the time is spent. Without, every arm gets
+    all its rates on two seeds, one rate more where the best is the edge of the optimizer's own grid, and all seeds at
+    its best rate.
+
+    Kind: estimate, with 95 % intervals over seeds, in a race over all its looks. Cost: a race about arms x (1.5 rates +
+    4 to 64 seeds) runs; else arms x (2 rates + seeds - 2).
 
     Args:
-        model: mlp, vgg, resnet, dln, or a function `factory(norm) -> nn.Module` of a module, or its name
-            `package.module:factory`. Its source belongs to the identity of the runs: see `lab.imports.code_digests`.
-        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, else digits.
-            The arrays of a path or function belong to the identity of the runs.
-        norms: names of the normalizer registry.
-        rates: learning rates of SGD, tuned for each normalizer; where the best of the size's own grid of three or more
-            is its smallest or largest, one more beyond it is tried. Rates of your own are taken as they are.
-        seeds: how many seeds at each normalizer's best rate; the rates themselves are tried on two of them.
-        steps: how many steps of SGD.
+        model: mlp, vgg, resnet, dln, gpt; a function `factory(norm) -> nn.Module` of a module, or its name
+            `package.module:factory`; or a function of no normalizer that builds one network, whose normalizers are then
+            exchanged by `ng.swap_norms`. Its source belongs to the runs' identity: see `lab.imports.code_digests`.
+        data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, text for gpt,
+            else digits. The arrays of a path or function belong to the identity of the runs.
+        norms: names of the normalizer registry; "as built" too for a network without a factory.
+        rates: learning rates, tuned for each arm; by default those usual for the optimizer.
+        seeds: how many seeds at each arm's best rate; of a race, at most.
+        steps: how many steps of the optimizer.
         batch: the batch size; full batch for the Gaussian regression, else 128.
         size: "smoke" or "small", which gives what is not said.
         ddp: processes that share each run's batches.
         statistics: with `ddp` > 1, "replica" (each process its own batch statistics) or "synced" (those of all).
+        recipe: optimizer, schedule, clipping, augmentation, own step, loss and metric; plain SGD by default.
+        arms: knob -> values to compare beside the normalizers: any knob of the recipe, steps, batch, or a keyword of
+            the factory (gpt: place, qk, width, depth, heads). Every combination is an arm.
+        minutes: the budget of a race.
+        margin: of a race, the largest difference that does not matter; 0.005 for accuracies (half a point), else 0.
         out: the folder of the store.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
         progress: show a progress bar on stderr.
@@ -184,16 +106,181 @@ def compare(
         size=size,
         ddp=ddp,
         statistics=statistics,
+        recipe=recipe,
+        arms=arms,
+        raced=minutes is not None,
     )
     with Store(Path(out) / STORE_NAME) as store:
-        sweep(study, store, executor=executor, progress=progress, label="tuning the rates")
-        specs = study.plan()
+        if minutes is not None:
+            return race_study(study, store, minutes=minutes, margin=margin, executor=executor, progress=progress)
+        specs = first_round(study)
+        sweep(specs, store, executor=executor, progress=progress, label="tuning the rates")
         for label, round_after in (("beyond the grid", _beyond_the_grid), ("more seeds", _second_round)):
             more = round_after(study, conclude(study, store, specs))
             if more:
                 sweep(more, store, executor=executor, progress=progress, label=label)
                 specs += more
-        return conclude(study, store, specs)
+        return conclude(study, store, specs, priced=True)
+
+
+def race_study(
+    study: Study,
+    store: Store,
+    *,
+    minutes: float,
+    margin: float | None = None,
+    executor: Executor | int | None = None,
+    progress: bool = True,
+) -> Comparison:
+    """Search the rates by halving, then let the arms race until the answer is known or the minutes are spent.
+
+    Args:
+        study: of `comparison_study(raced=True)`: the seeds that tune are not judged.
+        store: where finished runs are; what it holds already costs no time.
+        minutes: the budget.
+        margin: the largest difference that does not matter; 0.005 for accuracies, else 0.
+        executor: as in `compare`.
+        progress: as in `compare`.
+    """
+    if not minutes > 0 or not (margin is None or margin >= 0):
+        raise InputError(
+            "race", "minutes are positive, the margin is not negative", f"{minutes}, {margin}", "Correct it"
+        )
+    deadline = time.monotonic() + 60 * minutes
+    with Workers(executor) if not isinstance(executor, Executor) else nullcontext(executor) as crew:
+        runner = _Runner(study, store, crew, deadline, progress)
+        metric, exam = runner.metric, runner.exam
+        chosen = halve(
+            runner.tune,
+            {name: arm_rates(study, spec) for name, spec in runner.arms.items()},
+            higher=metric.better == "higher",
+            extend=all(is_own_grid(study, arm_rates(study, spec), spec) for spec in runner.arms.values()),
+        )
+        terms = RaceEnd(None, study.tried, (0.005 if metric.unit == "%" else 0.0) if margin is None else margin)
+
+        def finish(ended: RaceEnd, *, priced: bool = False) -> Comparison:
+            return conclude(study, store, runner.specs, ended=ended, minutes=minutes, priced=priced)
+
+        if time.monotonic() > deadline or not chosen:
+            return finish(replace(terms, note=_budget_too_small(runner, minutes)))
+        runner.rates = chosen
+        same = twins([Arm(runner.knobs[name], {}, 0, {}, name=name) for name in chosen], store.runs(runner.ids()))
+        racing = [name for name in chosen if name not in same]
+        if len(racing) < 2:  # nothing to race: its seeds are run as far as the budget goes
+            runner.judge([(name, seed) for seed in list(study.judged)[:MEASURED_SEEDS] for name in racing])
+            return finish(replace(terms, race=Race(racing[0], MEASURED_SEEDS, {})), priced=True)
+        ended = race(
+            runner.judge,
+            racing,
+            higher=metric.better == "higher",
+            margin=terms.margin,
+            least=1 / exam.samples if metric.unit == "%" else 0.0,
+            bounds=metric.bounds,
+            seeds=study.seeds,
+            first_seed=study.tried,
+            budget=deadline - time.monotonic(),
+            price=runner.price,
+            on_look=lambda state: finish(replace(terms, race=state)),
+        )
+        note = _budget_too_small(runner, minutes)
+        return finish(replace(terms, race=ended if ended.seeds else None, note=note), priced=ended.seeds > 0)
+
+
+def _budget_too_small(runner: _Runner, minutes: float) -> str:
+    done = len(runner.finished())
+    more = in_words(runner.first_look_seconds())
+    return (
+        f"{minutes:g} minutes were too few, {done} runs are kept. The first look at the arms takes about {more} more: "
+        f"run the same command again, with more --minutes."
+    )
+
+
+class _Runner:
+    """Runs what a race asks for into the store, and remembers which specs those were."""
+
+    def __init__(self, study: Study, store: Store, crew: Executor | Workers, deadline: float, progress: bool) -> None:
+        self.study, self.store, self.crew, self.deadline, self.progress = study, store, crew, deadline, progress
+        knobs = [dict(zip(study.scientific, v, strict=True)) for v in itertools.product(*study.scientific.values())]
+        self.knobs = dict(zip(name_arms(knobs), knobs, strict=True))
+        self.arms = {name: {**study.fixed, **some} for name, some in self.knobs.items()}
+        dataset = equip(datasets.load(study.fixed["data"]), study.fixed)
+        self.metric, self.exam = primary_metric(dataset, study.fixed), Exam.of(dataset)
+        self.specs: list[dict[str, Any]] = []
+        self.rates: dict[str, float] = {}
+
+    def tune(self, trials: Sequence[Trial]) -> dict[Trial, float]:
+        """Run trials of rates, which read the validation data and little else."""
+        specs = {(name, rate, seed): {**self._light(name), "lr": rate, "seed": seed} for name, rate, seed in trials}
+        return self._scores(specs, self.metric.name.replace("test", "validation"), "searching the rates")
+
+    def judge(self, pairs: Sequence[Pair]) -> dict[Pair, float]:
+        """Run arms at their rates; the first seeds are measured in full."""
+        specs = {(name, seed): self._judged(name, seed) for name, seed in pairs}
+        return self._scores(specs, self.metric.name, f"racing {len({name for name, _ in pairs})} arms")
+
+    def price(self, pairs: Sequence[Pair]) -> float:
+        """Return about how many seconds runs take that are not stored yet."""
+        there, pace = self.store.finished(), self._pace()
+        missing = [name for name, seed in pairs if spec_id(self._judged(name, seed)) not in there]
+        return sum(pace[name] for name in missing) / min(self._jobs(), max(len(missing), 1))
+
+    def first_look_seconds(self) -> float:
+        """Return about how long it takes from here to the first look."""
+        seeds = list(self.study.judged)[:4]
+        if self.rates:
+            return self.price([(name, seed) for name in self.rates for seed in seeds])
+        tries = sum(1.5 * len(arm_rates(self.study, spec)) + len(seeds) for spec in self.arms.values())
+        return max(0.0, tries - len(self.finished())) * fmean(self._pace().values()) / self._jobs()
+
+    def _jobs(self) -> int:
+        return self.crew.jobs if isinstance(self.crew, Workers) else getattr(self.crew, "_max_workers", 1)
+
+    def _pace(self) -> dict[str, float]:
+        """Return arm -> mean seconds of its runs, the judged ones if there are any; of all arms' if it has none."""
+        runs = [run for run in self.finished() if run.status in DONE]
+        usual = fmean(run.seconds for run in runs) if runs else 1.0
+        pace = {}
+        for name, knobs in self.knobs.items():
+            own = [run for run in runs if all(run.spec[knob] == value for knob, value in knobs.items())]
+            judged = [run for run in own if run.spec["seed"] >= self.study.tried]
+            pace[name] = fmean(run.seconds for run in judged or own) if own else usual
+        return pace
+
+    def ids(self) -> list[str]:
+        """Return the ids of all runs asked for so far."""
+        return [spec_id(spec) for spec in self.specs]
+
+    def finished(self) -> list[Run]:
+        """Return those that were run."""
+        return self.store.runs(self.ids())
+
+    def _light(self, name: str) -> dict[str, Any]:
+        spec = self.arms[name]
+        return {**spec, "measure_at": [0, spec["steps"]], "measure_batch": 0}
+
+    def _judged(self, name: str, seed: int) -> dict[str, Any]:
+        full = seed - self.study.tried < MEASURED_SEEDS
+        spec = self.arms[name] if full else self._light(name)
+        return {**spec, "lr": self.rates[name], "seed": seed}
+
+    def _scores(self, specs: Mapping[T, dict[str, Any]], reading: str, label: str) -> dict[T, float]:
+        new = [spec for spec in specs.values() if spec not in self.specs]
+        self.specs += new
+        sweep(
+            list(specs.values()),
+            self.store,
+            executor=self.crew,
+            progress=self.progress,
+            label=label,
+            deadline=self.deadline,
+        )
+        runs = {spec_id(run.spec): run for run in self.store.runs([spec_id(spec) for spec in specs.values()])}
+        there = {key: runs[spec_id(spec)] for key, spec in specs.items() if spec_id(spec) in runs}
+        return {key: math.nan if not run.ok else _number(run.last(reading)) for key, run in there.items()}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)
@@ -211,17 +298,8 @@ class ShardDone:
 
 def compare_shard(
     shard: tuple[int, int],
+    study: Study,
     *,
-    model: str | Callable[..., Any] = "vgg",
-    data: str | Callable[..., Any] | None = None,
-    norms: Sequence[str] = DEFAULT_NORMS,
-    rates: Sequence[float] | None = None,
-    seeds: int | None = None,
-    steps: int | None = None,
-    batch: int | None = None,
-    size: str = "small",
-    ddp: int = 1,
-    statistics: str = "replica",
     out: str | Path = "normgauge-out",
     executor: Executor | int | None = None,
     progress: bool = True,
@@ -234,33 +312,12 @@ def compare_shard(
 
     Args:
         shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
-        model: as in `compare`, and the same for all shards; so are the settings that follow.
-        data: as in `compare`.
-        norms: as in `compare`.
-        rates: as in `compare`.
-        seeds: as in `compare`.
-        steps: as in `compare`.
-        batch: as in `compare`.
-        size: as in `compare`.
-        ddp: as in `compare`.
-        statistics: as in `compare`.
+        study: of `comparison_study`, the same for all shards.
         out: the folder of this shard's store; no two shards may share one.
         executor: as in `compare`.
         progress: show a progress bar on stderr.
     """
-    study = comparison_study(
-        model=model,
-        data=data,
-        norms=norms,
-        rates=rates,
-        seeds=seeds,
-        steps=steps,
-        batch=batch,
-        size=size,
-        ddp=ddp,
-        statistics=statistics,
-    )
-    plan, label = study.plan(), f"shard {shard[0]}/{shard[1]}"
+    plan, label = first_round(study), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:
         number, specs = 1, plan
         for round_after in (_beyond_the_grid, _second_round):
@@ -276,39 +333,72 @@ def compare_shard(
 
 
 def _beyond_the_grid(study: Study, first: Comparison) -> list[dict[str, Any]]:
-    """Return one more rate for each normalizer whose best one is the smallest or largest of the size's own grid.
+    """Return one more rate for each arm whose best one is the smallest or largest of the optimizer's own grid.
 
     A grid of two has nothing between its ends, so that every choice would extend it: it is left as it is.
     """
-    grid = sorted(study.nuisance["lr"])
-    if len(grid) < 3 or tuple(grid) != SIZES[_size_of(study)]["rates"]:
-        return []
-    # the grid goes on in the rhythm of its last two steps: 0.3, 1, 3 is followed by 10
-    beyond = {grid[0]: grid[1] * grid[0] / grid[2], grid[-1]: grid[-2] * grid[-1] / grid[-3]}
-    return [
-        {**study.fixed, "norm": norm, "lr": float(f"{beyond[setting['lr']]:.2g}"), "seed": seed}
-        for seed in range(study.tried)
-        for norm, setting in first.chosen.items()
-        if setting["lr"] in beyond
-    ]
+    more = []
+    for arm in first.document.arms:
+        spec = {**study.fixed, **arm.knobs}
+        rates = arm_rates(study, spec)
+        further = setting_beyond(rates, arm.setting.get("lr")) if is_own_grid(study, rates, spec) else None
+        if further is not None:
+            more += [{**spec, "lr": further, "seed": seed} for seed in range(study.tried)]
+    return sorted(more, key=lambda spec: int(spec["seed"]))
 
 
 def _second_round(study: Study, first: Comparison) -> list[dict[str, Any]]:
-    return study.confirmation([{"norm": norm, **setting} for norm, setting in first.chosen.items()])
+    return study.confirmation([{**arm.knobs, **arm.setting} for arm in first.document.arms if arm.setting])
 
 
-def conclude(study: Study, store: Store, specs: Sequence[dict[str, Any]]) -> Comparison:
-    """Judge the stored runs of these specs, and write what was found beside them."""
+def conclude(
+    study: Study,
+    store: Store,
+    specs: Sequence[dict[str, Any]],
+    *,
+    ended: RaceEnd | None = None,
+    minutes: float | None = None,
+    priced: bool = False,
+) -> Comparison:
+    """Judge the stored runs of these specs, and write what was found beside them.
+
+    Args:
+        study: the question.
+        store: where the runs are.
+        specs: of the runs.
+        ended: how a race ended.
+        minutes: the budget it had.
+        priced: whether to measure what a step of each arm costs, which takes some seconds.
+    """
     ids = tuple(spec_id(spec) for spec in specs)
     runs = store.runs(ids)
-    exam = Exam.of(datasets.load(study.fixed["data"]))
-    arms, answer, decided = judge(runs, tuning_seeds=study.tried, exam=exam, rates=study.nuisance["lr"])
-    document = replace(_blank_document(study), arms=arms, answer=answer, decided=decided, runs=ids)
+    dataset = equip(datasets.load(study.fixed["data"]), study.fixed)
+    terms: dict[str, Any] = {
+        "tuning_seeds": study.tried,
+        "exam": Exam.of(dataset),
+        "rates": study.nuisance["lr"],
+        "asked": study.scientific,
+        "primary": primary_metric(dataset, study.fixed),
+        "ended": ended,
+    }
+    found = judge(runs, **terms)
+    if priced:
+        lines = [arm for arm in found.arms if arm.setting]
+        costs = measure_costs({arm.title: {**study.fixed, **arm.knobs, **arm.setting, "seed": 0} for arm in lines})
+        found = judge(runs, **terms, costs=costs)
+    document = replace(
+        _blank_document(study, minutes, None if ended is None else ended.margin),
+        metrics=tuple(dict.fromkeys((terms["primary"], *METRICS))),
+        arms=found.arms,
+        answer=found.answer,
+        decided=found.decided,
+        runs=ids,
+    )
     store.put_document(document)
     return Comparison(document, store.path, Counter(run.status for run in runs))
 
 
-def _blank_document(study: Study) -> ComparisonDocument:
+def _blank_document(study: Study, minutes: float | None = None, margin: float | None = None) -> ComparisonDocument:
     return ComparisonDocument(
         question=study.describe(),
         metrics=METRICS,
@@ -317,35 +407,6 @@ def _blank_document(study: Study) -> ComparisonDocument:
         decided=False,
         runs=(),
         provenance=provenance(),
-        command=command_of(study),
+        command=command_of(study, minutes, margin),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _size_of(study: Study) -> str:
-    """Return the size whose presets the study has where no option says otherwise: measured steps and tuning seeds."""
-    steps, measured = study.fixed["steps"], list(study.fixed["measure_at"])
-    return next(
-        size
-        for size, preset in SIZES.items()
-        if measuring_steps(steps, preset["measured"]) == measured
-        and min(preset["tuning_seeds"], study.seeds) == study.tried
-    )
-
-
-def command_of(study: Study) -> str:
-    """Return the command that runs this comparison again, from any machine that has the model and the data."""
-    fixed = study.fixed
-    words = {
-        "--model": fixed["model"],
-        "--data": fixed["data"],
-        "--norms": ",".join(study.scientific["norm"]),
-        "--rates": ",".join(f"{rate:g}" for rate in study.nuisance["lr"]),
-        "--seeds": str(study.seeds),
-        "--steps": str(fixed["steps"]),
-        "--batch": str(fixed["batch"]),
-        "--size": _size_of(study),
-    }
-    if "ddp" in fixed:
-        words |= {"--ddp": str(fixed["ddp"]), "--statistics": fixed["statistics"]}
-    return "normgauge compare " + " ".join(f"{option} {shlex.quote(value)}" for option, value in words.items())

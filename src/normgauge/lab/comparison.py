@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
-from normgauge.lab.sentence import Exam, write_answer
-from normgauge.records import Reading, Run, format_number, format_table, plain
+from normgauge.lab.data import Dataset
+from normgauge.lab.sentence import Exam, RaceEnd, write_answer
+from normgauge.records import Reading, Run, Spec, format_number, format_table, plain
 from normgauge.results import Result
 from normgauge.stats import Bounds, Choice, Interval, choose, interval
 
@@ -42,6 +44,9 @@ METRICS = (
     Metric("fgsm_accuracy", "accuracy under FGSM", "Test accuracy under FGSM of radius 0.2.", **SIDE),
     Metric("noise_accuracy", "under weight noise", "Test accuracy with 20 % noise on filters.", **SIDE),
     Metric("weight_norm", "weight norm", "Norm of all weight tensors at the end.", bounds=SIZE),
+    Metric("step_time", "step time", "Milliseconds of one step, one thread, arms taking turns.", "ms", **LOW),
+    Metric("memory", "memory", "Held for a step: weights, gradients, optimizer, activations.", "MB", **LOW),
+    Metric("seconds_to_target", "seconds to target", "Steps to the target times the step time.", "s", **LOW),
 )  # fmt: skip
 _NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
@@ -77,11 +82,11 @@ class Comparison(Result):
 
     @property
     def chosen(self) -> dict[str, dict[str, float]]:
-        """Normalizer -> the tuned setting; without those of which no run finished."""
-        return {arm.knobs["norm"]: dict(arm.setting) for arm in self.document.arms if arm.setting}
+        """Arm -> the tuned setting; without those of which no run finished."""
+        return {arm.title: dict(arm.setting) for arm in self.document.arms if arm.setting}
 
     def _title(self) -> str:
-        return "Each normalizer at its own best learning rate: mean (95 % interval over seeds)"
+        return "Each arm at its own best learning rate: mean (95 % interval over seeds)"
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -96,7 +101,7 @@ class Comparison(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the primary metric of every arm, the best first, with half the width of its interval."""
         metric = self._primary()
-        intervals = [(arm.knobs["norm"], arm.values.get(metric.name, _NOTHING)) for arm in self.document.arms]
+        intervals = [(arm.title, arm.values.get(metric.name, _NOTHING)) for arm in self.document.arms]
         return tuple(
             Reading.measured(
                 f"{metric.title}, {norm}",
@@ -112,7 +117,8 @@ class Comparison(Result):
         return self.answer
 
     def _primary(self) -> Metric:
-        return ACCURACY if any(ACCURACY.name in arm.values for arm in self.document.arms) else LOSS
+        there = [m for m in self.document.metrics if any(m.name in arm.values for arm in self.document.arms)]
+        return there[0] if there else LOSS
 
     def __str__(self) -> str:
         """Return the table with intervals, what to know about the chosen rates, then the answer."""
@@ -123,7 +129,7 @@ class Comparison(Result):
         """Return the rows as text, each metric as `mean (low..high)`."""
         arms = self.document.arms
         shown = [m for m in self.document.metrics if m.brief and any(m.name in arm.values for arm in arms)]
-        if ACCURACY in shown:
+        if shown and shown[0] != LOSS:
             shown = [metric for metric in shown if metric != LOSS]
         table = []
         for arm in arms:
@@ -141,49 +147,135 @@ class Comparison(Result):
         from normgauge.charts import intervals
 
         arms, metric = self.document.arms, self._primary()
-        rows = [{**arm.knobs, **plain(arm.values[metric.name])} for arm in arms if metric.name in arm.values]
-        return intervals(rows, value="mean", series="norm", title=metric.title)
+        rows = [{"arm": arm.title, **plain(arm.values[metric.name])} for arm in arms if metric.name in arm.values]
+        return intervals(rows, value="mean", series="arm", title=metric.title)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What stored runs come to: the arms, best first, the sentence, and whether they decide."""
+
+    arms: tuple[Arm, ...]
+    answer: str
+    decided: bool
+
+
+def primary_metric(data: Dataset, spec: Spec) -> Metric:
+    """Return what arms are compared by: a user's own metric, accuracy where samples have a label each, or the loss."""
+    if data.metric is not None:
+        name = str(spec["metric"]).rpartition(":")[2].replace("_", " ")
+        return Metric(
+            "test_metric", f"test {name}", "A user's own metric on the test split.", better=spec.get("better", "higher")
+        )
+    return ACCURACY if data.task == "classification" and data.is_plain else LOSS
 
 
 def judge(
-    runs: Sequence[Run], *, tuning_seeds: int, exam: Exam | None = None, rates: Collection[float] | None = None
-) -> tuple[tuple[Arm, ...], str, bool]:
+    runs: Sequence[Run],
+    *,
+    tuning_seeds: int,
+    exam: Exam | None = None,
+    rates: Collection[float] | None = None,
+    asked: Mapping[str, Sequence[Any]] | None = None,
+    primary: Metric | None = None,
+    ended: RaceEnd | None = None,
+    costs: Mapping[str, Mapping[str, Interval]] | None = None,
+) -> Verdict:
     """Judge stored runs: tune the learning rate of each arm on validation data, compare on test data.
 
     Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
-    not finish is no measurement.
+    not finish is no measurement. After a race, only its own seeds are judged.
+
+    Args:
+        runs: of all arms, tuning included.
+        tuning_seeds: runs with smaller seeds choose the rate.
+        exam: what the test split can show.
+        rates: the grid, to remark on rates beyond it.
+        asked: knob -> values, whose combinations are the arms; the normalizers of the runs if left out.
+        primary: what arms are compared by; accuracy where runs have it, else the test loss.
+        ended: how a race ended, which then decides.
+        costs: arm -> `step_time` and `memory`.
     """
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
-    primary = ACCURACY if accuracy else LOSS
-    choices = choose(
-        [run.row() for run in runs if run.spec["seed"] < tuning_seeds],
+    primary = primary or (ACCURACY if accuracy else LOSS)
+    higher = primary.better == "higher"
+    asked = asked or {"norm": list(dict.fromkeys(run.spec["norm"] for run in runs))}
+    knobs = tuple(asked)
+    tuned = {tuple(run.spec[knob] for knob in knobs) for run in runs if run.spec["seed"] < tuning_seeds}
+    choices = choose(  # an arm of a race with one rate has no runs that tune
+        [
+            run.row()
+            for run in runs
+            if run.spec["seed"] < tuning_seeds or tuple(run.spec[knob] for knob in knobs) not in tuned
+        ],
         by=primary.name.replace("test", "validation"),
         over=("lr",),
-        within=("norm",),
-        higher=accuracy,
+        within=knobs,
+        higher=higher,
     )
-    chosen = {choice.arm["norm"]: choice for choice in choices}
-    arms = [_arm(norm, runs, chosen.get(norm), rates) for norm in dict.fromkeys(run.spec["norm"] for run in runs)]
+    chosen = {tuple(choice.arm.values()): choice for choice in choices}
+    tried = {tuple(run.spec[knob] for knob in knobs) for run in runs}
+    every = list(itertools.product(*asked.values()))
+    names = name_arms([dict(zip(knobs, values, strict=True)) for values in every])
+    judged = [run for run in runs if ended is None or ended.covers(run.spec["seed"])]
+    arms = []
+    for values, name in ((v, name) for v, name in zip(every, names, strict=True) if v in tried):
+        own = [run for run in runs if all(run.spec[knob] == value for knob, value in zip(knobs, values, strict=True))]
+        arm = _arm(
+            dict(zip(knobs, values, strict=True)), own, chosen.get(values), rates=rates, judged=judged, primary=primary
+        )
+        priced = dict((costs or {}).get(name, {}))
+        if priced and "steps_to_target" in arm.values:
+            priced["seconds_to_target"] = arm.values["steps_to_target"].times(priced["step_time"].mean / 1000)
+        arms.append(replace(arm, name=name, values={**arm.values, **priced}))
 
-    def place(arm: Arm) -> tuple[bool, float, str]:
+    def place(arm: Arm) -> tuple[bool, bool, float, str]:
         mean = arm.values.get(primary.name, _NOTHING).mean
-        return math.isnan(mean), -mean if accuracy else mean, arm.knobs["norm"]
+        leads = ended is not None and ended.race is not None and arm.name == ended.race.best
+        return not leads, math.isnan(mean), -mean if higher else mean, arm.name
 
     arms.sort(key=place)
-    return tuple(arms), *write_answer(arms, runs, primary, exam)
+    return Verdict(tuple(arms), *write_answer(arms, runs, primary, exam, ended))
 
 
-def _arm(norm: str, runs: Sequence[Run], choice: Choice | None, rates: Collection[float] | None) -> Arm:
-    own = [run for run in runs if run.spec["norm"] == norm]
+def name_arms(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name for each arm: the values of the knobs in which they differ, or of the first knob.
+
+    Examples:
+        >>> name_arms([{"norm": "batch", "optimizer": "sgd"}, {"norm": "layer", "optimizer": "sgd"}])
+        ['batch', 'layer']
+        >>> name_arms([{"norm": "batch", "clip": 1.0}, {"norm": "batch", "clip": None}])
+        ['clip 1', 'clip none']
+    """
+    differing = [knob for knob in (arms[0] if arms else ()) if len({repr(arm[knob]) for arm in arms}) > 1]
+    return [" ".join(_knob_words(knob, arm[knob]) for knob in differing or list(arm)[:1]) for arm in arms]
+
+
+def _knob_words(knob: str, value: Any) -> str:
+    told = "none" if value is None else format_number(value)
+    return told if isinstance(value, str) else f"{knob} {told}"
+
+
+def _arm(
+    knobs: Mapping[str, Any],
+    own: Sequence[Run],
+    choice: Choice | None,
+    *,
+    rates: Collection[float] | None,
+    judged: Sequence[Run],
+    primary: Metric,
+) -> Arm:
     stable = _stable_up_to(own)
     if choice is None:
-        return Arm({"norm": norm}, {}, 0, {}, stable)
-    finished = _finished_runs(own, choice.arm, choice.setting)
-    values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in METRICS}
+        return Arm(knobs, {}, 0, {}, stable)
+    finished = _finished_runs(judged, choice.arm, choice.setting)
+    columns = dict.fromkeys((primary, *METRICS))
+    values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in columns}
     measured = {name: value for name, value in values.items() if value.n}
     beyond = sorted({run.spec["lr"] for run in own} - set(rates)) if rates else []
+    where = ", ".join(f"{knob} {value}" for knob, value in knobs.items())
     remarks = [
-        f"norm {norm}: lr {format_number(rate)} was tried too: the best was the edge of the grid." for rate in beyond
+        f"{where}: lr {format_number(rate)} was tried too: the best was the edge of the grid." for rate in beyond
     ]
     return Arm(choice.arm, choice.setting, len(finished), measured, stable, (*remarks, *choice.remarks()))
 

@@ -60,15 +60,15 @@ def _refuse_namesake(kind: str, path: str, here: Path, module: ModuleType) -> No
         raise InputError(f"{kind} {path!r}", rule, f"{top} from {origin or 'Python'}", "Rename your file")
 
 
-def call_function(kind: str, path: str, what: str, *arguments: Any) -> Any:
+def call_function(kind: str, path: str, what: str, *arguments: Any, **knobs: Any) -> Any:
     """Import a user's function and call it; see `import_function`."""
     function = import_function(kind, path, what)
     try:
-        return function(*arguments)
+        return function(*arguments, **knobs)
     except NormgaugeError:
         raise
     except Exception as error:
-        given = ", ".join(map(repr, arguments))
+        given = ", ".join(repr(a) if isinstance(a, (str, float)) else type(a).__name__ for a in arguments)
         raise InputError(
             f"{kind} {path!r}", f"the call ({given}) must return", describe_error(error), "Correct it"
         ) from error

@@ -12,6 +12,7 @@ import torch
 
 from normgauge.documents import Arm, Metric
 from normgauge.lab.data import Dataset
+from normgauge.lab.race import Race
 from normgauge.records import Run
 from normgauge.stats import (
     LEAST_SEEDS,
@@ -36,42 +37,89 @@ class Exam:
         samples: how many there are; differences of accuracies below one of them do not exist.
         majority: the share of the most frequent label, which a network that learned nothing gets too; nan where
             targets are no classes.
+        constant: the metric (or loss) of the best answer that does not look at its input, the mean target or the
+            frequencies of the labels; nan where it is not known.
     """
 
     samples: int
     majority: float
+    constant: float = math.nan
 
     @classmethod
     def of(cls, data: Dataset) -> Self:
         """Return that of a dataset."""
-        targets = data.test[1]
+        targets, constant = data.test[1], constant_score(data)
         if data.task != "classification":
-            return cls(len(targets), math.nan)
-        return cls(targets.numel(), int(torch.bincount(targets.reshape(-1)).max()) / targets.numel())
+            return cls(len(targets), math.nan, constant)
+        return cls(targets.numel(), int(torch.bincount(targets.reshape(-1)).max()) / targets.numel(), constant)
+
+
+def constant_score(data: Dataset) -> float:
+    """Return what an answer that does not look at its input gets on the test split; nan where it cannot be had.
+
+    Examples:
+        >>> from normgauge.lab.data import load
+        >>> round(constant_score(load("gaussian")) / float(load("gaussian").test[1].square().sum(1).mean()), 2)
+        1.0
+    """
+    learnt, targets = data.train[1], data.test[1]
+    if data.task == "classification":
+        frequencies = torch.bincount(learnt.reshape(-1), minlength=data.classes) + 1
+        output = frequencies.log().expand(*targets.shape, data.classes)
+    else:
+        output = learnt.mean(0).expand_as(targets)
+    try:
+        return float((data.metric or data.loss)(output, targets))
+    except Exception:  # noqa: BLE001 (a user's own function may want outputs of another shape)
+        return math.nan
+
+
+@dataclass(frozen=True)
+class RaceEnd:
+    """How a race ended, and under which terms it was run.
+
+    Attributes:
+        race: `None` where the budget was spent before it began.
+        first_seed: of its seeds.
+        margin: the largest difference that does not matter.
+        note: what to do where there was no race.
+    """
+
+    race: Race | None
+    first_seed: int
+    margin: float
+    note: str = ""
+
+    def covers(self, seed: int) -> bool:
+        """Whether the seed was judged."""
+        return self.race is not None and 0 <= seed - self.first_seed < self.race.seeds
 
 
 def write_answer(
-    arms: Sequence[Arm], runs: Sequence[Run], metric: Metric, exam: Exam | None = None
+    arms: Sequence[Arm], runs: Sequence[Run], metric: Metric, exam: Exam | None = None, ended: RaceEnd | None = None
 ) -> tuple[str, bool]:
     """Write the sentence and say whether the data decide.
 
-    They do not where the best arm is not above chance (binomial test against the most frequent label) or lost runs, and
-    where its lead over another arm rests on fewer than three seeds, is less than one test sample, has an interval
-    without width, or an interval that contains 0. Arms whose readings are equal on every seed are one network.
+    They do not where the best arm is not above chance (binomial test against the most frequent label; a constant
+    answer's loss) or lost runs, and where its lead over another arm rests on fewer than three seeds, is less than one
+    test sample, has an interval without width, or an interval that contains 0. Arms whose readings are equal on every
+    seed are one network. After a race its own intervals count, and an arm that is not better than the best by more than
+    the margin needs not be told from it.
     """
     spec = runs[0].spec if runs else {}
-    where = f"{spec.get('model', '?')}, {spec.get('data', '?')}, {spec.get('steps', '?')} steps"
+    where = f"{spec['model']}, {spec['data']}, {spec['steps']} steps" if spec else "nothing"
+    race = None if ended is None else ended.race
     trained = [arm for arm in arms if metric.name in arm.values]
+    if ended is not None and not (race and trained) and (not runs or any(run.ok for run in runs)):
+        return f"No recommendation yet: {ended.note}", False
     if not trained:
         return f"No normalizer trained on {where}: {_describe_failures(runs)}", False
-    same = twins([arm.knobs["norm"] for arm in trained], runs)
-    distinct = [arm for arm in trained if arm.knobs["norm"] not in same]
+    same = twins(arms, runs)
+    distinct = [arm for arm in trained if arm.title not in same]
     notes = _notes(arms, runs, same)
-    best, result = distinct[0].knobs["norm"], _result(distinct[0].values[metric.name].mean, metric)
-    if metric.unit and exam is not None and not _above_chance(distinct[0], metric, exam, len(distinct)):
-        guess = (
-            f"always giving the most frequent label gets {100 * exam.majority:.1f} % of the {exam.samples} test samples"
-        )
+    best, result = distinct[0].title, _result(distinct[0].values[metric.name].mean, metric)
+    guess = _guess(distinct[0], metric, exam, len(distinct))
+    if guess:
         sentence = f"No recommendation on {where}: nothing is above chance. {best} leads with {result}, and {guess}."
         return " ".join([sentence, "Train for more steps (--steps), or look at the data.", *notes]), False
     if same and len(distinct) == 1:
@@ -86,51 +134,110 @@ def write_answer(
         if distinct[0].n < LEAST_SEEDS:
             doubts.append(f"{distinct[0].n} finished runs are few ({LEAST_SEEDS} are the least).")
         return " ".join([said, *doubts, *notes]), not doubts and len(arms) > 1
-    scores = {arm.knobs["norm"]: _scores(metric, _at_setting(arm, runs)) for arm in distinct}
-    ahead = leads(scores, best, higher=metric.better == "higher", bounds=metric.bounds)
+    judged = [run for run in runs if ended is None or ended.covers(run.spec["seed"])]
+    scores = {arm.title: _scores(metric, _at_setting(arm, judged)) for arm in distinct}
+    higher = metric.better == "higher"
+    ahead = dict(race.leads) if race else leads(scores, best, higher=higher, bounds=metric.bounds)
     order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
-    whys = {norm: _why_undecided(ahead[norm], metric, exam) for norm in order}
-    rivals = [norm for norm in order if whys[norm]]
+    if race:
+        beaten = [norm for norm in order if norm in race.beaten and ahead[norm].n]
+        order = [norm for norm in order if ahead[norm].n or norm not in race.beaten]
+    else:
+        beaten = [norm for norm in order if not _why_undecided(ahead[norm], metric, exam)]
+    rivals = [norm for norm in order if norm not in beaten]
     closest = (rivals or order)[0]
     lead = _lead(ahead[closest], metric)
     if not rivals and not doubts:
         said = f"U{use} here ({where}): {result}, {lead} ahead of the next best, {closest}."
         return " ".join([said, *notes]), True
-    parts = [f"If you must choose, u{use} ({where}): {result}.", *doubts]
-    if rivals:
+    settled = race is not None and race.decided
+    begin = "U" if settled and not doubts else "If you must choose, u"
+    parts = [f"{begin}{use} ({where}): {result}.", *doubts]
+    if rivals and settled and ended is not None:
+        names = _join_names(rivals, "or")
+        parts.append(
+            f"No other is better by more than {_decimals(metric.factor * ended.margin)}"
+            f"{' points' if metric.unit else ''}, though {names} may be as good: it is {lead} ahead of {closest}."
+        )
+        parts += _cheaper(distinct[0], [arm for arm in distinct if arm.title in rivals])
+    elif rivals:
+        why = _why_undecided(ahead[closest], metric, exam) or "less than what counts"
         narrow = _lone_seed(scores[best], scores[closest], metric, (best, closest))
-        told = f"it is {lead} ahead of {closest}, {whys[closest]}{narrow}"
+        told = f"it is {lead} ahead of {closest}, {why}{narrow}"
         if not ahead[closest].n:
             told = f"no seed finished in both {best} and {closest}"
         parts.append(f"The data cannot tell {best} from {_join_names(rivals, 'or')}: {told}.")
-    beaten = [norm for norm in order if norm not in rivals]
     if beaten:
         parts.append(f"{best} does beat {_join_names(beaten)}.")
-    if rivals:
+    if rivals and race is not None and not settled:
+        parts.append(_cost_of_deciding(race))
+    elif rivals and not settled:
         parts.append(_seeds_needed(ahead[closest], scores[best], scores[closest], len(ahead)))
         parts[-1] += f" tell {best} from {closest}."
-    return " ".join([*parts, *notes]), False
+    return " ".join([*parts, *notes]), settled and not doubts
 
 
-def twins(norms: Sequence[str], runs: Sequence[Run]) -> dict[str, str]:
+def _cost_of_deciding(race: Race) -> str:
+    if race.more_seeds is None:
+        return f"If lead and spread stay as they are, {race.cost_of_deciding()} would decide: take the cheaper one."
+    return f"To decide would take {race.cost_of_deciding()}: run the same command again with more --minutes or --seeds."
+
+
+def _cheaper(best: Arm, rivals: Sequence[Arm]) -> list[str]:
+    """Name the arm whose step takes the least time among those as good, where it is clearly less than the best's."""
+    timed = [arm for arm in (best, *rivals) if "step_time" in arm.values]
+    fastest = min(timed, key=lambda arm: arm.values["step_time"].mean, default=best)
+    if fastest is best or best not in timed:
+        return []
+    own, other = best.values["step_time"], fastest.values["step_time"]
+    if not other.high < own.low:
+        return []
+    return [f"A step of {fastest.title} takes {other.mean:.3g} ms, one of {best.title} {own.mean:.3g} ms."]
+
+
+def _guess(arm: Arm, metric: Metric, exam: Exam | None, arms: int) -> str:
+    """Say what guessing gets, where the best arm is not above it; empty where it is, or where nobody knows.
+
+    The more arms, the better the luckiest guesser of labels: the test is for all of them.
+    """
+    if exam is None:
+        return ""
+    mean = arm.values[metric.name].mean
+    if metric.unit == "%":
+        if above_chance(mean, exam.samples, exam.majority, confidence=joint_confidence(arms)):
+            return ""
+        return (
+            f"always giving the most frequent label gets {100 * exam.majority:.1f} % of the {exam.samples} test samples"
+        )
+    if math.isnan(exam.constant) or (mean > exam.constant if metric.better == "higher" else mean < exam.constant):
+        return ""
+    return f"the same answer to every input gets {exam.constant:.3g}"
+
+
+def twins(arms: Sequence[Arm], runs: Sequence[Run]) -> dict[str, str]:
     """Return arm -> an earlier arm that is the same network: every reading is equal wherever both have run.
 
     A training is a function of network, rate and seed, so equal networks give equal numbers and other networks do not:
     losses and norms are compared to the last digit.
     """
-    outcomes: dict[str, dict[tuple[Any, Any], Any]] = {norm: {} for norm in norms}
-    for run in runs:
-        if run.spec["norm"] in outcomes:
-            values = tuple((r.name, r.step, r.layer, repr(r.value)) for r in run.readings)
-            outcomes[run.spec["norm"]][run.spec["lr"], run.spec["seed"]] = (run.status, values)
+    outcomes: dict[str, dict[tuple[Any, Any], Any]] = {}
+    for arm in arms:
+        outcomes[arm.title] = {
+            (run.spec["lr"], run.spec["seed"]): (
+                run.status,
+                tuple((r.name, r.step, r.layer, repr(r.value)) for r in run.readings),
+            )
+            for run in runs
+            if all(run.spec[knob] == value for knob, value in arm.knobs.items())
+        }
     same: dict[str, str] = {}
-    for place, norm in enumerate(norms):
-        for other in (earlier for earlier in norms[:place] if earlier not in same):
-            shared = outcomes[norm].keys() & outcomes[other].keys()
-            if any(outcomes[norm][key][1] for key in shared) and all(
-                outcomes[norm][key] == outcomes[other][key] for key in shared
+    for place, name in enumerate(outcomes):
+        for other in (earlier for earlier in list(outcomes)[:place] if earlier not in same):
+            shared = outcomes[name].keys() & outcomes[other].keys()
+            if any(outcomes[name][key][1] for key in shared) and all(
+                outcomes[name][key] == outcomes[other][key] for key in shared
             ):
-                same[norm] = other
+                same[name] = other
     return same
 
 
@@ -141,12 +248,6 @@ def _describe_failures(runs: Sequence[Run]) -> str:
     if first is not None:
         return f"every run diverged or failed ({tally}). The first error: {first.sentence}"
     return f"every run diverged or failed ({tally}). Try smaller rates (--rates)."
-
-
-def _above_chance(arm: Arm, metric: Metric, exam: Exam, arms: int) -> bool:
-    """Test the best of several arms: the more of them, the better the luckiest guesser."""
-    mean = arm.values[metric.name].mean
-    return above_chance(mean, exam.samples, exam.majority, confidence=joint_confidence(arms))
 
 
 def _notes(arms: Sequence[Arm], runs: Sequence[Run], same: Mapping[str, str]) -> list[str]:
@@ -169,7 +270,7 @@ def _lost_runs(arm: Arm, runs: Sequence[Run]) -> str:
         return ""
     words = {"diverged": "diverged", "error": "failed", "nonconverged": "did not converge", "skipped": "were skipped"}
     parts = " and ".join(f"{count} {words[status]}" for status, count in counts.items())
-    return f"Of {len(own)} runs of {arm.knobs['norm']} {parts}"
+    return f"Of {len(own)} runs of {arm.title} {parts}"
 
 
 def _at_setting(arm: Arm, runs: Sequence[Run], *, finished: bool = True) -> list[Run]:

@@ -109,4 +109,5 @@ class Study:
             seeds=self.seeds,
             tuning_seeds=self.tried,
             cite=self.cite,
+            held_out=self.held_out,
         )

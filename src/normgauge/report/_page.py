@@ -14,27 +14,31 @@ from normgauge.errors import StoreError
 from normgauge.records import STATUSES, Run, plain
 from normgauge.references import bibliography, cite
 from normgauge.report import _pictures
+from normgauge.report._against import Changes
 from normgauge.report._content import PageContent
 from normgauge.report._markup import Markup, asset, number, render, seconds
 from normgauge.store import Store, spec_id
 
 
-def page(runs: Sequence[Run], document: ComparisonDocument | None, out: str | Path) -> Path:
+def page(
+    runs: Sequence[Run], document: ComparisonDocument | None, out: str | Path, changes: Changes | None = None
+) -> Path:
     """Write runs and what was concluded from them as one HTML file without any reference to the network; return it.
 
     The file holds its own style, script, data and the Vega runtime, and forbids the browser every request.
-    Without a document it shows the runs; those that failed are shown with their sentence.
+    Without a document it shows the runs; those that failed are shown with their sentence. `changes` are those since an
+    earlier store.
 
     Raises:
         MissingExtraError: when altair or vl-convert is not installed.
         StoreError: when it cannot be written; a page that was there stays.
     """
     target = Path(out)
-    write_whole(target, compose(PageContent(runs, document)))
+    write_whole(target, compose(PageContent(runs, document), changes))
     return target
 
 
-def page_of_store(store_path: str | Path, out: str | Path) -> Path:
+def page_of_store(store_path: str | Path, out: str | Path, changes: Changes | None = None) -> Path:
     """Write the page of a stored study: `page` on everything the store holds.
 
     Raises:
@@ -44,13 +48,23 @@ def page_of_store(store_path: str | Path, out: str | Path) -> Path:
     source = Path(store_path)
     if not source.is_file():  # opening would make an empty store, and a typo would give an empty page
         raise StoreError("report", "the store must exist", str(source), "Give the file that `normgauge compare` wrote")
-    with Store(source, write=False) as store:
+    content = content_of_store(source)
+    return page(content.runs, content.document, out, changes)
+
+
+def content_of_store(path: Path) -> PageContent:
+    """Return the runs of a store's answer and the answer; a store may hold runs of earlier settings too."""
+    with Store(path, write=False) as store:
         document = store.document(ComparisonDocument)
-        # a store may hold runs of earlier settings too
-        return page(store.runs(document.runs or None if document else None), document, out)
+        return PageContent(store.runs(document.runs or None if document else None), document)
 
 
-def compose(content: PageContent) -> str:
+def live_page(path: Path, seconds: int) -> str:
+    """Return the page of a store as it stands, which loads itself anew after some seconds."""
+    return compose(content_of_store(path), refresh=seconds)
+
+
+def compose(content: PageContent, changes: Changes | None = None, refresh: int | None = None) -> str:
     """Return the whole page as one string."""
     pictures, document = _pictures.specs(content), content.document
     study = document.question if document else None
@@ -68,6 +82,8 @@ def compose(content: PageContent) -> str:
         title=study.title if study else "normgauge report",
         question=study.question if study else "",
         content=content,
+        changes=changes,
+        refresh=refresh,
         document=document,
         runs=content.runs,
         tiles=_tiles(content),

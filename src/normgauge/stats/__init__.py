@@ -20,3 +20,4 @@ from normgauge.stats.intervals import natural_bounds as natural_bounds
 from normgauge.stats.intervals import paired_difference as paired_difference
 from normgauge.stats.intervals import seeds_to_decide as seeds_to_decide
 from normgauge.stats.intervals import student_quantile as student_quantile
+from normgauge.stats.intervals import welch_difference as welch_difference

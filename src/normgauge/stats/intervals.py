@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 from normgauge.errors import InputError
@@ -121,6 +122,7 @@ def _exp(exponent: float) -> float:
     return math.exp(exponent) if exponent < 700 else math.inf
 
 
+@cache
 def student_quantile(confidence: float, n: int) -> float:
     """Return what a Student-t mean of `n` values stays within, in standard errors; a line through m has n = m - 1."""
     from scipy.stats import t
@@ -147,6 +149,30 @@ def paired_difference(
         (first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())), confidence=confidence
     )
     return span if span.n < 2 else Interval(span.mean, max(span.low, -width), min(span.high, width), span.n)
+
+
+def welch_difference(first: Sequence[float], second: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
+    """Return the interval of the difference of two means of independent values, whatever their spreads (Welch).
+
+    With $v_i = s_i^2 / n_i$ it is `mean -+ t sqrt(v_1 + v_2)` at
+    $(v_1 + v_2)^2 / (v_1^2 / (n_1 - 1) + v_2^2 / (n_2 - 1))$ degrees of freedom; n is the smaller number of values.
+
+    Examples:
+        >>> found = welch_difference([1.0, 2.0, 3.0], [4.0, 6.0, 8.0, 10.0])
+        >>> found.mean, round(found.low, 3), round(found.high, 3), found.n
+        (-5.0, -8.783, -1.217, 3)
+    """
+    from scipy.stats import t
+
+    sizes, mean = (len(first), len(second)), fmean(first) - fmean(second)
+    if min(sizes) < 2:
+        return Interval(mean, math.nan, math.nan, min(sizes))
+    parts = [stdev(values) ** 2 / len(values) for values in (first, second)]
+    if not sum(parts):
+        return Interval(mean, mean, mean, min(sizes))
+    freedom = sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True))
+    half = float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(sum(parts))
+    return Interval(mean, mean - half, mean + half, min(sizes))
 
 
 def joint_confidence(comparisons: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ class Dataset:
         validation: (inputs, targets); learning rates are chosen on it.
         test: (inputs, targets); never used for a choice.
         classes: the number of outputs a model needs.
+        own_loss: `loss(outputs, targets)` in the place of cross-entropy or squared error.
+        metric: `metric(outputs, targets) -> float` on a whole split, what a user judges by.
     """
 
     name: str
@@ -42,11 +44,18 @@ class Dataset:
     validation: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     classes: int
+    own_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    metric: Callable[[Tensor, Tensor], Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.train[0].shape[1:])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is judged as usual: one label for each sample, no loss or metric of a user's own."""
+        return self.own_loss is None and self.metric is None and self.train[1].ndim == 1
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return cross-entropy or mean squared error, a mean over the samples.
@@ -54,9 +63,11 @@ class Dataset:
         Targets (samples, positions), as of text, go with outputs (samples, positions, classes): a mean over all of
         them. The regression loss is |output - target|^2 summed over components and averaged over samples, as in S1.
         """
+        if self.own_loss is not None:
+            return self.own_loss(output, target)
         if self.task == "classification":
             return torch.nn.functional.cross_entropy(output.flatten(0, target.ndim - 1), target.flatten())
-        return (output - target).square().sum(dim=1).mean()
+        return (output - target).square().flatten(1).sum(dim=1).mean()
 
 
 def digits() -> Dataset:
@@ -247,7 +258,7 @@ def _load_from_function(path: str) -> Dataset:
         ) from error
     targets = train[1]
     task: Task = "regression" if targets.is_floating_point() else "classification"
-    classes = (targets.shape[1] if targets.ndim == 2 else 1) if task == "regression" else _highest(targets) + 1
+    classes = (targets.shape[1] if targets.ndim > 1 else 1) if task == "regression" else _highest(targets) + 1
     return _check_splits(Dataset(path, task, train, validation, test, classes))
 
 
@@ -278,9 +289,9 @@ def _problem(data: Dataset, inputs: Tensor, targets: Tensor) -> tuple[str, str, 
         if bad:
             return "data are finite", f"{bad} of {part.numel()} numbers in the {name} nan or infinite", "Clean the data"
     if data.task == "regression":
-        if not targets.is_floating_point() or targets.ndim != 2:
+        if not targets.is_floating_point() or targets.ndim < 2:
             remedy = "Return targets[:, None]; labels of classes are integers: targets.long()"
-            return "targets of a regression are floats (samples, components)", str(tuple(targets.shape)), remedy
+            return "targets of a regression are floats (samples, components, ...)", str(tuple(targets.shape)), remedy
         return None
     if targets.is_floating_point() or targets.is_complex():
         return "labels of classes are integers", f"targets of {targets.dtype}", "Return targets.long()"

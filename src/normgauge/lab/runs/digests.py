@@ -16,12 +16,21 @@ from normgauge.store import canonical
 
 #: Of a spec: module -> digest of a user's own model, and the digest of a user's own data. Others have neither.
 CODE, DATA = "code", "data_digest"
+#: Knobs that may name functions of a user.
+FUNCTIONS = ("model", "optimizer", "train_step", "loss", "metric")
 
 
-def own_digests(model: str, dataset: datasets.Dataset) -> dict[str, Any]:
+def own_digests(specs: Iterable[Spec], dataset: datasets.Dataset) -> dict[str, Any]:
     """Return what belongs to the identity of runs on a user's own code or data; nothing for what is published."""
-    code = {CODE: code_digests(model)} if ":" in model else {}
-    return code | ({DATA: data_digest(dataset)} if datasets.is_own(dataset.name) else {})
+    code: dict[str, str] = {}
+    for spec in specs:
+        code |= _own_code(spec)
+    return ({CODE: code} if code else {}) | ({DATA: data_digest(dataset)} if datasets.is_own(dataset.name) else {})
+
+
+def _own_code(spec: Spec) -> dict[str, str]:
+    paths = [str(spec.get(knob, "")) for knob in FUNCTIONS]
+    return {module: digest for path in paths if ":" in path for module, digest in code_digests(path).items()}
 
 
 def data_digest(dataset: datasets.Dataset) -> str:
@@ -42,7 +51,8 @@ def data_digest(dataset: datasets.Dataset) -> str:
 
 def check_digests(spec: Spec, dataset: datasets.Dataset) -> None:
     """Refuse to run a spec on other code or data than it names, as a worker on another machine may have."""
-    if spec.get(CODE, {}) != (code_digests(spec["model"]) if CODE in spec else {}):
+    code = spec.get(CODE, {})
+    if any(code.get(module) != digest for module, digest in (_own_code(spec) if code else {}).items()):
         rule, problem = "its source must be the one the comparison was started with", "another one"
         step = "Do not edit it while runs go on, and give every machine the same; then run the same command again"
         raise InputError(f"model {spec['model']!r}", rule, problem, step)

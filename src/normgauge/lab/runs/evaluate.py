@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import unknown_name
+from normgauge.errors import InputError, unknown_name
 from normgauge.lab.data import Dataset
 
 Statistics = Literal["stored", "batch", "recalibrated"]
@@ -29,10 +29,12 @@ class Evaluation:
         loss: not finite for a network that no longer is.
         accuracy: the share of right decisions; nan for a regression. A network that is no longer finite gets that of
             its broken guesses.
+        metric: the data's own metric; nan where there is none.
     """
 
     loss: float
     accuracy: float
+    metric: float = math.nan
 
 
 def evaluate(
@@ -84,10 +86,21 @@ def evaluate(
         pieces = [(torch.cat([output for output, _ in pieces]), targets)]
     sizes = [len(y) for _, y in pieces]
     loss = fmean([float(data.loss(output, y)) for output, y in pieces], sizes)
-    if data.task != "classification":
-        return Evaluation(loss, math.nan)
+    metric = math.nan if data.metric is None else fmean([_own_metric(data, *piece) for piece in pieces], sizes)
+    if data.task != "classification" or pieces[0][0].shape[:-1] != pieces[0][1].shape:
+        return Evaluation(loss, math.nan, metric)
     right = sum(int((output.argmax(-1) == y).sum()) for output, y in pieces)
-    return Evaluation(loss, right / sum(y.numel() for _, y in pieces))
+    return Evaluation(loss, right / sum(y.numel() for _, y in pieces), metric)
+
+
+def _own_metric(data: Dataset, outputs: Tensor, targets: Tensor) -> float:
+    assert data.metric is not None
+    value = data.metric(outputs, targets)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        rule = "metric(outputs, targets) returns one number"
+        raise InputError("metric", rule, type(value).__name__, "Take the mean over the samples") from error
 
 
 def recalibrated_copy(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:

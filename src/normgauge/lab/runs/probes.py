@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from normgauge.errors import NonFiniteError
+from normgauge.errors import InputError, NonFiniteError, NotDifferentiableError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.measure.curvature.spectrum import spectrum
@@ -39,20 +39,29 @@ def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: 
     for split in ("validation", "test"):
         measured = evaluate(network, dataset, split, batch=EVALUATED)
         record(step, f"{split}_loss", measured.loss)
-        if dataset.task == "classification":
+        if not math.isnan(measured.accuracy):
             record(step, f"{split}_accuracy", measured.accuracy)
+        if dataset.metric is not None:
+            record(step, f"{split}_metric", measured.metric)
     record(step, "weight_norm", _weight_norm(network))
+    if not spec["measure_batch"]:
+        return
     rows = slice(0, int(spec["measure_batch"]))
     batch = (dataset.train[0][rows], dataset.train[1][rows])
     objective = Objective(network, dataset.loss, batch, mode="train")
     try:
-        _measure_landscape(record, objective, float(spec["lr"]), step)
-        _measure_curvature(record, objective, step)
-        _measure_propagation(record, objective, float(spec["lr"]), step)
+        for look in (_measure_landscape, _measure_curvature, _measure_propagation):
+            try:
+                look(record, objective, float(spec["lr"]), step)
+            except (
+                InputError,
+                NotDifferentiableError,
+            ):  # an instrument that cannot read a user's network is no reason to lose the run
+                continue
     except NonFiniteError:
         for name in ("train_loss", "effective_beta", "gradient_distance", "loss_variation", "top_eigenvalue"):
             record(step, name, math.nan, status="diverged")
-    if step == int(spec["steps"]) and dataset.task == "classification":
+    if step == int(spec["steps"]) and dataset.task == "classification" and dataset.is_plain:
         _measure_decisions(record, network, dataset, step)
 
 
@@ -64,7 +73,7 @@ def _measure_landscape(record: Record, objective: Objective, lr: float, step: in
     record(step, "loss_variation", view.loss_variation)
 
 
-def _measure_curvature(record: Record, objective: Objective, step: int) -> None:
+def _measure_curvature(record: Record, objective: Objective, _: float, step: int) -> None:
     curvature = spectrum(objective, top=1, tol=3e-2)
     value = curvature.top[0] if curvature.status == "ok" else math.nan
     record(step, "top_eigenvalue", value, kind="estimate", status=curvature.status)

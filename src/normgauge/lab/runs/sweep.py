@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -27,6 +29,7 @@ def sweep(
     shard: tuple[int, int] | None = None,
     progress: bool | StudiesBar = True,
     label: str = "runs",
+    deadline: float = math.inf,
 ) -> int:
     """Run the specs that the store does not hold yet, writing each run when it is finished.
 
@@ -43,9 +46,10 @@ def sweep(
         progress: show a bar with time left on stderr, or a line now and then where it is no terminal; or the bar of
             many studies to move.
         label: what the bar is called.
+        deadline: on the clock of `time.monotonic`; runs in flight then are given up, and made by the next sweep.
 
     Returns:
-        How many runs were run now; the others were in the store already.
+        How many runs were run now; the others were in the store already, or the deadline came before them.
 
     Raises:
         StoreError: when another process writes to the store, or the disk is full; finished runs are kept.
@@ -59,14 +63,20 @@ def sweep(
     bar = progress if isinstance(progress, StudiesBar) else RunsBar(shown=progress and bool(missing))
     for notice in _notices(missing, store) if missing else ():
         bar.note(notice)
+    ran = 0
     with (
         bar.runs(label, len(plan), len(plan) - len(missing)) as advance,
-        closing(_runs(missing, executor, task) if missing else _none()) as runs,  # workers end with an interrupt
+        closing(
+            _runs(missing, executor, task) if missing and time.monotonic() < deadline else _none()
+        ) as runs,  # workers end with an interrupt
     ):
         for run in runs:
             store.put(run)
             advance()
-    return len(missing)
+            ran += 1
+            if time.monotonic() > deadline:
+                break
+    return ran
 
 
 def _none() -> Generator[Run]:
