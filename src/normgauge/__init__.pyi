@@ -45,6 +45,7 @@ from normgauge.measure.signal.activations import activations as activations
 from normgauge.measure.signal.covariate_shift import covariate_shift as covariate_shift
 from normgauge.measure.signal.signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure.signal.trainable_depth import trainable_depth as trainable_depth
+from normgauge.measure.signal.width_check import width_check as width_check
 from normgauge.measure.weights.gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure.weights.weight_dynamics import weight_dynamics as weight_dynamics
 from normgauge.monitor import Monitor as Monitor
