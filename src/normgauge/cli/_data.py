@@ -52,5 +52,6 @@ def _row(name: str, status: str, sentence: str, path: Path | None) -> dict[str, 
 # Made on the spot or shipped with an installed package; nothing to fetch.
 BUILT_IN = {
     "digits": "1,797 grey images of 8x8 in 10 classes, part of scikit-learn",
+    "text": "Python's own help texts as characters, 360,000 of them: predict the next one",
     "gaussian": "the Gaussian regression of paper S1, made from a seed",
 }

@@ -1,4 +1,4 @@
-"""Data as tensors in memory: digits, Gaussian regression, CIFAR, Fashion-MNIST, a folder of images, or a user's own."""
+"""Data as tensors in memory: digits, text, Gaussian regression, CIFAR, Fashion-MNIST, an image folder, a user's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normgauge.errors import DataError, require, unknown_name
+from normgauge.errors import DataError, MissingDataError, require, unknown_name
 from normgauge.lab.data.catalogue import KNOWN, open_folder, open_known
 from normgauge.lab.data.prepared import Prepared
 from normgauge.lab.imports import call_function
@@ -51,10 +51,11 @@ class Dataset:
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return cross-entropy or mean squared error, a mean over the samples.
 
-        The regression loss is |output - target|^2 summed over components and averaged over samples, as in S1.
+        Targets (samples, positions), as of text, go with outputs (samples, positions, classes): a mean over all of
+        them. The regression loss is |output - target|^2 summed over components and averaged over samples, as in S1.
         """
         if self.task == "classification":
-            return torch.nn.functional.cross_entropy(output, target)
+            return torch.nn.functional.cross_entropy(output.flatten(0, target.ndim - 1), target.flatten())
         return (output - target).square().sum(dim=1).mean()
 
 
@@ -90,7 +91,48 @@ def gaussian() -> Dataset:
     return Dataset("gaussian", "regression", draw(1000), draw(500), draw(500), classes=10)
 
 
-_MADE: dict[str, Callable[[], Dataset]] = {"digits": digits, "gaussian": gaussian}
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # a token is the index of a character here
+_RULES = re.compile(r"^[ |+*=~-]{8,}\n?", re.MULTILINE)  # lines under titles and in tables
+_PLAIN = str.maketrans("\u201c\u201d\u2018\u2019\u2013\u2014", "\"\"''--")
+
+
+def text(context: int = 64) -> Dataset:
+    """Return the help texts that every Python carries (`help("topics")`), as characters: predict the next one.
+
+    Topics stand in alphabetical order and repeat each other, so of equal paragraphs the first stays; lines that draw
+    tables go: about 360,000 characters, tokens of `ALPHABET` (96; others become "?"). Inputs are rows of `context`
+    tokens, targets the same rows one further. Of every ten blocks of 16 rows the ninth is held out for validation and
+    the tenth for test. Each version of Python has its own texts: runs carry a digest of them.
+
+    Raises:
+        MissingDataError: where Python was installed without them.
+
+    Examples:
+        >>> inputs, targets = text().train
+        >>> bool((inputs[:, 1:] == targets[:, :-1]).all()), "".join(ALPHABET[token] for token in inputs[0, :22])
+        (True, 'The "assert" statement')
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise MissingDataError(
+            "data 'text'", "Python must have its help texts", str(error), "Install it whole"
+        ) from error
+    unique: dict[str, str] = {}
+    for part in "\n\n".join(topics[name].translate(_PLAIN) for name in sorted(topics)).split("\n\n"):
+        unique.setdefault(" ".join(part.split()), _RULES.sub("", part))
+    codes = np.frombuffer(
+        "\n\n".join(filter(str.strip, unique.values())).encode("ascii", "replace"), dtype=np.uint8
+    ).astype(np.int64)
+    tokens = torch.from_numpy(np.where(codes == 10, 0, np.where((codes < 32) | (codes > 126), ord("?"), codes) - 31))
+    count = (len(tokens) - 1) // context
+    inputs, targets = (tokens[shift : shift + count * context].view(count, context) for shift in (0, 1))
+    block = torch.arange(count) // 16 % 10
+    train, validation, test = ((inputs[part], targets[part]) for part in (block < 8, block == 8, block == 9))
+    return Dataset("text", "classification", train, validation, test, classes=len(ALPHABET))
+
+
+_MADE: dict[str, Callable[[], Dataset]] = {"digits": digits, "gaussian": gaussian, "text": text}
 _SUBSET = re.compile(r":(\d+)(?:/(\d+))?(?:/(\d+))?$")
 # A validation split of this share is cut from the training images, which the published sets do not split further.
 _VALIDATION_SHARE = 10
@@ -102,13 +144,13 @@ def names() -> tuple[str, ...]:
 
 
 def is_own(name: str) -> bool:
-    """Say whether a dataset is a user's own, a folder or a function: its name does not say what is in it.
+    """Say whether a dataset's name does not say what is in it: a user's folder or function, the text of a Python.
 
     Examples:
-        >>> [is_own(name) for name in ("digits", "cifar10:4000/500/500", "./photos", "mymodule:function")]
-        [False, False, True, True]
+        >>> [is_own(name) for name in ("digits", "cifar10:4000/500/500", "./photos", "mymodule:function", "text")]
+        [False, False, True, True, True]
     """
-    return _SUBSET.sub("", name) not in names()
+    return name == "text" or _SUBSET.sub("", name) not in names()
 
 
 def load(name: str) -> Dataset:
@@ -118,9 +160,9 @@ def load(name: str) -> Dataset:
     the training split. The splits are drawn once, by a fixed seed, so that runs differ by their own seed only.
 
     Args:
-        name: digits or gaussian; cifar10, cifar100 or fashion-mnist, brought by `normgauge data`; the path of a folder
-            or archive of images (it must contain a slash); or `package.module:function`, whose function returns a
-            `Dataset` or three pairs (inputs, targets) for training, validation and test. For images,
+        name: digits, gaussian or text; cifar10, cifar100 or fashion-mnist, brought by `normgauge data`; the path of a
+            folder or archive of images (it must contain a slash); or `package.module:function`, whose function returns
+            a `Dataset` or three pairs (inputs, targets) for training, validation and test. For images,
             `name:TRAIN/VALIDATION/TEST` takes that many of each, as in `cifar10:10000/1000/2000`; what is left out is
             a fifth of TRAIN.
 

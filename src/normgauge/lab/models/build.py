@@ -9,13 +9,14 @@ from torch import nn
 
 from normgauge.errors import InputError, unknown_name
 from normgauge.lab.imports import call_function
+from normgauge.lab.models.gpt import gpt
 from normgauge.lab.models.normalized import Normalized
 from normgauge.lab.models.published import PUBLISHED
 from normgauge.lab.models.small import SMALL, Factory
 from normgauge.nn import registry
 from normgauge.rng import generator
 
-FACTORIES: dict[str, Factory] = {**SMALL, **PUBLISHED}
+FACTORIES: dict[str, Factory] = {**SMALL, "gpt": gpt, **PUBLISHED}
 
 
 def names() -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
         norm: a name of the normalizer registry.
         shape: the shape of one input.
         classes: the number of outputs.
-        seed: draws the weights, the same ones for every normalizer (He for ReLU nets, Glorot for the linear one).
+        seed: draws the weights, the same ones for every normalizer (variance 2 / fan-in; 1 / fan-in for dln and gpt).
 
     Raises:
         UnknownNameError: when model or norm is not known.
@@ -43,7 +44,7 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
     if model not in FACTORIES:
         raise unknown_name("model", model, FACTORIES, "Or pass package.module:factory")
     network = FACTORIES[model](norm, shape, classes)
-    _draw_weights(network, seed, gain=1.0 if model == "dln" else math.sqrt(2.0))
+    _draw_weights(network, seed, gain=1.0 if model in ("dln", "gpt") else math.sqrt(2.0))
     for part in network.modules():
         if isinstance(part, Normalized):
             part.wrap_weights()
@@ -55,8 +56,10 @@ def build(model: str, norm: str, shape: tuple[int, ...], classes: int, seed: int
 
 
 def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
-    """Fill weights with N(0, gain^2 / fan_in) and biases with zero, in the order of the modules."""
+    """Fill weights with N(0, gain^2 / fan_in), embeddings with N(0, 1) and biases with zero, in the modules' order."""
     source = generator(seed)
+    for table in (m for m in network.modules() if isinstance(m, nn.Embedding)):
+        nn.init.normal_(table.weight, generator=source)
     layers = [m for m in network.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     for layer in layers:
         fan_in = layer.weight[0].numel()

@@ -86,7 +86,8 @@ def evaluate(
     loss = fmean([float(data.loss(output, y)) for output, y in pieces], sizes)
     if data.task != "classification":
         return Evaluation(loss, math.nan)
-    return Evaluation(loss, sum(int((output.argmax(1) == y).sum()) for output, y in pieces) / sum(sizes))
+    right = sum(int((output.argmax(-1) == y).sum()) for output, y in pieces)
+    return Evaluation(loss, right / sum(y.numel() for _, y in pieces))
 
 
 def recalibrated_copy(network: nn.Module, inputs: Iterable[Tensor]) -> nn.Module:
