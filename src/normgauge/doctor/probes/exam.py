@@ -17,7 +17,7 @@ from normgauge.doctor.probes.passes import NormCall, Pass, Watcher, candidates, 
 from normgauge.network import copy_model, first_tensor, replaced
 from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, guess_loss, tensors, untouched
 from normgauge.results import spend
-from normgauge.rng import generator, preserved_rng
+from normgauge.rng import preserved_rng
 from normgauge.surgery import recalibrate_norms
 
 BatchNorm = nn.modules.batchnorm._BatchNorm

@@ -103,7 +103,8 @@ class WidthCheck(Result):
         open_ones = sum(item.verdict == "undecided" for item in self.slopes)
         rest = f" {open_ones} slopes are undecided: more widths or seeds decide." if open_ones else ""
         if not self.offenders:
-            return f"None of {len(self.slopes)} sizes leaves width^+-{LIMIT:g} (logits may shrink): the width is free to grow.{rest}"
+            said = f"None of {len(self.slopes)} sizes leaves width^+-{LIMIT:g} (logits may shrink)"
+            return f"{said}: the best rate stays where it is as the network grows wider.{rest}"
         item = next(s for s in self.slopes if s.cause and s.name == self.offenders[0])
         more = f" and {len(self.offenders) - 1} more" if len(self.offenders) > 1 else ""
         what = "initial scale (or a factor in the forward)" if item.quantity != "update" else "learning rate"
@@ -144,7 +145,8 @@ def width_check(
     A rate that is right at one width is right at all of them if, as the width grows, activations and what each
     parameter's update does to its layer's output keep their size, and logits do not grow. The update of a parameter
     is measured alone: its layer's output with the new value minus that with the old one, on the same inputs; of all
-    steps the largest. A layer is an offender where its slope leaves +-0.25 by its whole interval although its inputs' does not.
+    steps the largest. A layer is an offender where its slope leaves +-0.25 by its whole interval although that of its
+    inputs does not.
 
     Kind: estimate. Cost: `steps` gradients for each width and seed.
 
@@ -178,7 +180,8 @@ def width_check(
             "width_check", "three widths, one step and one seed at least", got, "Pass widths=(64, 128, 256)"
         )
     batches = [batch for _, batch in pairs(data)]
-    tables, unseen, name, counts = [], (), "", set()
+    tables, name, counts = [], "", set()
+    unseen: tuple[str, ...] = ()
     for width in widths:
         for seed in range(seeds):
             torch.manual_seed(seed)
@@ -321,4 +324,4 @@ def _fit(points: list[tuple[int, float]]) -> tuple[float, float, float, Verdict]
     low, high = slope - half, slope + half
     if low > LIMIT or high < -LIMIT:
         return slope, low, high, "grows" if slope > 0 else "vanishes"
-    return slope, low, high, "ok" if -LIMIT <= low and high <= LIMIT else "undecided"
+    return slope, low, high, "ok" if low >= -LIMIT and high <= LIMIT else "undecided"
