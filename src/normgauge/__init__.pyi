@@ -18,6 +18,7 @@ from normgauge.doctor import identify as identify
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
 from normgauge.lab.compare import compare as compare
+from normgauge.lab.translate import translate as translate
 from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
