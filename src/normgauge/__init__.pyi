@@ -17,6 +17,7 @@ from normgauge.doctor import checkup as checkup
 from normgauge.doctor import identify as identify
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
+from normgauge.lab.advise import advise as advise
 from normgauge.lab.compare import compare as compare
 from normgauge.lab.translate import translate as translate
 from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise

@@ -400,8 +400,8 @@ def _copy(objective: Objective, optimizer: Any) -> tuple[Any, dict[str, nn.Param
     copies = {name: nn.Parameter(value.clone()) for name, value in values.items()}
     parts = []
     for part in optimizer.parts:
-        groups = [{**group, "params": [copies[group["name"]]]} for group in part.param_groups]
-        parts.append(type(part)(groups))
+        kind: Any = type(part)
+        parts.append(kind([{**group, "params": [copies[group["name"]]]} for group in part.param_groups]))
     return Joined(*parts), copies
 
 
