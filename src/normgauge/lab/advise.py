@@ -24,7 +24,7 @@ from normgauge.objective import Objective, guess_loss
 from normgauge.records import Reading
 from normgauge.results import Result, instrument
 from normgauge.stats import Interval, above_chance
-from normgauge.symmetry import Symmetries, param_groups, symmetries
+from normgauge.symmetry import param_groups, symmetries
 
 if TYPE_CHECKING:
     import altair
@@ -42,6 +42,7 @@ MARGIN = 0.5  # points of accuracy that are not worth a run
 ACTS = 0.05  # share by which decay must shrink weights in a training to matter
 STRONG = 0.5  # the share by which the decay that is tried shrinks them
 REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+THRESHOLD = "largest stable rate"
 Kind = Literal["proved", "predicted", "measured here", "contested"]
 
 
@@ -240,7 +241,6 @@ class _Desk:
     undecided: list[str] = field(default_factory=list)
     broken: str = ""
     limit: float = math.inf
-    _symmetries: Symmetries | None = None
 
     @property
     def unit(self) -> str:
@@ -266,10 +266,8 @@ class _Desk:
             kind: Kind = "proved" if first.severity == "error" or first.exactness == "exact" else "predicted"
             said = f"{first.title} at {first.where}{more}: {first.evidence}. {text}"
             effect = Interval(first.effect, math.nan, math.nan, 1)
-            cost = {"exact": "none, no output changes", "state_only": "none, stored numbers change"}.get(
-                first.exactness
-            )
-            unit = f"measured by {first.id}"
+            cost = {"exact": "none, no output changes", "state_only": "none, stored numbers change"}
+            unit, price = f"measured by {first.id}", cost.get(first.exactness, "retrain")
             self.advice.append(Recommendation(said, kind, effect, unit, price, code or text))
         if found.healthy:
             self.keep.append(f"The normalizers: {len(found.checks)} checks found no error and no warning.")
@@ -283,21 +281,21 @@ class _Desk:
     def place_decay(self) -> None:
         """Say which tensors decay belongs to, and whether it can act at all in so many steps."""
         trials, given = self.trials, self.trials.given
-        self._symmetries = symmetries(self.objective)
-        if not given.decay:
+        if not given.decay or self.coupled():
             return
-        groups = param_groups(self.objective, {"weight_decay": given.decay}, symmetries=self._symmetries)
+        free = symmetries(self.objective)
+        groups = param_groups(self.objective, {"weight_decay": given.decay}, symmetries=free)
         held = {id(p): float(g.get("weight_decay") or 0.0) for g in trials.template.param_groups for p in g["params"]}
         named = dict(trials.network.named_parameters())
         wrong = [n for n, (_, _, decay, _) in groups.reasons.items() if not decay and held.get(id(named[n]))]
-        dynamics = weight_dynamics(self.several, trials.template, symmetries=self._symmetries)
+        dynamics = weight_dynamics(self.several, trials.template, symmetries=free)
         slow = [b.steps for b in dynamics.blocks if b.scale_invariant and b.heading in ("growing", "shrinking")]
         share = self.shrink(given)
         if share < ACTS:
             slowest = f"; norms need {max(slow):.2g} steps to settle" if slow and math.isfinite(max(slow)) else ""
             self.keep.append(
-                f"Weight decay {given.decay:g}: in {trials.steps} steps it shrinks weights by {share:.2g}, under {ACTS:g}"
-                f"{slowest}; changing its place or size a little changes nothing here."
+                f"Weight decay {given.decay:g}: in {trials.steps} steps it shrinks weights by {share:.2g}, under "
+                f"{ACTS:g}{slowest}; changing its place or size a little changes nothing here."
             )
         elif wrong:
             text = (
@@ -319,9 +317,9 @@ class _Desk:
         inside = low <= found.limit <= high
         effect = Interval(found.limit, *((low, high) if inside else (math.nan, math.nan)), len(found.runs))
         if used > found.limit:
-            text = f"Lower the rate from {used:g} to {found.rate:.2g}: {found.optimizer} is stable up to {found.limit:.2g}."
+            text = f"Lower the rate from {used:g} to {found.rate:.2g}: it is stable up to {found.limit:.2g} here."
             code = f"for group in optimizer.param_groups:\n    group['lr'] *= {found.rate / used:.3g}"
-            self.advice.append(Recommendation(text, "predicted", effect, "largest stable rate", "retrain", code))
+            self.advice.append(Recommendation(text, "predicted", effect, THRESHOLD, "retrain", code))
         else:
             share = used / found.limit
             self.keep.append(f"Stability: the rate {used:g} is {share:.2g} of the largest stable one, {effect}.")
@@ -448,6 +446,11 @@ class _Desk:
             self.undecided.append(f"The rate: the race has no look yet; it needs {trials.cost(16)}.")
             return given
         setting = next(s for s, _ in trials.scores if str(s) == ended.best)
+        if setting.rate >= given.rate > self.limit:  # the threshold is of the start, and a run goes past it
+            self.advice = [item for item in self.advice if item.unit != THRESHOLD]
+            self.keep.append(
+                f"The rate {setting.rate:g} over the threshold {self.limit:.2g} of the start: it trains best."
+            )
         if setting == given:
             ahead = min((lead.mean for lead in ended.leads.values()), default=0.0)
             self.keep.append(
