@@ -21,7 +21,7 @@ from normgauge.measure.decisions.drift import drift
 from normgauge.measure.signal.trainable_depth import trainable_depth
 from normgauge.measure.weights.weight_dynamics import weight_dynamics
 from normgauge.objective import Objective, guess_loss
-from normgauge.records import Reading
+from normgauge.records import Reading, plain
 from normgauge.results import Result, instrument
 from normgauge.stats import Interval, above_chance
 from normgauge.symmetry import param_groups, symmetries
@@ -140,6 +140,12 @@ class Advice(Result):
         for head, some in (("Keep:", self.keep), ("Not decided:", self.undecided)):
             lines += [head, *(f"  - {sentence}" for sentence in some), ""] if some else []
         return "\n".join([*lines, self.meaning(), self._footer()])
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as data that JSON can write."""
+        own = {"recommendations": self._rows(), "keep": self.keep, "undecided": self.undecided, "runs": self.runs}
+        settings = {"given": self.given._asdict(), "setting": self.setting._asdict()}
+        return plain({"format": "normgauge.advice", "version": 1, "status": self.status, **own, **settings})
 
     def _notes(self) -> str:
         return f"{sum(row['seeds'] for row in self.runs)} runs kept; scores in {self.unit}"
