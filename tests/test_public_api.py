@@ -80,6 +80,9 @@ PUBLIC = {
     "identify",
     "doctor",
     "trainable_depth",
+    "advise",
+    "translate",
+    "width_check",
     "weight_dynamics",
     "weight_lipschitz",
 }

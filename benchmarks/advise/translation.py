@@ -23,6 +23,7 @@ from normgauge.lab.data import Dataset, load
 from normgauge.lab.models import build
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
+from normgauge.lab.translate import Joined
 
 MARGIN = {"digits": 2.0, "text": 0.15}
 SEEDS = 5
@@ -69,9 +70,22 @@ def run(case: str, arm: str, seed: int) -> dict[str, Any]:
         translation = ng.translate(optimizer, to=to, objective=objective)
         optimizer, said = translation.optimizer, translation.meaning()
     elif arm == "untranslated":
-        optimizer = ng.lab.translate.same_numbers(optimizer, to, network)
+        optimizer = _same_numbers(optimizer, to, network)
     done = train(network, data, optimizer, steps=steps, batch=batch, seed=seed)
     return {"case": case, "arm": arm, "seed": seed, "score": _score(network, data, done.diverged), "said": said}
+
+
+def _same_numbers(optimizer: torch.optim.Optimizer, to: str, network: nn.Module) -> torch.optim.Optimizer:
+    """Return the other optimizer with the first one's rate, decay and memory as they are."""
+    group, named = optimizer.param_groups[0], list(network.parameters())
+    memory = group.get("momentum") or group.get("betas", (0.0,))[0]
+    same = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+    if to == "muon":
+        matrices, rest = [p for p in named if p.ndim == 2], [p for p in named if p.ndim != 2]
+        return Joined(torch.optim.Muon(matrices, momentum=memory, **same), torch.optim.AdamW(rest, **same))
+    if to == "adamw":
+        return torch.optim.AdamW(named, betas=(memory, 0.999), **same)
+    return torch.optim.SGD(named, momentum=0.0 if to == "sgd" else memory or 0.9, **same)
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

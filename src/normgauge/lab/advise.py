@@ -204,7 +204,7 @@ def advise(
         >>> x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
         >>> found = advise(net, (x, (x[:, 0] > 0).long()), budget="0 runs")
         >>> found[0].kind, "momentum" in found[0].text, found.undecided[0][:30]
-        ('proved', True, 'Normalizer, rate and decay: th')
+        ('predicted', True, 'Normalizer, rate and decay: th')
 
     References: kosson2024, cohen2022
     """
@@ -217,7 +217,10 @@ def advise(
         raise InputError("advise", "steps and batch are positive", f"steps={steps}, batch={size}", "Correct them")
     file = None if out is None else Path(out) / "advise.json"
     own = norm or default_norm(model_or_factory)
-    trials = Trials(model_or_factory, parts, optimizer, loss or guess_loss, steps, size, own, allowed, file)
+    loss = loss or guess_loss
+    trials = Trials(
+        model_or_factory, parts, optimizer, loss, steps=steps, batch=size, norm=own, budget=allowed, file=file
+    )
     desk = _Desk(trials, trials.objective(), trials.objective(4))
     for look in (desk.examine, desk.place_decay, desk.find_threshold, desk.measure_depth, desk.measure_drift):
         desk.attempt(look)
@@ -331,7 +334,9 @@ class _Desk:
             self.keep.append(f"Stability: the rate {used:g} is {share:.2g} of the largest stable one, {effect}.")
 
     def measure_depth(self) -> None:
-        """Compare the depth with the one gradients survive."""
+        """Compare the depth with the one gradients survive, in networks of some depth."""
+        if sum(p.ndim > 1 for p in self.trials.network.parameters()) < 4:
+            return
         found = trainable_depth(self.trials.network, next(iter(self.objective.batches()))[1][0])
         if found.layers > found.depth:
             text = (
@@ -522,15 +527,13 @@ class _Desk:
     def sweep(self, setting: Setting) -> None:
         """Try normalizers at this batch size and four times it, one seed each, where the budget still allows."""
         trials = self.trials
-        norms = (
-            [norm for norm in SWEPT if norm in self.arms(SWEPT)] if trials.budget.left(trials.pace) >= FEWEST else []
-        )
+        norms = [norm for norm in self.arms(SWEPT) if norm in SWEPT]
         wanted = [(setting._replace(norm=n, batch=b), TUNING) for b in (trials.batch, 4 * trials.batch) for n in norms]
-        scores = trials.measure(wanted)
-        if not scores or len(scores) < len(wanted):
-            self.undecided.append(
-                f"Batch sizes {trials.batch} and {4 * trials.batch}: the sweep costs {trials.cost(len(wanted) or 10)}."
-            )
+        missing = [key for key in wanted if key not in trials.scores]
+        if len(missing) > trials.budget.left(trials.pace):
+            sizes = f"{trials.batch} and {4 * trials.batch}"
+            self.undecided.append(f"Batch sizes {sizes}: a sweep over normalizers costs {trials.cost(len(missing))}.")
             return
+        scores = trials.measure(wanted)
         words = [f"{s.norm} {scores[s, TUNING]:.3g} at {s.batch}" for s, _ in wanted]
         self.keep.append(f"Batch size {trials.batch}, one seed each at rate {setting.rate:.3g}: {', '.join(words)}.")

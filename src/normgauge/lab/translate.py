@@ -30,30 +30,20 @@ ROUNDING = 1e-6  # of the largest gradient: below, a tensor is dead and its step
 
 
 class Joined(torch.optim.Optimizer):
-    """Several optimizers of different parameters as one."""
+    """Several optimizers of different parameters as one, which holds their groups and their state."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        super().__init__([group for part in parts for group in part.param_groups], {})
+        groups = [{**group, "part": k} for k, part in enumerate(parts) for group in part.param_groups]
         self.parts = parts
-        for part in parts:  # the groups are shared, so that a schedule of this one is theirs
-            keys = {id(p) for group in part.param_groups for p in group["params"]}
-            part.param_groups = [g for g in self.param_groups if id(g["params"][0]) in keys]
+        super().__init__(groups, {})
 
     def step(self, closure: Any = None) -> Any:
         """Step them all."""
         loss = None if closure is None else closure()
-        for part in self.parts:
-            part.step()
+        for k, part in enumerate(self.parts):
+            part.state, part.param_groups = self.state, [g for g in self.param_groups if g["part"] == k]
+            type(part).step(part)
         return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts."""
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -223,7 +213,7 @@ def translate(
     except (TypeError, ValueError) as error:
         raise InputError("translate", f"options are those of {kind}", str(error), "Correct them") from error
     pushed = _walk_beside(before, shadow, shadows, single, steps)
-    layers: dict[str, tuple[float, float, float, float]] = {}
+    layers: dict[str, dict[str, float]] = {}
     rates = {name: _ratio(before.windows(name), pushed.windows(name)) for name in groups}
     alive = [name for name in rates if before.slopes[name] > ROUNDING * max(before.slopes.values()) and rates[name] > 0]
     usual = sorted(rates[name] for name in alive)[len(alive) // 2] if alive else 0.0
@@ -233,10 +223,10 @@ def translate(
         shrink = _shrink(type(optimizer).__name__, group, size, slope)
         decay = _decay(_part(kind, shadows[name]), shrink, rate, memory, size, slope)
         angle = math.sqrt(sum(a * a for a in moved) / len(moved))
-        layers[name] = (rate, decay, angle, shrink)
+        layers[name] = {"rate": rate, "decay": decay, "angle": angle, "shrink": shrink}
     named = dict(objective.model.named_parameters())
     made = _make(
-        kind, {name: (named[name], rate, decay) for name, (rate, decay, *_) in layers.items()}, memory, options
+        kind, {name: (named[name], own["rate"], own["decay"]) for name, own in layers.items()}, memory, options
     )
     after = _Walk(objective, made)
     sentence = after.run(single, steps)
@@ -252,19 +242,11 @@ def translate(
         sentence = f"its loss is {ends[1]:.3g} and not {ends[0]:.3g} after {steps} steps, {gap:.0%} of the progress off"
     elif not sentence and entries[0] > OFF * entries[1]:
         sentence = f"{off[0]} turns {turned[off[0]]:.2g} times as far, and {len(off) - 1} tensors more over {TURNED:g}"
-    rows = tuple(LayerRate(name, _part(kind, shadows[name]), *layers[name], ratio=turned[name]) for name in layers)
+    rows = tuple(LayerRate(name, _part(kind, shadows[name]), **layers[name], ratio=turned[name]) for name in layers)
     return Translation(
         layers=rows, source=type(optimizer).__name__, to=kind, momentum=memory, first_loss=first, source_loss=ends[0],
         loss=ends[1], steps=steps, optimizer=made, status="nonconverged" if sentence else "ok", sentence=sentence,
     )  # fmt: skip
-
-
-def same_numbers(optimizer: torch.optim.Optimizer, to: str | type, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the other optimizer with the rate and decay of the first as they are: what `translate` is weighed by."""
-    kind, group = _kind_of(to), optimizer.param_groups[0]
-    memory = {"sgd": 0.0, "momentum": _memory(group) or 0.9}.get(kind, _memory(group))
-    named = {name: (p, group["lr"], group.get("weight_decay", 0.0)) for name, p in model.named_parameters()}
-    return _make(kind, named, memory, {})
 
 
 def _kind_of(to: str | type) -> str:
@@ -346,7 +328,7 @@ class _Walk:
     """A copy of an optimizer that walks from the objective's parameters; keeps losses and moves across the weights."""
 
     def __init__(self, objective: Objective, optimizer: Any) -> None:
-        self.twin, self.copies = _copy(objective, optimizer)
+        self.twin, self.copies = copy_optimizer(objective, optimizer)
         self.names, self.losses = objective.names, list[float]()
         self.moves: dict[str, list[Tensor]] = {name: [] for name in self.names}
         self.squares = dict.fromkeys(self.names, 0.0)
@@ -391,18 +373,6 @@ class _Walk:
             self.losses.append(math.inf)
             return f"it breaks at step {len(self.losses)}: {error}"
         return ""
-
-
-def _copy(objective: Objective, optimizer: Any) -> tuple[Any, dict[str, nn.Parameter]]:
-    if not isinstance(optimizer, Joined):
-        return copy_optimizer(objective, optimizer)
-    values = objective.parameters
-    copies = {name: nn.Parameter(value.clone()) for name, value in values.items()}
-    parts = []
-    for part in optimizer.parts:
-        kind: Any = type(part)
-        parts.append(kind([{**group, "params": [copies[group["name"]]]} for group in part.param_groups]))
-    return Joined(*parts), copies
 
 
 def _walk_beside(

@@ -49,7 +49,7 @@ class Budget:
 
     Examples:
         >>> Budget("2 minutes").seconds, Budget("40 runs").runs, Budget(30).seconds
-        (120.0, 40, 30.0)
+        (120.0, 40.0, 30.0)
     """
 
     def __init__(self, words: str | float) -> None:

@@ -302,7 +302,7 @@ def _judge(widths: Sequence[int], tables: Sequence[tuple[int, Sizes]]) -> tuple[
             cause = bad and not same
         spoilt |= bad and quantity in ("input", "activation")
         sizes = tuple(_mean([table[name, quantity] for w, table in tables if w == width]) for width in widths)
-        slopes.append(WidthSlope(name, quantity, slope, low, high, verdict, cause, sizes))
+        slopes.append(WidthSlope(name, quantity, slope, low, high, verdict=verdict, cause=cause, sizes=sizes))
     return tuple(slopes)
 
 
