@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from normgauge.doctor import checkup
 from normgauge.errors import InputError, NormgaugeError
+from normgauge.lab.data import Dataset
 from normgauge.lab.race import Race, halve, in_words, race
 from normgauge.lab.trials import Budget, Setting, Trials, default_norm, split_data
 from normgauge.measure.curvature.stable_rate import stable_rate
@@ -42,7 +44,7 @@ MARGIN = 0.5  # points of accuracy that are not worth a run
 ACTS = 0.05  # share by which decay must shrink weights in a training to matter
 STRONG = 0.5  # the share by which the decay that is tried shrinks them
 REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
-THRESHOLD = "largest stable rate"
+THRESHOLD, OPEN = "largest stable rate", "Normalizer, rate and decay"
 Kind = Literal["proved", "predicted", "measured here", "contested"]
 
 
@@ -221,7 +223,10 @@ def advise(
     trials = Trials(
         model_or_factory, parts, optimizer, loss, steps=steps, batch=size, norm=own, budget=allowed, file=file
     )
-    desk = _Desk(trials, trials.objective(), trials.objective(4))
+    own_order = not isinstance(data, (str, tuple, Dataset)) and not isinstance(next(iter(data)), Tensor)
+    several = trials.objective(4)
+    loader = list(itertools.islice(data, 8)) if own_order else [batch for _, batch in several.batches()]
+    desk = _Desk(trials, trials.objective(), several, loader)
     for look in (desk.examine, desk.place_decay, desk.find_threshold, desk.measure_depth, desk.measure_drift):
         desk.attempt(look)
     setting, ended = desk.race(norms)
@@ -245,6 +250,7 @@ class _Desk:
     trials: Trials
     objective: Objective
     several: Objective
+    loader: list[Any]
     advice: list[Recommendation] = field(default_factory=list)
     keep: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
@@ -266,9 +272,8 @@ class _Desk:
     # -- without training ------------------------------------------------------------------------------------------
 
     def examine(self) -> None:
-        """Take over the doctor's errors and warnings; batches of the data show whether they are sorted."""
-        batches = [batch for _, batch in self.several.batches()]
-        found = checkup(self.objective, optimizer=self.trials.template, loader=batches)
+        """Take over the doctor's errors and warnings; the loader's own batches show whether they are sorted."""
+        found = checkup(self.objective, optimizer=self.trials.template, loader=self.loader)
         for group in [group for group in found.groups() if group[0].severity != "info"][:3]:
             first, more = group[0], f" and {len(group) - 1} more" if len(group) > 1 else ""
             text, _, code = first.remedy.partition("\n")
@@ -281,11 +286,10 @@ class _Desk:
         if found.healthy:
             self.keep.append(f"The normalizers: {len(found.checks)} checks found no error and no warning.")
 
-    def shrink(self, setting: Setting) -> float:
-        """Return the share by which decay shrinks a weight in all steps of a training."""
-        group = self.trials.template.param_groups[0]
-        step = setting.rate * setting.decay / (1 - float(group.get("momentum") or 0.0))
-        return 1 - math.exp(-step * self.trials.steps)
+    def travel(self, setting: Setting) -> float:
+        """Return the sum of the rates of all steps, momentum counted: decay shrinks weights by exp(-decay travel)."""
+        memory = float(self.trials.template.param_groups[0].get("momentum") or 0.0)
+        return setting.rate * self.trials.steps / (1 - memory)
 
     def place_decay(self) -> None:
         """Say which tensors decay belongs to, and whether it can act at all in so many steps."""
@@ -298,19 +302,15 @@ class _Desk:
         named = dict(trials.network.named_parameters())
         wrong = [n for n, (_, _, decay, _) in groups.reasons.items() if not decay and held.get(id(named[n]))]
         dynamics = weight_dynamics(self.several, trials.template, symmetries=free)
-        slow = [b.steps for b in dynamics.blocks if b.scale_invariant and b.heading in ("growing", "shrinking")]
-        share = self.shrink(given)
+        slow = max((b.steps for b in dynamics.blocks if b.scale_invariant and math.isfinite(b.steps)), default=0.0)
+        share = 1 - math.exp(-given.decay * self.travel(given))
         if share < ACTS:
-            slowest = f"; norms need {max(slow):.2g} steps to settle" if slow and math.isfinite(max(slow)) else ""
-            self.keep.append(
-                f"Weight decay {given.decay:g}: in {trials.steps} steps it shrinks weights by {share:.2g}, under "
-                f"{ACTS:g}{slowest}; changing its place or size a little changes nothing here."
-            )
+            settle = f"; norms need {slow:.2g} steps to settle" if slow else ""
+            said = f"in {trials.steps} steps it shrinks weights by {share:.2g}, under {ACTS:g}{settle}"
+            self.keep.append(f"Weight decay {given.decay:g}: {said}; a little more, less or elsewhere changes nothing.")
         elif wrong:
-            text = (
-                f"Take weight decay off {len(wrong)} tensors (gains, shifts, biases; {wrong[0]} first): "
-                f"{given.decay:g} shrinks them by {share:.2g} in {trials.steps} steps and limits nothing."
-            )
+            text = f"Take weight decay off {len(wrong)} gains, shifts and biases ({wrong[0]} first): {given.decay:g} "
+            text += f"shrinks them by {share:.2g} in {trials.steps} steps and limits nothing."
             code = f"groups = ng.param_groups(objective, {{'weight_decay': {given.decay:g}}})\n"
             code += f"optimizer = torch.optim.{type(trials.template).__name__}(groups, lr={given.rate:g})"
             effect = Interval(share, share, share, 1)
@@ -339,21 +339,17 @@ class _Desk:
             return
         found = trainable_depth(self.trials.network, next(iter(self.objective.batches()))[1][0])
         if found.layers > found.depth:
-            text = (
-                f"Make gradients even: {found.layers} layers, and beyond {found.depth:.3g} squared gradients differ by "
-            )
-            text += f"{found.limit:g}; put in a normalizer, skip connections or other initial scales."
-            code = "print(ng.trainable_depth(model, inputs))"
+            text = f"Make gradients even by a normalizer, skips or other starts: {found.layers} layers, and beyond "
+            text += f"{found.depth:.3g} their squares differ by {found.limit:g}."
+            code, unit = "print(ng.trainable_depth(model, inputs))", "times per layer, squared gradients"
             effect = Interval(found.growth, math.nan, math.nan, 1)
-            unit = "times per layer, squared gradients"
             self.advice.append(Recommendation(text, "predicted", effect, unit, "retrain", code))
 
     def measure_drift(self) -> None:
         """Say how far held-out data are from stored statistics, where there are any in use."""
-        used = [m for m in self.trials.network.modules() if int(getattr(m, "num_batches_tracked", None) or 0) > 0]
-        if used:
-            found = drift(self.trials.network, [self.trials.data[1]])
-            self.keep.append(f"Stored statistics: {found.meaning()}")
+        counts = (int(getattr(m, "num_batches_tracked", None) or 0) for m in self.trials.network.modules())
+        if any(counts):
+            self.keep.append(f"Stored statistics: {drift(self.trials.network, [self.trials.data[1]]).meaning()}")
 
     # -- races -----------------------------------------------------------------------------------------------------
 
@@ -364,9 +360,7 @@ class _Desk:
         reads = "images" if some.ndim > 3 else "vectors" if some.is_floating_point() else "tokens"
         wanted = list(norms or NORMS[reads])
         kept, seen, refused = [trials.norm], {str(trials.network)}, {}
-        for norm in wanted:
-            if norm == trials.norm:
-                continue
+        for norm in [norm for norm in wanted if norm != trials.norm]:
             try:
                 network = trials.build(norm, 0)
                 with torch.no_grad():
@@ -379,9 +373,8 @@ class _Desk:
                 seen.add(str(network))
         tried = len(wanted) - (trials.norm in wanted)
         if refused and len(refused) == tried:
-            self.undecided.append(
-                f"Another normalizer: the network takes none of {', '.join(refused)} ({next(iter(refused.values()))})."
-            )
+            names, why = ", ".join(refused), next(iter(refused.values()))
+            self.undecided.append(f"Another normalizer: the network takes none of {names} ({why}).")
         elif tried and len(seen) == 1 and not isinstance(trials.subject, nn.Module):
             rule = "the factory builds another network for another norm"
             raise InputError("advise", rule, "the same one each time", "Use the argument norm")
@@ -394,10 +387,8 @@ class _Desk:
         trials.measure([(given, TUNING)])  # the pace
         left = trials.budget.left(trials.pace) + len(trials.scores)
         if left < FEWEST:
-            need = f": about {in_words(40 * trials.pace)}" if trials.pace else ""
-            self.undecided.append(
-                f"Normalizer, rate and decay: the budget allows {left:.0f} runs, a race needs 40{need}."
-            )
+            need = f", about {in_words(40 * trials.pace)}" if trials.pace else ""
+            self.undecided.append(f"{OPEN}: the budget allows {left:.0f} runs, and a race needs 40{need}.")
             return given, None
 
         def tune(wanted: Sequence[tuple[str, float, int]]) -> dict[tuple[str, float, int], float]:
@@ -412,15 +403,14 @@ class _Desk:
         halve(tune, dict.fromkeys(others, near), first_seed=TUNING)
         tuned = sorted(
             (fmean(v for (s, n), v in trials.scores.items() if s == setting and n < JUDGING), setting)
-            for setting in {s for s, n in trials.scores if n < JUDGING}
+            for setting in {s for s, n in trials.scores if n < JUDGING and not s.batch}
             if not any(math.isnan(v) for (s, n), v in trials.scores.items() if s == setting)
         )
         best = [setting for _, setting in reversed(tuned) if setting != given][:2]
         if not best or self.at_chance(tuned[-1][0]):
             return given, None
         ended = self.judge([given, *best], JUDGING)
-        setting = self.conclude(ended, given)
-        setting = self.try_decay(setting)
+        setting = self.try_decay(self.conclude(ended, given))
         if trials.batch <= SMALL_BATCH and norms is None:
             self.sweep(setting)
         return setting, ended
@@ -434,9 +424,7 @@ class _Desk:
         if above_chance(score / 100, len(targets), chance):
             return False
         self.broken = f"the best of all settings has {score:.3g} % on held-out data, and guessing {100 * chance:.3g} %"
-        self.undecided.append(
-            "Normalizer, rate and decay: nothing was learned; train more steps, or check the targets."
-        )
+        self.undecided.append(f"{OPEN}: nothing was learned; train more steps, or check the targets.")
         return True
 
     def judge(self, settings: Sequence[Setting], first_seed: int) -> Race:
@@ -459,14 +447,10 @@ class _Desk:
         setting = next(s for s, _ in trials.scores if str(s) == ended.best)
         if setting.rate >= given.rate > self.limit:  # the threshold is of the start, and a run goes past it
             self.advice = [item for item in self.advice if item.unit != THRESHOLD]
-            self.keep.append(
-                f"The rate {setting.rate:g} over the threshold {self.limit:.2g} of the start: it trains best."
-            )
+            self.keep.append(f"A rate over the threshold {self.limit:.2g} of the start: {setting.rate:g} trains best.")
         if setting == given:
             ahead = min((lead.mean for lead in ended.leads.values()), default=0.0)
-            self.keep.append(
-                f"Normalizer and rate ({given}): ahead of the best others by {ahead:.2g} {self.unit} or more."
-            )
+            self.keep.append(f"Normalizer and rate ({given}): ahead of others by {ahead:.2g} {self.unit} or more.")
         else:
             effect = ended.leads[str(given)]
             sure = "beats" if effect.low > 0 or not effect.n else "leads, without proof,"
@@ -492,37 +476,29 @@ class _Desk:
         return f"{build}\noptimizer = {made}" if setting.norm != self.trials.norm else f"optimizer = {made}"
 
     def try_decay(self, setting: Setting) -> Setting:
-        """Race the setting against a decay that acts in so many steps, where this one does not."""
-        group = self.trials.template.param_groups[0]
-        full = setting.rate * self.trials.steps / (1 - float(group.get("momentum") or 0.0))
-        other = setting._replace(decay=float(f"{-math.log(1 - STRONG) / full:.2g}"))
-        if other.decay <= 2 * setting.decay or "weight_decay" not in group or self.coupled():
+        """Race the setting against a decay that acts in so many steps, and change it only beyond doubt."""
+        other = setting._replace(decay=float(f"{-math.log(1 - STRONG) / self.travel(setting):.2g}"))
+        if other.decay <= 2 * setting.decay or self.coupled():
             return setting
         if self.trials.budget.left(self.trials.pace) < FEWEST:
-            self.undecided.append(
-                f"Weight decay {other.decay:g} in the place of {setting.decay:g}: costs {self.trials.cost(8)}."
-            )
+            said = f"Weight decay {other.decay:g} in the place of {setting.decay:g}"
+            self.undecided.append(f"{said}: costs {self.trials.cost(FEWEST)}.")
             return setting
-        return self.conclude_decay(self.judge([setting, other], DECAYING), setting, other)
-
-    def coupled(self) -> bool:
-        """Say whether decay goes through Adam's denominator, where the share it shrinks by is not known beforehand."""
-        template = self.trials.template
-        own = template.param_groups[0].get("decoupled_weight_decay")
-        return isinstance(template, torch.optim.Adam) and not isinstance(template, torch.optim.AdamW) and not own
-
-    def conclude_decay(self, ended: Race, setting: Setting, other: Setting) -> Setting:
-        """Recommend the other decay where it is ahead beyond doubt; decay is no change to make on a hunch."""
-        lead = ended.leads.get(str(setting)) if ended.best == str(other) else None
-        if lead is not None and lead.low > 0:
+        ended = self.judge([setting, other], DECAYING)
+        lead = next(iter(ended.leads.values()), Interval(math.nan, math.nan, math.nan, 0))
+        if ended.best == str(other) and lead.low > 0:
             text = f"Raise weight decay from {setting.decay:g} to {other.decay:g}: it halves weights in this training."
             self.advice.append(Recommendation(text, "measured here", lead, self.unit, "retrain", self.code(other)))
             return other
-        if ended.leads:
-            gap = next(iter(ended.leads.values()))
-            said = f"{other.decay:g} is not better beyond doubt ({ended.best} ahead by {gap})"
-            self.keep.append(f"Weight decay {setting.decay:g}: {said}.")
+        said = f"{other.decay:g} is not better beyond doubt ({ended.best} ahead by {lead})"
+        self.keep.append(f"Weight decay {setting.decay:g}: {said}.")
         return setting
+
+    def coupled(self) -> bool:
+        """Say whether there is no decay, or one through Adam's denominator: its share is not known beforehand."""
+        kind, group = type(self.trials.template), self.trials.template.param_groups[0]
+        own = group.get("decoupled_weight_decay") or not issubclass(kind, torch.optim.Adam)
+        return "weight_decay" not in group or not (own or issubclass(kind, torch.optim.AdamW))
 
     def sweep(self, setting: Setting) -> None:
         """Try normalizers at this batch size and four times it, one seed each, where the budget still allows."""
