@@ -92,12 +92,14 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row per case: the three means, and whether margin and use are met."""
     lines = []
     for case in CASES:
-        scores = {arm: [r["score"] for r in rows if (r["case"], r["arm"]) == (case, arm)] for arm in ARMS}
-        if min(map(len, scores.values())) == SEEDS:
-            means = {arm: fmean(values) for arm, values in scores.items()}
+        scores = {arm: {r["seed"]: r["score"] for r in rows if (r["case"], r["arm"]) == (case, arm)} for arm in ARMS}
+        seeds = set.intersection(*(set(values) for values in scores.values()))
+        if seeds:
+            means = {arm: fmean(values[seed] for seed in seeds) for arm, values in scores.items()}
             off = {arm: abs(means[arm] - means["source"]) for arm in ARMS}
             met = off["translated"] <= MARGIN[CASES[case][0]]
-            lines.append({"case": case, **means, "equivalent": met, "nearer": off["translated"] < off["untranslated"]})
+            line = {"equivalent": met, "nearer": off["translated"] < off["untranslated"], "seeds": len(seeds)}
+            lines.append({"case": case, **means, **line})
     return lines
 
 

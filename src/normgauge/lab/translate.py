@@ -115,13 +115,10 @@ class Translation(Result):
         if self.to != "muon":
             word = f"betas=({self.momentum:g}, 0.999)" if "adam" in self.to else f"momentum={self.momentum:g}"
             return "\n".join([*lines, f"optimizer = torch.optim.{KINDS[self.to].__name__}(groups, {word})"])
-        words = f"momentum={self.momentum:g}{self._adjusted()}"
+        how = next((g["adjust_lr_fn"] for g in self.optimizer.param_groups if "adjust_lr_fn" in g), None)
+        words = f"momentum={self.momentum:g}" + (f", adjust_lr_fn={how!r}" if how else "")
         lines += [f"muon = torch.optim.Muon([g for g in groups if g['params'][0].ndim == 2], {words})"]
         return "\n".join([*lines, "adamw = torch.optim.AdamW([g for g in groups if g['params'][0].ndim != 2])"])
-
-    def _adjusted(self) -> str:
-        how = next((g["adjust_lr_fn"] for g in self.optimizer.param_groups if "adjust_lr_fn" in g), None)
-        return f", adjust_lr_fn={how!r}" if how else ""
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the median rate, both losses, and every layer's rate."""
@@ -165,9 +162,9 @@ def translate(
     A copy of the optimizer takes `steps` steps on copies of the parameters, batch by batch. The other one is fed the
     same gradients at rate 1 beside it; a layer's rate is the ratio of how far ten steps of each move it across the
     weights. Moved that far, and shrunk by decay by the same share s per step (SGD: `lr decay / (1 - momentum)`, AdamW
-    and Muon: `lr decay`, Adam: `lr decay sqrt(size) / |g|`), a scale-invariant weight has the same norm and angle
-    `sqrt(2 s)` at equilibrium. Then the translation is tried on the same batches, and where it falls behind, breaks
-    or turns a layer by another angle, status is "nonconverged" and the sentence says so.
+    and Muon: `lr decay`, Adam: `lr decay sqrt(size) / |g|`), a scale-invariant weight ends at the same angle per
+    gradient, `sqrt(2 s)` with its later effects by momentum. Then the translation is tried on the same batches; where
+    it falls behind, breaks or turns layers by other angles, status is "nonconverged" and the sentence says so.
 
     Kind: estimate. Cost: `2 steps` gradients.
 
@@ -222,8 +219,7 @@ def translate(
         size, slope = shadows[name].numel(), before.slopes[name]
         shrink = _shrink(type(optimizer).__name__, group, size, slope)
         decay = _decay(_part(kind, shadows[name]), shrink, rate, memory, size, slope)
-        angle = math.sqrt(sum(a * a for a in moved) / len(moved))
-        layers[name] = {"rate": rate, "decay": decay, "angle": angle, "shrink": shrink}
+        layers[name] = {"rate": rate, "decay": decay, "angle": _rms(moved), "shrink": shrink}
     named = dict(objective.model.named_parameters())
     made = _make(
         kind, {name: (named[name], own["rate"], own["decay"]) for name, own in layers.items()}, memory, options

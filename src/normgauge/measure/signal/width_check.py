@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -301,13 +302,9 @@ def _judge(widths: Sequence[int], tables: Sequence[tuple[int, Sizes]]) -> tuple[
             same = arrives is not None and arrives[3] == verdict and abs(slope - arrives[0]) <= LIMIT
             cause = bad and not same
         spoilt |= bad and quantity in ("input", "activation")
-        sizes = tuple(_mean([table[name, quantity] for w, table in tables if w == width]) for width in widths)
+        sizes = tuple(fmean(table[name, quantity] for w, table in tables if w == width) for width in widths)
         slopes.append(WidthSlope(name, quantity, slope, low, high, verdict=verdict, cause=cause, sizes=sizes))
     return tuple(slopes)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _fit(points: list[tuple[int, float]]) -> tuple[float, float, float, Verdict]:
