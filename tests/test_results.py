@@ -77,9 +77,9 @@ TINY = {
     "covariate_shift": lambda: ng.covariate_shift(objective(), 0.5),
     "signal_propagation": lambda: ng.signal_propagation(objective()),
     "trainable_depth": lambda: ng.trainable_depth(net(), batch()[0]),
-    "width_check": lambda: ng.width_check(wide, widths=[4, 8, 16], data=batch(), steps=1, seeds=1),
+    "width_check": lambda: ng.width_check(wide, widths=[4, 8, 16], data=batch(), iterations=1, seeds=1),
     "translate": lambda: ng.translate(
-        torch.optim.SGD((o := objective()).model.parameters(), lr=0.01), to="adamw", objective=o, steps=20
+        torch.optim.SGD((o := objective()).model.parameters(), lr=0.01), to="adamw", objective=o, iterations=20
     ),
     "drift": lambda: ng.drift(net(), [batch(), batch(8, 60)]),
     "margins": lambda: ng.margins(objective("eval")),

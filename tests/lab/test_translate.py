@@ -110,4 +110,4 @@ def test_bad_input_is_one_sentence():
     with pytest.raises(InputError, match="options are those of adamw"):
         ng.translate(source, to="adamw", objective=o, adjust_lr_fn="original")
     with pytest.raises(InputError, match="20 steps"):
-        ng.translate(source, to="adamw", objective=o, steps=3)
+        ng.translate(source, to="adamw", objective=o, iterations=3)

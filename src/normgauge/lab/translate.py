@@ -155,24 +155,24 @@ class Translation(Result):
 
 @instrument
 def translate(
-    optimizer: torch.optim.Optimizer, *, to: str | type, objective: Objective, steps: int = 40, **options: Any
+    optimizer: torch.optim.Optimizer, *, to: str | type, objective: Objective, iterations: int = 40, **options: Any
 ) -> Translation:
     """Return settings of another optimizer that turn every layer as far per step, and shrink it as much by decay.
 
-    A copy of the optimizer takes `steps` steps on copies of the parameters, batch by batch. The other one is fed the
-    same gradients at rate 1 beside it; a layer's rate is the ratio of how far ten steps of each move it across the
+    A copy of the optimizer takes `iterations` steps on copies of the parameters, batch by batch. The other one is fed
+    the same gradients at rate 1 beside it; a layer's rate is the ratio of how far ten steps of each move it across the
     weights. Moved that far, and shrunk by decay by the same share s per step (SGD: `lr decay / (1 - momentum)`, AdamW
     and Muon: `lr decay`, Adam: `lr decay sqrt(size) / |g|`), a scale-invariant weight ends at the same angle per
     gradient, `sqrt(2 s)` with its later effects by momentum. Then the translation is tried on the same batches; where
     it falls behind, breaks or turns layers by other angles, status is "nonconverged" and the sentence says so.
 
-    Kind: estimate. Cost: `2 steps` gradients.
+    Kind: estimate. Cost: `2 iterations` gradients.
 
     Args:
         optimizer: with its settings and state; it is copied, not stepped.
         to: "sgd", "momentum", "adam", "adamw", "muon" (matrices to Muon, the rest to AdamW), or torch's class.
         objective: of the model it trains, with batches of the size you train with: eight or more.
-        steps: that are tried.
+        iterations: steps that are tried.
         options: of the other optimizer, such as `momentum=0.95`, `betas=...` or `adjust_lr_fn="match_rms_adamw"`; by
             default its memory (momentum, beta1) is the first one's.
 
@@ -195,9 +195,11 @@ def translate(
     References: kosson2024, wan2021
     """
     kind = _kind_of(to)
-    if not isinstance(optimizer, torch.optim.Optimizer) or steps < 2 * WINDOW:
+    if not isinstance(optimizer, torch.optim.Optimizer) or iterations < 2 * WINDOW:
         rule = f"a torch optimizer, and {2 * WINDOW} steps or more"
-        raise InputError("translate", rule, f"{type(optimizer).__name__}, {steps} steps", "Pass the one you train with")
+        raise InputError(
+            "translate", rule, f"{type(optimizer).__name__}, {iterations} steps", "Pass the one you train with"
+        )
     groups = _groups_of(optimizer, objective)
     memory = max(_memory(group) for group in groups.values())
     memory = {"sgd": 0.0, "momentum": memory or 0.9}.get(kind, memory)
@@ -209,7 +211,7 @@ def translate(
         shadow = _make(kind, {name: (p, 1.0, 0.0) for name, p in shadows.items()}, memory, options)
     except (TypeError, ValueError) as error:
         raise InputError("translate", f"options are those of {kind}", str(error), "Correct them") from error
-    pushed = _walk_beside(before, shadow, shadows, single, steps)
+    pushed = _walk_beside(before, shadow, shadows, single, iterations)
     layers: dict[str, dict[str, float]] = {}
     rates = {name: _ratio(before.windows(name), pushed.windows(name)) for name in groups}
     alive = [name for name in rates if before.slopes[name] > ROUNDING * max(before.slopes.values()) and rates[name] > 0]
@@ -225,23 +227,25 @@ def translate(
         kind, {name: (named[name], own["rate"], own["decay"]) for name, own in layers.items()}, memory, options
     )
     after = _Walk(objective, made)
-    sentence = after.run(single, steps)
+    sentence = after.run(single, iterations)
     turned = {
         name: _rms(after.windows(name)) / _rms(before.windows(name)) if name in alive else math.nan for name in layers
     }
-    tail = max(1, steps // 4)
+    tail = max(1, iterations // 4)
     first, ends = before.losses[0], [sum(walk.losses[-tail:]) / tail for walk in (before, after)]
     gap = abs(ends[1] - ends[0]) / max(abs(first - ends[0]), 1e-12)
     off = [name for name in alive if not 1 / TURNED <= turned[name] <= TURNED]
     entries = [sum(shadows[name].numel() for name in some) for some in (off, shadows)]
     if not sentence and gap > EQUIVALENT:
-        sentence = f"its loss is {ends[1]:.3g} and not {ends[0]:.3g} after {steps} steps, {gap:.0%} of the progress off"
+        sentence = (
+            f"its loss is {ends[1]:.3g} and not {ends[0]:.3g} after {iterations} steps, {gap:.0%} of the progress off"
+        )
     elif not sentence and entries[0] > OFF * entries[1]:
         sentence = f"{off[0]} turns {turned[off[0]]:.2g} times as far, and {len(off) - 1} tensors more over {TURNED:g}"
     rows = tuple(LayerRate(name, _part(kind, shadows[name]), **layers[name], ratio=turned[name]) for name in layers)
     return Translation(
         layers=rows, source=type(optimizer).__name__, to=kind, momentum=memory, first_loss=first, source_loss=ends[0],
-        loss=ends[1], steps=steps, optimizer=made, status="nonconverged" if sentence else "ok", sentence=sentence,
+        loss=ends[1], steps=iterations, optimizer=made, status="nonconverged" if sentence else "ok", sentence=sentence,
     )  # fmt: skip
 
 

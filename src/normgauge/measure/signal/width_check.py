@@ -138,7 +138,7 @@ def width_check(
     data: Any,
     loss: Callable[[Any, Any], Tensor] | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
-    steps: int = 3,
+    iterations: int = 3,
     seeds: int = 3,
 ) -> WidthCheck:
     """Fit `size ~ width^slope` to activations, updates and logits, and name the layers where a slope begins.
@@ -149,7 +149,7 @@ def width_check(
     steps the largest. A layer is an offender where its slope leaves +-0.25 by its whole interval although that of its
     inputs does not.
 
-    Kind: estimate. Cost: `steps` gradients for each width and seed.
+    Kind: estimate. Cost: `iterations` gradients for each width and seed.
 
     Args:
         factory: `factory(width)` returns a model, or a model and its optimizer.
@@ -157,7 +157,7 @@ def width_check(
         data: one batch `(inputs, targets)`, or a re-iterable of batches, taken in turn.
         loss: `loss(output, target)`; cross entropy for labels and squares otherwise if left out.
         optimizer: `optimizer(model)` where the factory does not give one; Adam with lr=1e-3 by default.
-        steps: of training; the second one shows what a read-out that starts at zero hides.
+        iterations: steps of training; the second one shows what a read-out that starts at zero hides.
         seeds: weights drawn anew.
 
     Raises:
@@ -175,8 +175,8 @@ def width_check(
     References: yang2022, yang2023
     """
     widths = tuple(sorted(dict.fromkeys(widths)))
-    if len(widths) < 3 or widths[0] < 1 or steps < 1 or seeds < 1:
-        got = f"{len(widths)} widths, steps={steps}, seeds={seeds}"
+    if len(widths) < 3 or widths[0] < 1 or iterations < 1 or seeds < 1:
+        got = f"{len(widths)} widths, iterations={iterations}, seeds={seeds}"
         raise InputError(
             "width_check", "three widths, one step and one seed at least", got, "Pass widths=(64, 128, 256)"
         )
@@ -193,7 +193,7 @@ def width_check(
                 raise InputError("width_check", "factory(width) returns a model", type(model).__name__, step)
             own = own or (optimizer or (lambda m: torch.optim.Adam(m.parameters(), lr=1e-3)))(model)
             counts.add(sum(p.numel() for p in model.parameters()))
-            sizes, unseen = _sizes(model, own, batches, loss or guess_loss, steps)
+            sizes, unseen = _sizes(model, own, batches, loss or guess_loss, iterations)
             broken = next((key for key, size in sizes.items() if not math.isfinite(size)), None)
             if broken:
                 raise NonFiniteError(f"width_check: at width {width} the {broken[1]} of {broken[0]} is not finite")
@@ -205,7 +205,7 @@ def width_check(
     slopes = _judge(widths, tables)
     order = {"activation": 0, "input": 0, "logits": 0, "update": 1, "logit change": 1}
     causes = sorted((item for item in slopes if item.cause), key=lambda item: order[item.quantity])
-    return WidthCheck(slopes, widths, tuple(dict.fromkeys(c.name for c in causes)), unseen, steps, name)
+    return WidthCheck(slopes, widths, tuple(dict.fromkeys(c.name for c in causes)), unseen, iterations, name)
 
 
 def _rms(value: Tensor | None) -> float:
