@@ -149,12 +149,19 @@ def test_bad_input_is_one_sentence(options, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("spoil", ["nan", "few", "lonely"])
+@pytest.mark.parametrize("spoil", ["nan", "few", "lonely", "tensor", "nothing", "mapping"])
 def test_bad_data_are_one_sentence(spoil):
     x, y = blobs()
     if spoil == "nan":
         x[0, 0] = math.nan
-    data = {"nan": (x, y), "few": (x[:9], y[:9]), "lonely": [x, x, x]}[spoil]
+    data = {
+        "nan": (x, y),
+        "few": (x[:9], y[:9]),
+        "lonely": [x, x, x],
+        "tensor": x,
+        "nothing": None,
+        "mapping": [{"a": x}],
+    }[spoil]
     with pytest.raises(DataError):
         ask(data=data)
 
@@ -172,6 +179,15 @@ def test_loaders_give_their_batch_size_and_budgets_are_words():
     found = ask(data=loader, batch=None, budget="0 runs", loss=F.cross_entropy)
     assert found.setting == found.given
     assert Budget("1 hour").seconds == 3600 and Budget("3 min").seconds == 180 and Budget("1 run").runs == 1
+
+
+def test_batches_that_are_sorted_are_seen_in_the_loaders_own_order():
+    x, y = blobs()
+    order = y.argsort()
+    batches = list(zip(x[order].split(8), y[order].split(8), strict=True))
+    found = ask(data=batches, batch=None, norm="batch", budget="0 runs")
+    assert any("not drawn alike" in item.text for item in found)
+    assert not any("not drawn alike" in item.text for item in ask(norm="batch", budget="0 runs"))
 
 
 def test_the_command_prints_advice_or_json(tmp_path, monkeypatch):

@@ -265,8 +265,8 @@ def split_data(data: Any, batch: int | None) -> tuple[tuple[Pair, Pair], int]:
     else:
         pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
         batches: list[Any] = [tuple(data)] if pair else []
-        for item in () if pair else data:
-            batches.append(tuple(item))
+        for item in () if pair or isinstance(data, Tensor) or not hasattr(data, "__iter__") else data:
+            batches.append(tuple(item) if isinstance(item, (tuple, list)) else (item,))
             if sum(len(one[-1]) for one in batches) >= MOST:
                 break
         if not batches or any(len(one) != 2 or not isinstance(one[0], Tensor) for one in batches):
