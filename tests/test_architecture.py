@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "integrations": {"monitor"},
     "surgery": {"charts", "network", "nn", "objective", "symmetry"},
     "doctor": {"charts", "network", "objective", "surgery"},
-    "lab": {"charts", "measure", "nn", "objective", "optim", "surgery", "symmetry"},
+    "lab": {"charts", "doctor", "measure", "nn", "objective", "optim", "surgery", "symmetry"},
     "papers": {"charts", "lab", "measure", "nn", "objective", "optim", "surgery", "symmetry", "theory"},
     "report": {"charts", "papers"},
     "cli": {"doctor", "lab", "monitor", "nn", "objective", "papers", "report", "surgery", "symmetry"},

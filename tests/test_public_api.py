@@ -81,6 +81,9 @@ PUBLIC = {
     "identify",
     "doctor",
     "trainable_depth",
+    "advise",
+    "translate",
+    "width_check",
     "weight_dynamics",
     "weight_lipschitz",
 }
@@ -139,6 +142,8 @@ def test_examples_are_named_as_the_documentation_reads_them():
 
 # What an argument is called, whatever instrument takes it; `steps` are multiples of the gradient and nothing else.
 GLOSSARY = {"rtol": "tol", "eps_rel": "tol", "products": "max_products", "max_evaluations": "max_gradients"}
+# Those whose arguments the task orders: what is translated, built at widths, or asked about comes first.
+OTHERWISE = {"translate": "optimizer", "width_check": "factory", "advise": "model_or_factory"}
 OBJECTIVE_FIRST = {"objective", "model", "layer", "train", "landscapes", "history", "weight", "problem", "x", "norm"}
 
 
@@ -148,6 +153,10 @@ def test_arguments_have_one_name_for_one_thing():
     assert all(hasattr(ng, name) for name in ng.__all__)  # loads every instrument
     for name, instrument in results.INSTRUMENTS.items():
         arguments = list(inspect.signature(instrument).parameters)
+        if name in OTHERWISE:
+            assert arguments[0] == OTHERWISE[name] and not set(arguments) & set(GLOSSARY)
+            assert "steps" not in arguments or name == "advise"  # of a training run, as in compare
+            continue
         assert arguments[0] in OBJECTIVE_FIRST, f"{name} takes the objective first, or model and data"
         assert not set(arguments) & set(GLOSSARY), f"{name}: {[GLOSSARY[a] for a in arguments if a in GLOSSARY]}"
         assert "steps" not in arguments or name == "landscape", f"{name}: iterations of an algorithm are `iterations`"

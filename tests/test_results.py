@@ -49,6 +49,10 @@ def landscapes(o):
     return {step: ng.landscape(o.at(o.flatten(o.parameters) * (1 + step)), steps=[0.1, 0.5]) for step in (0, 1)}
 
 
+def wide(width):
+    return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2))
+
+
 def problem():
     x = draws(30, 3, seed=7)
     return optim.halfspace(x - x.mean(0), torch.where(draws(30, seed=8) > 0, 1.0, -1.0))
@@ -73,6 +77,10 @@ TINY = {
     "covariate_shift": lambda: ng.covariate_shift(objective(), 0.5),
     "signal_propagation": lambda: ng.signal_propagation(objective()),
     "trainable_depth": lambda: ng.trainable_depth(net(), batch()[0]),
+    "width_check": lambda: ng.width_check(wide, widths=[4, 8, 16], data=batch(), iterations=1, seeds=1),
+    "translate": lambda: ng.translate(
+        torch.optim.SGD((o := objective()).model.parameters(), lr=0.01), to="adamw", objective=o, iterations=20
+    ),
     "drift": lambda: ng.drift(net(), [batch(), batch(8, 60)]),
     "margins": lambda: ng.margins(objective("eval")),
     "robustness": lambda: ng.robustness(net(), batch(), attack="pgd", radius=[0.1, 0.5], iterations=2, restarts=1),

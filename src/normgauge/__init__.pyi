@@ -17,7 +17,9 @@ from normgauge.doctor import checkup as checkup
 from normgauge.doctor import identify as identify
 from normgauge.errors import NormgaugeError as NormgaugeError
 from normgauge.lab import Study as Study
+from normgauge.lab.advise import advise as advise
 from normgauge.lab.compare import compare as compare
+from normgauge.lab.translate import translate as translate
 from normgauge.measure.curvature.batch_noise import batch_noise as batch_noise
 from normgauge.measure.curvature.density import density as density
 from normgauge.measure.curvature.layer_spectra import layer_spectra as layer_spectra
@@ -45,6 +47,7 @@ from normgauge.measure.signal.activations import activations as activations
 from normgauge.measure.signal.covariate_shift import covariate_shift as covariate_shift
 from normgauge.measure.signal.signal_propagation import signal_propagation as signal_propagation
 from normgauge.measure.signal.trainable_depth import trainable_depth as trainable_depth
+from normgauge.measure.signal.width_check import width_check as width_check
 from normgauge.measure.weights.gradient_flow import gradient_flow as gradient_flow
 from normgauge.measure.weights.record import UpdateRecord as UpdateRecord
 from normgauge.measure.weights.weight_dynamics import weight_dynamics as weight_dynamics

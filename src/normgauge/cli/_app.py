@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from normgauge.cli._advise import advise
 from normgauge.cli._claims import claims
 from normgauge.cli._compare import compare
 from normgauge.cli._console import FullSentences, console
@@ -36,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(doctor)
+app.command()(advise)
 app.command()(compare)
 app.command()(data)
 app.command()(merge)

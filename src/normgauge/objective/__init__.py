@@ -19,6 +19,7 @@ from normgauge.objective._purity import as_written as as_written
 from normgauge.objective._purity import twice_differentiable as twice_differentiable
 from normgauge.objective._purity import untouched as untouched
 from normgauge.objective._recipe import call_model as call_model
+from normgauge.objective._recipe import guess_loss as guess_loss
 from normgauge.objective._recipe import pairs as pairs
 from normgauge.objective._sharded import ShardedOperator as ShardedOperator
 
@@ -35,6 +36,7 @@ __all__ = [
     "call_model",
     "call_purely",
     "copy_batch",
+    "guess_loss",
     "join_batches",
     "pairs",
     "sample_count",

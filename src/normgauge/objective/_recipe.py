@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError
 from normgauge.objective._data import Batches, check_anything, check_pair, is_pair, sample_count, tensors
+from normgauge.rng import generator
 
 Terms = dict[str, Tensor]
 
@@ -187,3 +190,21 @@ def _looks_like_batch(part: Any) -> bool:
 
 def _one_batch(data: Any) -> bool:
     return isinstance(data, (Tensor, tuple, Mapping))
+
+
+def guess_loss(outputs: Any, targets: Any) -> Tensor:
+    """Return the model's own loss, cross entropy for labels, squares, or else a fixed random sum of the outputs."""
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if isinstance(own, Tensor) and own.ndim == 0:
+        return own
+    parts = [part for part in tensors(outputs) if part.is_floating_point()]
+    out = parts[0].float() if parts[0].dtype in (torch.float16, torch.bfloat16) else parts[0]
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype is not torch.bool:
+        if out.ndim > 1 and targets.shape == out.shape[:1] + out.shape[2:]:
+            return nn.functional.cross_entropy(out, targets.long())
+        if out.ndim > 2 and targets.shape == out.shape[:-1]:
+            return nn.functional.cross_entropy(out.flatten(0, -2), targets.flatten().long())
+    if isinstance(targets, Tensor) and targets.shape == out.shape:
+        return nn.functional.mse_loss(out, targets.to(out.dtype))
+    noise = torch.randn(out.shape, generator=generator(0)).to(out)
+    return (noise * out).sum() / math.sqrt(out.numel())

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from normgauge.doctor.probes.identity import NormIdentity, identify_call
 from normgauge.doctor.probes.passes import NormCall, Pass, Watcher, candidates, is_normalizer
 from normgauge.network import copy_model, first_tensor, replaced
-from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, tensors, untouched
+from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, guess_loss, tensors, untouched
 from normgauge.results import spend
-from normgauge.rng import generator, preserved_rng
+from normgauge.rng import preserved_rng
 from normgauge.surgery import recalibrate_norms
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -94,24 +94,6 @@ def _split(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     except _REFUSALS:
         return tuple(batch), None
     return batch[0], batch[1]
-
-
-def guess_loss(outputs: Any, targets: Any) -> Tensor:
-    """Return the model's own loss, cross entropy for labels, squares, or else a fixed random sum of the outputs."""
-    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-    if isinstance(own, Tensor) and own.ndim == 0:
-        return own
-    parts = [part for part in tensors(outputs) if part.is_floating_point()]
-    out = parts[0].float() if parts[0].dtype in (torch.float16, torch.bfloat16) else parts[0]
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype is not torch.bool:
-        if out.ndim > 1 and targets.shape == out.shape[:1] + out.shape[2:]:
-            return nn.functional.cross_entropy(out, targets.long())
-        if out.ndim > 2 and targets.shape == out.shape[:-1]:
-            return nn.functional.cross_entropy(out.flatten(0, -2), targets.flatten().long())
-    if isinstance(targets, Tensor) and targets.shape == out.shape:
-        return nn.functional.mse_loss(out, targets.to(out.dtype))
-    noise = torch.randn(out.shape, generator=generator(0)).to(out)
-    return (noise * out).sum() / math.sqrt(out.numel())
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The zoo of problems, and the regret of following advice on it."""
