@@ -15,9 +15,9 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from benchmarks.advise import zoo
 
 import normgauge as ng
+from benchmarks.advise import zoo
 from normgauge.lab.data import Dataset
 from normgauge.stats import paired_difference
 

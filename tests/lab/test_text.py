@@ -35,7 +35,7 @@ def test_text_is_the_same_at_every_load_and_nothing_held_out_was_trained_on(text
 
 
 def test_texts_of_another_python_make_other_runs(text):
-    assert data.is_own("text") and own_digests("gpt", text).keys() == {"data_digest"}
+    assert data.is_own("text") and own_digests([{"model": "gpt"}], text).keys() == {"data_digest"}
 
 
 def test_loss_and_accuracy_are_means_over_characters(text):

@@ -12,17 +12,12 @@ from torch import nn
 from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.smoothing import LayerSmoothing, smoothing
 from normgauge.objective import Objective
-from normgauge.papers.court import Contrast, empirical
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
-from normgauge.papers.santurkar2018.studies._setting import PROXY, prepare, spaced_steps, study
-from normgauge.papers.studies import register
-from normgauge.records import Spec
+from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, register
+from normgauge.papers.santurkar2018.studies._setting import prepare, spaced_steps, study
 
 SHARE = 0.05  # of the squared gradient: less changes its norm by 3 % at most
 SMALL: dict[str, Any] = {"steps": 300, "measures": 4}
 BATCHES = 4  # the larger batch over the smaller
-CONTROL = "the value without any relation between gradient and activation: a share of 1/m, m the values of a group"
 WHAT = {
     "mean_share": "removed by the mean",
     "yhat_share": "removed along the activations",
@@ -74,59 +69,31 @@ def run(spec: Spec, record: Record) -> None:
 
 empirical(
     "S1-inner",
-    place="text after Theorem 4.1",
-    printed="the inner product <g,yh> is bounded away from zero in practice: a gradient is rarely uncorrelated to its "
-    "variable",
-    study="gradient-terms",
+    "gradient-terms",
     contrasts=(Contrast("", {"reading": "yhat_share"}, {"reading": "mean_by_chance"}, least=SHARE),),
-    control=CONTROL + "; the mean over layers, the median over training",
-    note="In theory it is dL/dgamma and vanishes at a stationary gamma (S1-T4.2c).",
 )
 
 empirical(
     "S1-mean",
-    place="text after Theorem 4.1",
-    printed="<1,g>^2 grows quadratically in the dimension, so the middle term is significant",
-    study="gradient-terms",
+    "gradient-terms",
     contrasts=(
         Contrast("mean_exponent", {}, least=1.5),
         Contrast("", {"reading": "mean_share"}, {"reading": "mean_by_chance"}, least=SHARE),
     ),
-    control=CONTROL + ", an exponent of 1; the dimension grows with the batch, at the same weights",
 )
 
 empirical(
     "S1-sigma",
-    place="text after Theorem 4.1",
-    printed="sigma tends to be large and highly uncontrolled in practice, so the factor flattens",
-    study="gradient-terms",
-    contrasts=(
-        Contrast("sigma_over_gamma", {}, least=1.0),
-        Contrast("sigma_spread", {}, least=2.0),
-    ),
-    control="sigma = gamma, where the factor is 1; uncontrolled is read as a factor of two among the units of a layer",
+    "gradient-terms",
+    contrasts=(Contrast("sigma_over_gamma", {}, least=1.0), Contrast("sigma_spread", {}, least=2.0)),
 )
 
 register(
-    Experiment(
-        name="gradient-terms",
-        papers=("S1",),
-        place="sec. 4.1, after Theorem 4.1",
-        question="How much of the gradient does BN remove in a network that trains, and is gamma / sigma small?",
-        finding="The gradient is rarely uncorrelated to its variable, the mean's term grows quadratically in the "
-        "dimension, and sigma is large and uncontrolled, so that the landscape flattens.",
-        proxy=PROXY + "Here the VGG alone, with BN, at small size for 300 steps; shares by `ng.smoothing` on one fixed "
-        "batch of training data.",
-        sizes={
-            size: [study("gradient-terms", size, "vgg", ["batch"], seeds=seeds, **changed)]
-            for size, seeds, changed in (("smoke", 1, {}), ("small", 4, SMALL), ("medium", 6, {}), ("paper", 5, {}))
-        },
-        run=run,
-        figures=(
-            Figure({f"{name}_now": words for name, words in WHAT.items()}),
-            Figure("sigma_over_gamma_now"),
-        ),
-        data=("cifar10",),
-        minutes={"small": 3.0},
-    )
+    "gradient-terms",
+    sizes={
+        size: [study("gradient-terms", size, "vgg", ["batch"], seeds=seeds, **changed)]
+        for size, seeds, changed in (("smoke", 1, {}), ("small", 4, SMALL), ("medium", 6, {}), ("paper", 5, {}))
+    },
+    run=run,
+    figures=(Figure({f"{name}_now": words for name, words in WHAT.items()}), Figure("sigma_over_gamma_now")),
 )
