@@ -52,7 +52,8 @@ POINTS = {
         "S1-T4.2b": "BN lowers the curvature along the gradient",
         "S1-L4.5": "optima come closer",
         "S1-E1": "networks with BN test better",
-        "S1-ICS": "updating earlier layers leaves the gradients of a deep linear network almost unrelated with BN and almost the same without",
+        "S1-ICS": "updating earlier layers leaves the gradients of a deep linear network almost unrelated with BN "
+        "and almost the same without",
         "S1-E2": "BN that is made noisy trains as well",
         "S1-noise": "the same noise stops a network without BN",
         "S1-land": "along the gradient of a deep linear network loss and gradient change much less with BN",
