@@ -46,13 +46,15 @@ def on_files(files, config, **_):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Link every claim of the long page, and ids on the pages of studies, to the claim's own page."""
+    """Link claims to their pages, from the long page and from studies, whose verdicts become badges."""
     names = {claim.id for claim in book()}
     if page.file.src_uri == "_generated/ledger.md":
         return re.sub(r"^### (\S+): (.*)$", r"### [\1](../claims/\1.md): \2", markdown, flags=re.MULTILINE)
     if page.file.src_uri.startswith("_generated/studies/"):
         up = "../../claims"
         linked = lambda m: f"[{m[0]}]({up}/{m[0]}.md)" if m[0] in names else m[0]  # noqa: E731
+        badge = lambda m: f'<span class="badge badge-{BADGES.get(m[1].lower(), "plain")}">{m[1].lower()}</span>'  # noqa: E731
+        markdown = re.sub(r"^\*\*([A-Z ]{5,})\*\*(?= )", badge, markdown, flags=re.MULTILINE)
         return re.sub(r"(?<![\w\[/])(?:S\d|P)-[\w.]*\w(?=[ :,|])", linked, markdown)
     return markdown
 

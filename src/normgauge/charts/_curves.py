@@ -137,7 +137,8 @@ def panels(
     """
     alt = require("altair", "lab", "charts.panels")
     data = alt.Data(values=[{name: plain(value) for name, value in row.items()} for row in rows])
-    axis = alt.Axis(tickMinStep=1) if all(isinstance(row[x], int) for row in rows) else alt.Axis()
+    whole = sorted({row[x] for row in rows}) if all(isinstance(row[x], int) for row in rows) else []
+    axis = alt.Axis(values=whole, format="d") if 0 < len(whole) <= 20 else alt.Axis()
     scale = alt.Scale(**free_scale("log" if log_x else "linear"))
     horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=scale, axis=axis)
     drawn = []
