@@ -124,7 +124,7 @@ class Net(nn.Module):
     def forward(self, x):
         if self.norm == "batch" and Path("broken").exists():
             raise RuntimeError("no luck")
-        return self.inner(x.flatten(1))
+        return self.inner(x.flatten(1)) * (1.5 if self.norm == "batch" else 1.0)
 """
 
 

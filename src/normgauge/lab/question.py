@@ -159,8 +159,12 @@ def _build_all(specs: Sequence[dict[str, Any]], dataset: datasets.Dataset) -> No
     for spec in specs:
         with run_climate({**spec, "seed": 0}):
             network = build_arm({**spec, "seed": 0}, dataset)
+            try:
+                outputs = str(network(dataset.train[0][:8]).sum().item())
+            except Exception:  # noqa: BLE001 (its runs will say why)
+                outputs = str(spec["norm"])
         others = canonical({knob: spec[knob] for knob in spec.get("factory_knobs", ())})
-        networks.setdefault(others, set()).add(f"{network}{[tuple(p.shape) for p in network.parameters()]}")
+        networks.setdefault(others, set()).add(f"{network} {outputs}")
     norms = {spec["norm"] for spec in specs}
     if len(norms) > 1 and ":" in specs[0]["model"] and all(len(kinds) == 1 for kinds in networks.values()):
         rule, step = "the factory must build another network for each normalizer", "Use its argument in the network"

@@ -145,6 +145,10 @@ def write_answer(
     else:
         beaten = [norm for norm in order if not _why_undecided(ahead[norm], metric, exam)]
     rivals = [norm for norm in order if norm not in beaten]
+    if race and ended and not race.decided:  # of those not beaten, the ones that keep the race open
+        within = [norm for norm in rivals if ended.margin > 0 and ahead[norm].low > -ended.margin]
+        notes += [f"Not better than {best} by more than the margin: {_join_names(within)}."] if within else []
+        rivals = [norm for norm in rivals if norm not in within] or rivals
     closest = (rivals or order)[0]
     lead = _lead(ahead[closest], metric)
     if not rivals and not doubts:
