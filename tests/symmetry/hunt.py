@@ -1,7 +1,8 @@
 """The hunt: random networks, each certificate tried anew without the search's own code, and the nullity written out.
 
 `PYTHONPATH=src:tests python tests/symmetry/hunt.py 0 1000 FILE` prints the counts by kind; `make test-all` runs it.
-Outcomes are appended to FILE as they come, and those it holds already are not made again.
+Outcomes are appended to FILE as they come, and those it holds already are not made again. `FILE walk` looks for
+directions without closed form too.
 """
 
 import copy
@@ -40,10 +41,10 @@ class Outcome:
         return max(0, self.nullity - self.explained)
 
 
-def search(case: Subject):
+def search(case: Subject, walk=False):
     data = (case.inputs, torch.zeros(len(case.inputs)))
     objective = ng.Objective(case.model, lambda out, _: out.square().mean(), data, mode=case.mode)
-    return ng.symmetries(objective)
+    return ng.symmetries(objective, walk=walk)
 
 
 def draw(case: Subject, source):
@@ -86,11 +87,11 @@ def moves(model, case: Subject, family, seed):
     return float((first - second).abs().max() / first.abs().max())
 
 
-def examine(seed: int, case: Subject | None = None) -> Outcome:
+def examine(seed: int, case: Subject | None = None, walk=False) -> Outcome:
     """Search one network (that of the seed, or another) and judge what came back."""
     case = subject(seed) if case is None else case
     outcome, start = Outcome(seed, case.kind, case.what), time.perf_counter()
-    result = search(case)
+    result = search(case, walk)
     double = set_eps(copy.deepcopy(case.model).double().train(case.mode == "train"))
     bare = set_eps(copy.deepcopy(double), 1e-30)
     for family in result.families:
@@ -134,13 +135,13 @@ def dense_nullity(model, case: Subject, seed) -> int:
     return nullity(model, batches, mode=case.mode, threshold=1e-10, forward=forward)[0]
 
 
-def hunt(first: int, last: int, path: Path | None = None) -> list[Outcome]:
+def hunt(first: int, last: int, path: Path | None = None, walk=False) -> list[Outcome]:
     """Examine the networks of these seeds, apart from those whose outcome the file holds."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     outcomes = {entry["seed"]: Outcome(**entry) for entry in map(json.loads, lines)}
     for seed in range(first, last):
         if seed not in outcomes:
-            outcomes[seed] = examine(seed)
+            outcomes[seed] = examine(seed, walk=walk)
             if path is not None:
                 with path.open("a") as file:
                     print(json.dumps(asdict(outcomes[seed])), file=file)
@@ -171,4 +172,5 @@ def table(outcomes: list[Outcome]) -> str:
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
-    print(table(hunt(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)))
+    path = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+    print(table(hunt(int(sys.argv[1]), int(sys.argv[2]), path, walk="walk" in sys.argv[4:])))

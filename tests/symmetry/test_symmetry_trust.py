@@ -208,11 +208,16 @@ def linear_filters():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)), torch.randn(24, 1, 4, 4)
 
 
+def found(net, inputs):
+    data = (inputs, torch.zeros(len(inputs)))
+    return ng.symmetries(ng.Objective(net, lambda out, _: out.square().mean(), data, mode="eval"), walk=True)
+
+
 def test_directions_without_closed_form_are_walked(tmp_path):
     """Filters that a pool averages are read as a few sums: what is left of them has no closed form."""
     torch.manual_seed(0)
     net, inputs = linear_filters()
-    outcome, result = examine(0, Subject("conv", net, inputs, "eval", "filters")), search(net, inputs, "eval")
+    outcome, result = examine(0, Subject("conv", net, inputs, "eval", "filters"), walk=True), found(net, inputs)
     assert (outcome.false, outcome.explained) == ([], outcome.nullity)
     (family,) = [f for f in result.families if f.kind == "fibre"]
     assert result.fibre_dimension == outcome.fibre == family.size == family.symmetry(0).dimension > 20
@@ -227,8 +232,12 @@ def test_directions_without_closed_form_are_walked(tmp_path):
 def test_what_only_the_data_hide_is_not_walked():
     """Inputs of a plane leave directions of the first weight unread; fresh ones show them."""
     plane = torch.randn(64, 2) @ torch.randn(2, 5)
-    result = search(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)), plane, "eval")
-    assert result.fibre_dimension == 0
+    assert found(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)), plane).fibre_dimension == 0
+
+
+def test_what_differs_from_point_to_point_is_not_walked():
+    """Behind a large constant a ReLU is silent at some values and bends at others: no count holds at every one."""
+    assert examine(5054, walk=True).fibre == 0
 
 
 class TiedHead(nn.Module):
@@ -300,7 +309,7 @@ def test_small_constants_elsewhere_stay():
 
 # -- the hunt -------------------------------------------------------------------------------------------------------
 
-MISSED = 0.02  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
+MISSED = 0.10  # share of the nullity; what is missed is said in docs/dev/symmetry-discovery.md
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -284,3 +284,14 @@ def test_equal_reasons_are_printed_once():
     text = str(groups)
     assert text.count("decay shrinks what the normalization restored") == 1
     assert "..., 22.bias" in text and len(groups.frame()) == len(groups.reasons) == 34
+
+
+def test_explain_says_once_what_repeats_over_layers():
+    blocks = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(3)]
+    data = (torch.randn(64, 6), torch.zeros(64))
+    objective = ng.Objective(
+        nn.Sequential(*blocks, nn.Linear(6, 2)), lambda out, _: out.square().mean(), data, mode="train"
+    )
+    lines = ng.symmetries(objective).explain().splitlines()
+    assert lines[0].startswith("*.0 (3 times): 6 free scales in *.0.weight;")
+    assert sum("free scales" in line for line in lines) == 1

@@ -37,8 +37,8 @@ class Symmetries(Result):
     Attributes:
         families: generators that differ by an index only, together.
         dimension: independent scale, shift and rescale directions (entries without effect are shifts).
-        matrix_dimension: further directions, reported and not divided out: changes of basis and, in small networks,
-            those of kind "fibre", which have no closed form.
+        matrix_dimension: further directions, reported and not divided out: changes of basis and, with `walk`, those
+            of kind "fibre", which have no closed form.
         unobserved: parameter -> number of entries that had no gradient in this data.
         of: "outputs" or "loss".
         shapes: the parameters and their shapes, in order.
