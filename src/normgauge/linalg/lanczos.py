@@ -132,6 +132,7 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
         sequences.matvecs += 1
         value = inner(vector, image)
         pairs.append((value, norm(image.sub(vector, alpha=value)), vector))
+        del image  # before the next product
     sequences.checkpoint = None  # the pairs stand for themselves: the basis may go
     sequences.basis.rows = sequences.basis.rows[:0].clone()
     pairs.sort(key=lambda pair: -pair[0])

@@ -48,9 +48,9 @@ def fixup(
 
     Conventions: a block is a module for which `blocks(module)` is true; by default one with a child named `branch` or
     `skip`, or with children `conv1` and `conv2` (torchvision). Its branch is the child `branch`, or all of it except
-    children named `skip`, `shortcut` or `downsample`. Weight layers count in the order of registration. The head is the last
-    Linear outside the blocks, or the layer named `head`. `ScalarBias` and `ScalarScale` are the learned scalars of
-    the paper; the architecture must contain them, this function does not add them.
+    children named `skip`, `shortcut` or `downsample`. Weight layers count in the order of registration. The head is
+    the last Linear outside the blocks, or the layer named `head`. `ScalarBias` and `ScalarScale` are the learned
+    scalars of the paper; the architecture must contain them, this function does not add them.
 
     Args:
         model: changed in place; without normalization layers.

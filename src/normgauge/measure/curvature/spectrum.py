@@ -208,8 +208,8 @@ def spectrum(
         start: an earlier spectrum of the same variables, for instance from an earlier step of training.
         held_out: other data of the same kind, to see how much of the largest eigenvalues is the sample: `.held_out`,
             `.sample_share`. One product for each of `top`.
-        memory: bytes the Lanczos basis may take; by default 1 GiB, or the least it needs up to a
-            quarter of the machine's.
+        memory: bytes the Lanczos basis may take; by default 1 GiB, or the least it needs up to a quarter of the
+            machine's. A graph of more than a quarter of it (by default 2 GiB) is computed again block by block.
         max_products: most products before giving up with status "nonconverged".
         group: process group over which the data are sharded: every rank makes the objective on its share and calls
             this function; all get the same result. Batch statistics stay those of each rank's batches.
@@ -268,7 +268,7 @@ def spectrum(
 
     with (
         offer_partial(lambda pairs: result(pairs) if pairs and pairs.residuals else None),
-        curvature_of(objective, of, group, memory) as operator,
+        curvature_of(objective, of, group, None if memory is None else memory // 4) as operator,
         show_residuals(f"spectrum of {of}", progress) as callback,
     ):
         pairs = eigenpairs(
