@@ -142,7 +142,7 @@ def run(code: str, names: dict[str, Any], seconds: float) -> dict[str, Any]:
 def section(name: str, result: dict[str, Any]) -> str:
     """Return the example as a reader sees it."""
     title, code = EXAMPLES[name]
-    lines = [f"## {title}", "", "```python", code, "```", ""]
+    lines = [f"## {title}", "", "```py", code, "```", ""]
     whole, small = result["whole"], result.get("small")
     if "error" in whole:
         lines += [f"At 124M parameters: {whole['error']}.", ""]
@@ -175,7 +175,7 @@ def page(results: dict[str, Any]) -> str:
 Every instrument on GPT-2: {len(results)} examples as they ran, on one core of a busy machine. Where GPT-2's own size took
 too long or stopped, the page says why and shows two layers of width 128. All of them begin with
 
-```python
+```py
 {START.rstrip()}
 ```
 
