@@ -394,7 +394,7 @@ def page(outcomes: Iterable[Outcome]) -> str:
         f"Every instrument ran on {len(models)} tiny models that it was not developed on: most are made from",
         "configurations of `transformers`, some of torch's own layers. *yes*: every entry has a number. *3 of 5*: the",
         "other entries have a status and a sentence, listed below. *no*: no such quantity here, or no way to it, and",
-        f"the result or error says why. *overtime*: more than {SECONDS} s of CPU. *silly*: a number that cannot be (not",
+        f"the result or error says why. *overtime*: more than {SECONDS} s of CPU. *silly*: what cannot be (not",
         "finite but called ok, sizes below 0, a lower bound above its upper one, all zeros), looked for by rule.",
         f"Cells: {len(outcomes)}. " + ", ".join(f"{word} {cells[word]}" for word in ("yes", "no", "overtime", "silly")),
         f"and crashes {cells['**crash**']}; the rest in part.",
