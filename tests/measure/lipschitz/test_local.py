@@ -72,6 +72,14 @@ class Einsums(nn.Module):
         return torch.einsum("bts,bsj->btj", torch.einsum("btj,bsj->bts", y, y).softmax(-1), y)
 
 
+class Crossed(nn.Module):
+    """Queries that do not depend on the input, as the first decoder layer of a translator has them."""
+
+    def forward(self, x):
+        queries = torch.linspace(-1, 1, 6).reshape(1, 2, 3).to(x).expand(len(x), 2, 3)
+        return nn.functional.scaled_dot_product_attention(queries, 2 * x, x)
+
+
 class WrittenNorm(nn.Module):
     def __init__(self, form):
         super().__init__()
@@ -95,6 +103,7 @@ SINGLE = {
     "encoder, batch second": (nn.TransformerEncoderLayer(3, 1, 5), 1),
     "attention": (nn.MultiheadAttention(3, 1, batch_first=True, add_bias_kv=True), 0),
     "einsum": (Einsums(), 0),
+    "crossed": (Crossed(), 0),
     **{f"written {form}": (WrittenNorm(form), 0) for form in ("rms", "layer", "std", "normalize")},
 }
 

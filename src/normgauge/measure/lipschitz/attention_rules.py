@@ -31,8 +31,9 @@ def _attention(call: Call) -> Reach:
     query, key, value = call.argument(0, "query"), call.argument(1, "key"), call.argument(2, "value")
     if call.argument(4, "dropout_p", 0.0):
         raise call.refuse("attention must be in evaluation mode", "dropout", "Call model.eval()")
-    if not all(isinstance(x, Reach) for x in (query, key, value)) or isinstance(call.argument(3, "attn_mask"), Reach):
-        raise call.refuse("queries, keys and values must depend on the input, the mask must not", "another case")
+    if isinstance(call.argument(3, "attn_mask"), Reach):
+        raise call.refuse("the mask must not depend on the input", "one that does")
+    query, key, value = (part if isinstance(part, Reach) else Reach.of_constant(part) for part in (query, key, value))
     key, value = (_for_each_head(call, part, query.value.shape[:-2]) for part in (key, value))
     scale = call.kwargs.get("scale")
     scale = 1 / math.sqrt(query.value.shape[-1]) if scale is None else scale

@@ -118,8 +118,10 @@ def _share(own: Tensor, others: Tensor) -> Tensor:
 def _attention(step: Step) -> Any:
     q, k, v = (step.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     mask, causal = step.argument(3, "attn_mask"), bool(step.argument(5, "is_causal", False))
-    if not all(isinstance(x, Enclosed) for x in (q, k, v)) or step.argument(4, "dropout_p", 0.0):
-        raise step.refuse("queries, keys and values must depend on the input", "another case")
+    if step.argument(4, "dropout_p", 0.0):
+        raise step.refuse("evaluation mode", "dropout")
+    columns = next(x.mid.shape[-1] for x in (q, k, v) if isinstance(x, Enclosed))
+    q, k, v = (x if isinstance(x, Enclosed) else _constant(x, columns) for x in (q, k, v))
     fixed(step, mask)
     if step.kwargs.get("enable_gqa"):
         times = q.centre.shape[-3] // k.centre.shape[-3]
@@ -139,6 +141,11 @@ def _attention(step: Step) -> Any:
     ends = (logits.centre + shift, logits.low + shift, logits.high + shift)
     weights, _, _ = _weigh(step, enclosed(*ends, logits.mid, logits.rad, logits.off))
     return bilinear(step, weights, v, torch.matmul, largest_matrix)
+
+
+def _constant(value: Tensor, columns: int) -> Enclosed:
+    zeros = torch.zeros(*value.shape, columns, dtype=torch.float64)
+    return Enclosed(value, value, value, zeros, zeros, 0.0)
 
 
 def _repeated(x: Enclosed, times: int) -> Enclosed:

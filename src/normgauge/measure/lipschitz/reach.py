@@ -110,6 +110,13 @@ class Reach:
         zeros = torch.zeros(1, dtype=torch.float64)
         return cls(inputs, zeros, zeros, torch.zeros((), dtype=torch.float64), torch.full_like(zeros, radius))
 
+    @classmethod
+    def of_constant(cls, value: Tensor) -> Reach:
+        """Return a tensor that does not move."""
+        nothing = torch.full((1,), -math.inf, dtype=torch.float64)
+        peak, rows = float(value.abs().max()), float(value.double().norm(dim=-1).max())
+        return cls(value.double(), nothing, nothing, nothing[0], torch.zeros(1, dtype=torch.float64), peak, rows)
+
     def pass_through(self, gain: Gain, value: Tensor) -> Reach:
         """Return the output of a step with a gain."""
         spread = torch.where(self.spread == 0, self.spread, self.spread * gain.ball.exp())
