@@ -159,7 +159,7 @@ def test_bad_data_are_one_sentence(spoil):
         "few": (x[:9], y[:9]),
         "lonely": [x, x, x],
         "tensor": x,
-        "nothing": None,
+        "nothing": 5,
         "mapping": [{"a": x}],
     }[spoil]
     with pytest.raises(DataError):

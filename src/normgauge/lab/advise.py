@@ -225,7 +225,8 @@ def advise(
     )
     own_order = not isinstance(data, (str, tuple, Dataset)) and not isinstance(next(iter(data)), Tensor)
     several = trials.objective(4)
-    loader = list(itertools.islice(data, 8)) if own_order else [batch for _, batch in several.batches()]
+    first = list(itertools.islice(data, 64)) if own_order else [batch for _, batch in several.batches()]
+    loader = first[:: max(1, len(first) // 8)]  # far apart: neighbours in sorted data are alike
     desk = _Desk(trials, trials.objective(), several, loader)
     for look in (desk.examine, desk.place_decay, desk.find_threshold, desk.measure_depth, desk.measure_drift):
         desk.attempt(look)
