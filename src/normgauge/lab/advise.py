@@ -449,7 +449,11 @@ class _Desk:
         if setting.rate >= given.rate > self.limit:  # the threshold is of the start, and a run goes past it
             self.advice = [item for item in self.advice if item.unit != THRESHOLD]
             self.keep.append(f"A rate over the threshold {self.limit:.2g} of the start: {setting.rate:g} trains best.")
-        if setting == given:
+        lead = ended.leads.get(str(given))
+        if lead is not None and self.trials.classes and lead.mean < MARGIN and not lead.low > 0:
+            self.keep.append(f"Normalizer and rate ({given}): {setting} leads by {lead}, too little to change for.")
+            setting = given
+        elif setting == given:
             ahead = min((lead.mean for lead in ended.leads.values()), default=0.0)
             self.keep.append(f"Normalizer and rate ({given}): ahead of others by {ahead:.2g} {self.unit} or more.")
         else:
