@@ -125,6 +125,7 @@ TWINS = {
     **dict.fromkeys(("batch_noise", "flatness"), "measure/test_estimators.py"),
     "quotient_spectrum": "measure/curvature/test_quotient.py",
     "stability": "measure/generalization/test_stability.py",
+    "width_check": "measure/signal/test_width_check.py",
 }
 
 

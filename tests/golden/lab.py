@@ -84,6 +84,7 @@ STUDIES = {
     "whole-spectrum": (1e-2, ("negative|steps", 0.1)),  # eigenvalues next to zero
     "depth-shift": (1e-2,),
     "failures": (1e-2, ("accuracy", 0.1)),
+    "gradient-terms": (1e-3,),
 }
 # Readings that are rounding, and the arms of lp-norms in which 12 steps make anything of it.
 LEFT_OUT = re.compile(

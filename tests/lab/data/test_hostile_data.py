@@ -200,7 +200,7 @@ X, Y = "torch.randn(6, 3)", "(torch.arange(6) % 2)"
         (f"[({X} / 0 * 0, {Y}), ({X}, {Y}), ({X}, {Y})]", "finite. Got 18 of 18 numbers in the inputs"),
         (f"[({X}, {Y}), ({X}, {Y}), ({X}.log(), {Y})]", "test split: data are finite"),
         (f"[({X}, torch.full((6, 1), math.nan))] * 3", "6 of 6 numbers in the targets"),
-        (f"[({X}, torch.randn(6))] * 3", r"floats \(samples, components\). Got \(6,\). Return targets\[:, None\]"),
+        (f"[({X}, torch.randn(6))] * 3", r"floats \(samples, components, ...\). Got \(6,\). Return targets\[:, None\]"),
         (f"[({X}, {Y} - 1)] * 3", "labels lie between 0 and 0, the highest of training. Got labels from -1 to 0"),
         (f"[({X}, {Y}), ({X}, {Y} + 1), ({X}, {Y})]", "validation split: labels lie between 0 and 1"),
         (f"[({X}, {Y}[:5])] * 3", "one target for each input, and at least one. Got 6 and 5"),

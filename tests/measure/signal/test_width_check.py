@@ -71,6 +71,26 @@ def test_mup_passes_and_the_standard_parametrization_does_not():
         standard, widths=WIDTHS, data=batch(), optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1)
     )
     assert {"2.weight", "6.weight"} <= set(descent.offenders)
+    assert "width^+-0.25" in good.meaning() and "2.weight" in bad.meaning() and "2.weight" not in good.meaning()
+
+
+def test_intervals_hold_slopes_known_in_closed_form():
+    """Read-out weights of variance 1 make logits grow as the root of the width, a first layer the same at all widths."""
+    held = {"logits": 0, "activation": 0}
+    for draw in range(10):
+
+        def network(width, draw=draw):
+            torch.manual_seed(1000 * torch.initial_seed() + draw)
+            model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 64, bias=False))
+            nn.init.normal_(model[2].weight)
+            return model
+
+        found = ng.width_check(network, widths=WIDTHS, data=batch(), seeds=4)
+        for name, quantity, slope in (("(model)", "logits", 0.5), ("0", "activation", 0.0)):
+            item = next(s for s in found.slopes if (s.name, s.quantity) == (name, quantity))
+            assert abs(item.slope - slope) < 0.15
+            held[quantity] += item.low <= slope <= item.high
+    assert min(held.values()) >= 7, held  # 95 % each: fewer than 7 of 10 would come once in 10,000
 
 
 def test_factors_outside_of_layers_are_found():
