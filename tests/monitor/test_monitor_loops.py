@@ -63,7 +63,8 @@ def test_ddp_is_looked_through(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_the_recipe_for_mlflow_logs_the_readings(tmp_path):
+def test_the_recipe_for_mlflow_logs_the_readings(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder, so that no database is needed
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(tmp_path.as_uri())
     mlflow.set_experiment("normgauge")

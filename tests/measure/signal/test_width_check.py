@@ -75,7 +75,7 @@ def test_mup_passes_and_the_standard_parametrization_does_not():
 
 
 def test_intervals_hold_slopes_known_in_closed_form():
-    """Read-out weights of variance 1 make logits grow as the root of the width, a first layer the same at all widths."""
+    """Read-out weights of variance 1 make logits grow as the root of the width, a first layer the same at all."""
     held = {"logits": 0, "activation": 0}
     for draw in range(10):
 
