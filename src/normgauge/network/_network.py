@@ -62,6 +62,7 @@ class Network:
         mode: "eval" or "train".
 
     Examples:
+        >>> import torch
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
         >>> network = Network(net, torch.ones(2, 3))
         >>> [call.kind for call in network.calls]

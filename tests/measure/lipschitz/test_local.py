@@ -62,6 +62,16 @@ def test_where_patterns_are_fixed_the_bound_is_the_jacobian_and_a_large_network_
     assert "entries" in large.fallback and "product over layers" in str(large)
 
 
+@pytest.mark.parametrize("outputs", [3, 60])
+def test_at_a_kink_the_bound_at_the_data_holds_on_both_sides(outputs):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4, bias=False), nn.ReLU(), nn.Linear(4, outputs)).double()
+    data = torch.zeros(1, 2).double()  # automatic differentiation gives 0 there
+    steepest = max(slope_at(net, x) for x in 1e-6 * torch.randn(50, 2).double())
+    for radius in (None, 1e-3):
+        assert steepest <= ng.lipschitz(net, data, radius=radius, climbs=1).at_data <= 3 * steepest
+
+
 class Einsums(nn.Module):
     def __init__(self):
         super().__init__()
@@ -123,7 +133,11 @@ def test_what_export_reads_is_bounded(name):
     inputs = data.movedim(0, axis)
     bracket = ng.lipschitz(model, inputs, radius=0.05, forward=first_output, batch_axis=axis, climbs=1)
     near = steepest_near(alone, data, 0.05, torch.Generator().manual_seed(0))
-    assert near <= bracket.upper <= 30 * near and not bracket.fallback
+    assert near <= bracket.upper <= 30 * near
+    if name.startswith("written"):  # alone, the rule of the step is sharper than entries added up
+        assert bracket.upper <= 1.2 * near and bracket.fallback == "it is below the enclosure's bound"
+    else:
+        assert not bracket.fallback
     free = ng.lipschitz(model, inputs, forward=first_output, batch_axis=axis, climbs=1)
     assert free.lower <= free.upper
     if name.startswith("written"):

@@ -2,6 +2,7 @@
 # ruff: noqa: B008, B023, SIM905 (a case is drawn when it is built: defaults are its random arguments)
 
 import random
+import sys
 
 import pytest
 import torch
@@ -374,7 +375,9 @@ def test_linear_rules_equal_the_dense_norm(name, seed):
 
 
 def test_every_rule_has_a_case():
-    missing = {kind.__name__ for kind in rules._MODULES if kind.__module__.startswith(("torch.", "normgauge."))}
+    own = [kind for kind in rules._MODULES if kind.__module__.startswith(("torch.", "normgauge."))]
+    own = [kind for kind in own if hasattr(sys.modules[kind.__module__], kind.__name__)]  # no class of a docstring
+    missing = {kind.__name__ for kind in own}
     missing -= set(MODULES)
     missing |= set(rules._FUNCTIONS) - set(FUNCTIONS)
     assert not missing

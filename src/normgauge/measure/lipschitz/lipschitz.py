@@ -20,7 +20,7 @@ from normgauge.measure.lipschitz import linear_rules as linear_rules
 from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
 from normgauge.measure.lipschitz import shape_rules as shape_rules
 from normgauge.measure.lipschitz.enclosure import enclose_jacobian
-from normgauge.measure.lipschitz.lower_bound import FEW_OUTPUTS, Steepest, find_steepest
+from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
 from normgauge.objective import as_written
@@ -70,7 +70,7 @@ class LipschitzBracket(Result):
         log10_on_ball: of the bound on the balls around the data; `None` without a radius.
         log10_global: of the bound on all inputs.
         per_datum: log10 of the bound at each datum (without radius) or on each ball.
-        jacobian: log10 of the norm of the Jacobian at each datum.
+        jacobian: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds there too.
         jacobian_exact: whether those are exact; else lower bounds by power iterations (large networks with over
             50 outputs).
         layers: what each layer does to the bound.
@@ -240,8 +240,8 @@ def lipschitz(
     its norm at each datum, exact up to 50 outputs or where the enclosure was possible, else a lower bound.
     Cost: the norm of every linear layer (`operator_norm`), one forward pass in float64, and for `lower` one backward
     pass per output (up to 50 outputs; else 30 products) over the batch, and `climbs` times that over 15 candidates
-    from each of three starts; the enclosure: forwards with as many columns as the input has numbers, up to 10^7
-    numbers in one Jacobian.
+    from each of three starts; each enclosure (at the data, on the balls): forwards with as many columns as the input
+    has numbers, up to 10^7 numbers in one Jacobian.
 
     Args:
         model: returns one tensor; BatchNorm and dropout in evaluation mode.
@@ -311,16 +311,15 @@ class _Near:
     output: Reach
     enclosed: float
     why: str
-    exact: float
+    at_datum: float
 
 
 def _near(walk: Walk, datum: int, radius: float | None) -> _Near:
     values = walk.values(datum)
     output = walk.run(datum, 0.0 if radius is None else radius, values=values)
     enclosed, why = (math.inf, "") if radius is None else enclose_jacobian(walk, values, radius)
-    many = output.value.numel() > FEW_OUTPUTS  # fewer are differentiated one by one
-    exact = enclose_jacobian(walk, values, 0.0)[0] if many else math.inf
-    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, exact)
+    at_datum = enclose_jacobian(walk, values, 0.0)[0]  # at a kink it has both sides, automatic differentiation one
+    return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, at_datum)
 
 
 def _log10(value: float) -> float:
@@ -337,11 +336,10 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
     # a bound on all inputs holds at the data, and one on the balls too
     ball = ball.clamp_max(everywhere)
     at = at.clamp_max(everywhere) if radius is None else torch.minimum(at, ball)
-    written_out = torch.tensor([datum.exact for datum in near], dtype=torch.float64)
-    exact = low.exact or bool(torch.isfinite(written_out).all())
-    if exact:
-        jacobian = jacobian if low.exact else written_out.log10()
-        at = torch.minimum(at, jacobian + slack)
+    written_out = torch.tensor([datum.at_datum for datum in near], dtype=torch.float64).log10()
+    exact = low.exact or bool((written_out < math.inf).all())
+    jacobian = written_out if exact and not low.exact else jacobian
+    at = torch.minimum(at, written_out + slack)
     lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
         names = ", ".join(f"{step.name!r} ({step.kind})" for step in near[0].steps)
