@@ -71,8 +71,8 @@ class LipschitzBracket(Result):
         log10_global: of the bound on all inputs.
         per_datum: log10 of the bound at each datum (without radius) or on each ball.
         jacobian: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds there too.
-        jacobian_exact: whether those are exact; else lower bounds by power iterations (large networks with over
-            50 outputs).
+        jacobian_exact: whether those are exact; else lower bounds, by power iterations (large networks with over
+            50 outputs) or from one side of a kink.
         layers: what each layer does to the bound.
         radius: of the balls, or `None`.
         samples: number of data.
@@ -339,6 +339,9 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
     written_out = torch.tensor([datum.at_datum for datum in near], dtype=torch.float64).log10()
     exact = low.exact or bool((written_out < math.inf).all())
     jacobian = written_out if exact and not low.exact else jacobian
+    exact &= not bool(
+        (written_out.isfinite() & (written_out > jacobian + 1e-3)).any()
+    )  # autograd takes one side of a kink
     at = torch.minimum(at, written_out + slack)
     lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
