@@ -66,7 +66,11 @@ def main() -> None:
         if options.only not in name:
             continue
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        monitor = ng.Monitor(model, optimizer, batch=batch[0], every=50)
+
+        def loss_of(model, batch, loss=loss):
+            return loss(model(batch[0]), batch[1])
+
+        monitor = ng.Monitor(model, optimizer, batch=batch, loss=loss_of, every=50)  # with the edge of stability
 
         def step(after, model=model, optimizer=optimizer, batch=batch, loss=loss):
             begin = time.process_time()

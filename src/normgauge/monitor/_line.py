@@ -69,8 +69,10 @@ def next_value(place: Place, gradient: Tensor) -> Tensor:
     return alone.detach()
 
 
-def critical_multiple(model: nn.Module, loss: Callable[[], Tensor], places: Mapping[int, Place]) -> float:
-    """Return the multiple of the optimizer's next step at which it comes to raise the loss.
+def critical_multiple(
+    model: nn.Module, loss: Callable[[], Tensor], places: Mapping[int, Place], start: float = 1.0
+) -> float:
+    """Return the multiple of the optimizer's next step at which it comes to raise the loss, searched from `start`.
 
     `normgauge.measure.curvature.edge.critical_rate` over the rate, without its copies: a gradient is held, and of the
     moved parameters the one that is being read. Dropout is off.
@@ -98,5 +100,5 @@ def critical_multiple(model: nn.Module, loss: Callable[[], Tensor], places: Mapp
                 value = float(loss())
             return value if value == value else float("inf")
 
-        multiple = critical_factor(loss_at, float(base))
+        multiple = critical_factor(loss_at, float(base), start)
     return float("nan") if still else multiple

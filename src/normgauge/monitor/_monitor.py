@@ -90,6 +90,7 @@ class Monitor:
         self.model: nn.Module = getattr(inner, "_orig_mod", inner)
         self.batch = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
         self._loss_of, self._whole_batch = loss, batch
+        self._multiple = 1.0  # of the step, at the edge of stability: where the next search starts
         self.optimizers, self.every, self.steps = optimizers, every, 0
         self.blocks = Blocks(self.model, optimizers, every)
         if not self.blocks.places:
@@ -323,7 +324,9 @@ class Monitor:
     def _read_edge(self, note: Callable[..., None]) -> None:
         assert self._loss_of is not None  # asked by the caller
         loss_of, places = self._loss_of, {id(place.value): place for place in self.blocks.places}
-        multiple = critical_multiple(self.model, lambda: loss_of(self.model, self._whole_batch), places)
+        start = self._multiple if 0 < self._multiple < math.inf else 1.0
+        multiple = critical_multiple(self.model, lambda: loss_of(self.model, self._whole_batch), places, start)
+        self._multiple = multiple
         note("stability", "edge_ratio", 1 / multiple if multiple else math.inf)
 
     def _warn(self) -> None:
