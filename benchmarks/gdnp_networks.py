@@ -155,8 +155,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--damping", action="store_true", help="the digits at rate 1 for four dampings, nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.damping:
+        dampings(options.seeds)
+        return
     tasks: dict[str, tuple[Callable[[], nn.Module], Split, int]] = {}
     for norm in (True, False):
         tasks[f"digits, MLP, {'BatchNorm' if norm else 'no norm'}"] = (lambda norm=norm: mlp(norm), digits(), 200)
@@ -183,6 +187,22 @@ def main() -> None:
     document = {"settings": footer, "rows": rows, "curves": curves}
     (HERE / "results" / "gdnp_networks.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     draw(curves)
+
+
+def dampings(seeds: int) -> None:
+    """Print training loss and test accuracy of GDNP on the digits at rate 1, by damping."""
+    data, rows = digits(), []
+    for damping in (0.001, 0.01, 0.1, 1.0):
+        MAKERS["GDNP"] = ((1.0,), lambda m, lr, damping=damping: ng.optim.GDNP(m, lr, damping=damping))
+        row: dict[str, Any] = {"damping": damping}
+        for norm in (True, False):
+            runs = [train(lambda norm=norm: mlp(norm), data, "GDNP", 1.0, seed, 200) for seed in range(seeds)]
+            for key in ("loss", "accuracy"):
+                row[f"{key}, {'BatchNorm' if norm else 'no norm'}"] = sum(run[key] for run in runs) / seeds
+        rows.append(row)
+    print(
+        format_table(rows, title="GDNP by damping", footer=f"digits, rate 1, {seeds} seeds, 200 gradient evaluations")
+    )
 
 
 def draw(curves: list[dict[str, Any]]) -> None:

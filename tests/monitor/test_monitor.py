@@ -66,9 +66,14 @@ def test_training_is_bit_identical_with_and_without(kind, tmp_path):
         torch.manual_seed(7)
         if watched:
             batch = next(draw_batches(1, seed=5))
-            with ng.Monitor(model, optimizer, batch=batch, every=4, sinks=[tmp_path / "run"]) as monitor:
+
+            def loss(model, batch):
+                return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+            with ng.Monitor(model, optimizer, batch=batch, loss=loss, every=4, sinks=[tmp_path / "run"]) as monitor:
                 train(model, optimizer, draw_batches(30), monitor)
             assert len(set(monitor.frame()["step"])) == 7
+            assert any("edge_ratio" in name for name in monitor.frame()["name"])
         else:
             train(model, optimizer, draw_batches(30))
         states.append([*model.state_dict().values(), torch.rand(3)])  # the random stream too
