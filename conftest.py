@@ -1,4 +1,4 @@
-"""Every test and doctest starts from the same global random state, whatever ran before it in the process."""
+"""Every module of tests, test and doctest starts from the same global random state, whatever ran before it."""
 
 import doctest
 import inspect
@@ -21,3 +21,9 @@ doctest.DocTestFinder._from_module = _decorated_too
 def global_seed():
     """Seed torch."""
     torch.manual_seed(0)
+
+
+def pytest_collectstart(collector):
+    """Seed torch before a module is imported too: what it draws at its top level must not differ from run to run."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)

@@ -5,7 +5,7 @@
 
 Every round runs all tools one after the other on one thread and takes ratios of processor time within the round, so
 that a busy machine slows both sides. A ratio is a median over rounds with an interval of order statistics (95 % where
-there are six rounds or more, else the range). Sections whose peers are missing say so; each is written when it ends.
+there are six rounds or more, else the range). Sections whose peers are missing say so; rows are written as they come.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import platform
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -32,6 +33,7 @@ PEERS = ("pyhessian", "curvlinops-for-pytorch", "hessian-eigenthings", "backpack
          "torch-audit", "opacus")  # fmt: skip
 STEPS = {"mlp": {1: 20, 5: 21}, "resnet": {1: 20, 5: 62}}  # what hessian-eigenthings must be told to reach 1e-3
 
+MISSING = "not installed"
 EXPERT = {"pyhessian": "default", "curvlinops": "tuned", "hessian-eigenthings": "tuned", "normgauge": "default"}
 
 
@@ -60,13 +62,12 @@ def contest(actions: dict, rounds: int, base: str = "normgauge") -> dict[str, di
     }
 
 
-def curvature(rounds: int) -> list[dict]:
-    """Return rows for products, eigenvalues, densities and traces, with the true residuals of what was returned."""
+def curvature(rounds: int) -> Iterator[dict]:
+    """Yield rows for products, eigenvalues, densities and traces, with the true residuals of what was returned."""
     from curvature import gradient_of, residuals
     from curvature_problems import problem
     from curvature_tools import available
 
-    rows = []
     for name, network in (("mlp", "MLP"), ("resnet", "ResNet-18")):
         model, loss, x, y = problem(name)
         tools = {label: tool(model, loss, x, y) for label, tool in available().items()}
@@ -92,10 +93,7 @@ def curvature(rounds: int) -> list[dict]:
                 if task.startswith("top"):
                     worst = max(residuals(tools["normgauge"].objective, answer[0], answer[1]))
                     note = f"residual {worst:.1e}" + (", not converged" if worst > 1e-2 else "")
-                rows.append(
-                    {"section": "curvature", "problem": network, "task": task, "tool": tool, **row, "note": note}
-                )
-    return rows
+                yield {"section": "curvature", "problem": network, "task": task, "tool": tool, **row, "note": note}
 
 
 def optimizers(rounds: int) -> list[dict]:
@@ -212,32 +210,41 @@ def version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return MISSING
+
+
+def save(name: str, rows: list[dict], load: float) -> None:
+    """Write what a section has measured so far."""
+    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"sections": {}}
+    document["sections"][name] = {"date": datetime.date.today().isoformat(), "load": round(load, 1), "rows": rows}
+    document["machine"] = (
+        f"{platform.machine()}, {os.cpu_count()} cores, one thread, Python {platform.python_version()}"
+    )
+    before = document.get("versions", {})  # of peers in sections that were run elsewhere
+    found = {peer: version(peer) for peer in PEERS}
+    found = {peer: before.get(peer, said) if said == MISSING else said for peer, said in found.items()}
+    document["versions"] = {"torch": torch.__version__, **found}
+    RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Run the wanted sections and write each as it ends."""
+    """Run the wanted sections."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", metavar="section", choices=[*SECTIONS, []])
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"sections": {}}
     for name in options.sections or SECTIONS:
         torch.manual_seed(0)
         busy = os.getloadavg()[0]
+        rows: list[dict] = []
         try:
-            rows = SECTIONS[name](options.rounds)
+            for row in SECTIONS[name](options.rounds):
+                rows.append(row)
+                save(name, rows, busy)
         except ImportError as error:
             print(f"{name}: left out, {error}", file=sys.stderr)
-            continue
-        document["sections"][name] = {"date": datetime.date.today().isoformat(), "load": round(busy, 1), "rows": rows}
-        document["machine"] = (
-            f"{platform.machine()}, {os.cpu_count()} cores, one thread, Python {platform.python_version()}"
-        )
-        document["versions"] = {"torch": torch.__version__, **{peer: version(peer) for peer in PEERS}}
-        RESULTS.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

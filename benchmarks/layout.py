@@ -1,7 +1,7 @@
 """Forward and backward in channels-last memory against the usual one, per model and normalizer, in processor time.
 
 Run with `OMP_NUM_THREADS=1 python benchmarks/layout.py`; writes benchmarks/results/layout.json. Both layouts take turns
-step by step, so that a slow moment of the machine falls on both; moving a batch counts. `normgauge.lab.runs.layout`
+step by step, so that a slow moment of the machine falls on both; moving a batch counts. `normgauge.lab.runs.train`
 uses channels-last memory on images of at least 16 pixels exactly where this is faster.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.lab import models
-from normgauge.lab.runs.layout import gains_from_channels_last
+from normgauge.lab.runs.train import gains_from_channels_last
 from normgauge.nn import registry
 from normgauge.records import format_table
 

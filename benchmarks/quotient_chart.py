@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normgauge as ng
-from normgauge.charts.spectrum import gauge_orbit
+from normgauge.charts import curves, save
 
 OUT = Path(__file__).parent.parent / "docs" / "instruments" / "quotient.svg"
 
@@ -57,7 +57,10 @@ def main():
         rows.append({"point": point, "curvature": "Hessian", "eigenvalue": plain})
         rows.append({"point": point, "curvature": "quotient", "eigenvalue": quotient.sharpness})
         print(f"{point}: loss {float(here.loss()):.12f}, Hessian {plain:.4g}, quotient {quotient.sharpness:.12g}")
-    gauge_orbit(rows, "One function, twelve parametrizations").properties(width=420, height=220).save(str(OUT))
+    drawn = curves(rows, x="point", y="eigenvalue", series="curvature", y_scale="log", y_title="largest eigenvalue",
+                   x_title="the same network, its symmetric blocks multiplied by random factors",
+                   title="One function, twelve parametrizations")  # fmt: skip
+    save(drawn, OUT)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Run with `python benchmarks/training.py`; writes benchmarks/results/training.json. Each round times the same steps of a
 network both ways, in processor seconds on one thread, so that a slow moment of the machine falls on both; the ratio of
-a round is theirs, and its median counts. `benchmarks/layout.py` (channels-last) and `benchmarks/ensemble.py` (batched
-ensembles) measure what the loop does use.
+a round is theirs, and its median counts. `benchmarks/layout.py` (channels-last) measures what
+the loop does use.
 """
 
 from __future__ import annotations

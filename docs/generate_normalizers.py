@@ -99,7 +99,7 @@ def placements() -> str:
 
 
 def _sign(law: registry.Invariance) -> str:
-    if law.kind == "shift" or law.sign == "any":
+    if law.kind == "shift":
         return ""
     return "; a negative factor flips the sign" if law.flips else "; a negative factor flips the part before the noise"
 

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import resource
 import signal
 import textwrap
@@ -68,26 +67,38 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "density": ("The whole spectrum?", "print(ng.density(objective, probes=1, iterations=12))"),
     "layer_spectra": ("Which layer is sharpest?", 'print(ng.layer_spectra(objective, per={"first": "transformer.h.0.*", "last": "transformer.h.1.*"}, tol=0.1))'),
     "stable_rate": ("Which rate is stable?", "print(ng.stable_rate(objective, tol=0.2))"),
-    "batch_noise": ("How noisy is the gradient?", "print(ng.batch_noise(objective, sizes=[1, 2], draws=4))"),
+    "batch_noise": ("How noisy is the gradient?", """\
+more = tuple(part[:8, :32] for part in text().train)
+print(ng.batch_noise(ng.Objective(model, loss, more, mode="eval", forward=logits), sizes=[2, 4], draws=4))"""),
     "flatness": ("What do small changes of the weights cost?", "print(ng.flatness(objective, sigmas=[0.01], samples=3))"),
     "loss_surface": ("A cut through the loss?", "print(ng.loss_surface(objective, points=5))"),
     "symmetries": ("Which changes of the weights change nothing?", "print(ng.symmetries(objective))"),
     "param_groups": ("Which weights should decay?", "print(ng.param_groups(objective, {'lr': 3e-4, 'weight_decay': 0.1}))"),
     "weight_dynamics": ("Where are the norms heading?", "print(ng.weight_dynamics(objective, optimizer))"),
     "gradient_flow": ("What does gradient flow conserve?", "print(ng.gradient_flow(objective, 0.01, integrator='runge_kutta', iterations=3))"),
-    "sharpness_track": ("Is sharpness rising?", "print(ng.sharpness_track(objective, optimizer))"),
+    "sharpness_track": ("Is sharpness rising?", """\
+track = ng.sharpness_track(objective, optimizer, curvature=False)
+for step in range(2):
+    track.measure(step)
+    optimizer.zero_grad()
+    loss(logits(model, inputs), targets).backward()
+    optimizer.step()
+print(track)"""),
     "lipschitz": ("How much can outputs change with the embedded input?", """\
 class Embedded(torch.nn.Module):
-    def forward(self, embedded):
-        return model(inputs_embeds=embedded).logits
-
     def __init__(self):
         super().__init__()
         self.model = model
 
+    def forward(self, embedded):
+        return self.model(inputs_embeds=embedded).logits[:, -1]
 
-print(ng.lipschitz(Embedded(), model.transformer.wte(inputs).detach(), radius=0.01))"""),
-    "weight_lipschitz": ("And with the weights?", "print(ng.weight_lipschitz(objective))"),
+
+embedded = model.transformer.wte(inputs).detach()
+print(ng.lipschitz(Embedded().eval(), embedded, radius=0.01))"""),
+    "weight_lipschitz": ("And with the weights?", """\
+last = ng.Objective(Embedded(), torch.nn.functional.cross_entropy, (embedded, targets[:, -1]), mode="eval")
+print(ng.weight_lipschitz(last))"""),
     "operator_norm": ("How long can one matrix make a vector?", "print(ng.operator_norm(torch.nn.Linear(model.config.n_embd, 4 * model.config.n_embd)))"),
     "robustness": ("Which embedded inputs fool it?", """\
 class LastToken(torch.nn.Module):
@@ -104,7 +115,10 @@ print(ng.robustness(LastToken(), data, attack="fgsm", radius=0.01))"""),
     "drift": ("Do stored statistics fit the data?", "print(ng.drift(model, [inputs], forward=logits))"),
     "checkup": ("What is wrong with it?", "print(ng.checkup(objective, optimizer=optimizer, quick=True))"),
     "layer_to_rms": ("LayerNorm to RMSNorm", "print(ng.layer_to_rms(model, example=inputs, untie=True))"),
-    "fold_norms": ("Gains folded into the matrices", "print(ng.fold_norms(model, example=inputs, untie=True))"),
+    "fold_norms": ("Gains folded into the matrices", """\
+for block in model.transformer.h:
+    torch.nn.init.normal_(block.ln_1.weight, 1, 0.1)       # fresh gains are 1: there is nothing to fold yet
+print(ng.fold_norms(model.eval(), example=inputs, untie=True))"""),
     "monitor": ("And live, in training", """\
 with ng.Monitor(model, optimizer, every=1) as monitor:
     for _ in range(2):
@@ -121,11 +135,11 @@ def run(code: str, names: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Run an example; return its output or the last line of its error, and its seconds."""
 
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"took longer than {seconds:.0f} s")
+        raise TimeoutError(f"took longer than {seconds / 60:.0f} minutes of one core")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(math.ceil(seconds))
-    begin, output = time.time(), io.StringIO()
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    begin, output = time.process_time(), io.StringIO()
     try:
         with contextlib.redirect_stdout(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -134,9 +148,13 @@ def run(code: str, names: dict[str, Any], seconds: float) -> dict[str, Any]:
         said = str(error).strip().splitlines() or [type(error).__name__]
         return {"error": said[0][:400].rstrip(".")}
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"output": output.getvalue().rstrip(), "seconds": round(time.time() - begin, 1), "peak": round(peak, 1)}
+    return {
+        "output": output.getvalue().rstrip(),
+        "seconds": round(time.process_time() - begin, 1),
+        "peak": round(peak, 1),
+    }
 
 
 def section(name: str, result: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from normgauge.errors import InputError, MissingExtraError, StoreError, UnknownNameError, explain, require, unknown_name
 from normgauge.records import Reading, format_number, format_table
@@ -93,6 +95,24 @@ def test_tables_keep_the_width_and_lose_no_word(monkeypatch, width):
     }, "no word is broken or lost"
     assert narrow.count("encoder.layer.0") > 1, "columns that do not fit stand below, beside the first one again"
     assert "x" * 100 in format_table([{"name": "x" * 100, "value": 1.0}]), "a long word is not cut"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.text("abc", min_size=1, max_size=18), min_size=1, max_size=6), min_size=4, max_size=12),
+    st.integers(60, 130),
+)
+def test_no_letter_is_lost_at_the_edge_of_a_terminal(words, width):
+    names = ("study", "question", "paper", "place")
+    rows = [dict(zip(names, map(" ".join, words[k : k + 4]), strict=True)) for k in range(0, len(words) - 3, 4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        text = format_table(rows)
+    assert max(map(len, text.splitlines())) <= width
+    # a word in the first column is repeated in every block of columns
+    for row in rows:
+        for word in " ".join(row.values()).split():
+            assert word in text.split()
 
 
 def test_an_error_is_its_sentence_or_its_four_parts():

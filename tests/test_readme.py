@@ -23,7 +23,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     from normgauge.nn import registry
 
     monkeypatch.chdir(tmp_path)
-    for room, name in ((registry, "_DECLARATIONS"), (rules, "_MODULES"), (rules, "_CALLABLES")):
+    for room, name in ((registry, "_DECLARATIONS"), (rules, "_MODULES")):
         monkeypatch.setattr(room, name, dict(getattr(room, name)))  # what a page registers stays on the page
     torch.set_default_dtype(torch.float32)
     names = {"__name__": "page"}

@@ -22,8 +22,8 @@ import normgauge as ng
 from normgauge.lab.data import Dataset, load
 from normgauge.lab.models import build
 from normgauge.lab.runs.evaluate import evaluate
+from normgauge.lab.runs.recipe import Joined
 from normgauge.lab.runs.train import train
-from normgauge.lab.translate import Joined
 
 MARGIN = {"digits": 2.0, "text": 0.15}
 SEEDS = 5

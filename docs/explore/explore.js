@@ -164,6 +164,7 @@
 
   function chart(box, series, { log = false, label, last = STEPS, level = null, height = 150, width = 260 }) {
     const left = 40, bottom = 20, all = series.flatMap(({ values }) => values.map(([, y]) => y)).concat(level ?? []).filter(Number.isFinite);
+    if (!all.length) all.push(0, 1);  // before the first step nothing has turned
     const map = log ? (y) => Math.log10(Math.max(y, 1e-9)) : (y) => y;
     let low = Math.min(...all.map(map)), high = Math.max(...all.map(map));
     if (!log) low = Math.min(low, 0);

@@ -4,8 +4,6 @@ The public names are loaded when first used, so that `import normgauge` costs li
 are, and where they are written, is said once, in `__init__.pyi`.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

@@ -35,7 +35,7 @@ from normgauge.measure.generalization.generalization import generalization as ge
 from normgauge.measure.generalization.stability import stability as stability
 from normgauge.measure.landscape.flatness import flatness as flatness
 from normgauge.measure.landscape.landscape import landscape as landscape
-from normgauge.measure.landscape.landscape_bands import landscape_bands as landscape_bands
+from normgauge.measure.landscape.landscape import landscape_bands as landscape_bands
 from normgauge.measure.landscape.loss_surface import loss_surface as loss_surface
 from normgauge.measure.landscape.smoothing import smoothing as smoothing
 from normgauge.measure.lipschitz.lipschitz import lipschitz as lipschitz

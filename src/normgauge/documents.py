@@ -3,8 +3,6 @@
 lab and papers write these, report draws them; no page re-derives a title, a unit or a factor from a key.
 """
 
-from __future__ import annotations
-
 import os
 import types
 import typing
@@ -49,27 +47,16 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity of a comparison: where it is read, how it is written, what it means.
+    """One quantity of a comparison: where it is read, how it is written, what it means."""
 
-    Attributes:
-        name: of the reading.
-        title: for people.
-        unit: for people; "%" where a share is shown in per cent.
-        better: "higher", "lower", or `None` where neither is.
-        help: one sentence.
-        brief: whether the terminal shows it; the page and the frame have all of them.
-        when: the "first" or "last" measured step of a run, or the "mean" over them.
-        bounds: lowest and highest possible value, as stored.
-    """
-
-    name: str
-    title: str
-    help: str = ""
-    unit: str = ""
-    better: str | None = None
-    brief: bool = True
-    when: str = "last"
-    bounds: Bounds = FREE
+    name: str  # of the reading
+    title: str  # for people
+    help: str = ""  # one sentence
+    unit: str = ""  # for people; "%" where a share is shown in per cent
+    better: str | None = None  # "higher", "lower", or `None` where neither is
+    brief: bool = True  # whether the terminal shows it; the page and the frame have all of them
+    when: str = "last"  # the "first" or "last" measured step of a run, or the "mean" over them
+    bounds: Bounds = FREE  # lowest and highest possible value, as stored
 
     @property
     def factor(self) -> float:
@@ -79,54 +66,32 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A study as it was asked: the knobs compared, tuned and fixed, and the seeds.
+    """A study as it was asked: the knobs compared, tuned and fixed, and the seeds."""
 
-    Attributes:
-        name: short.
-        title: a headline.
-        question: what it answers.
-        scientific: knob -> values that are compared.
-        nuisance: knob -> values that are tuned for each arm.
-        fixed: knob -> value.
-        seeds: how many.
-        tuning_seeds: how many of them every tuned setting is tried on.
-        cite: bibliography keys.
-        held_out: whether the tuning seeds are not among those judged.
-    """
-
-    name: str
-    title: str
-    question: str
-    scientific: Mapping[str, tuple[Any, ...]]
-    nuisance: Mapping[str, tuple[Any, ...]]
-    fixed: Mapping[str, Any]
-    seeds: int
-    tuning_seeds: int
-    cite: tuple[str, ...] = ()
-    held_out: bool = False
+    name: str  # short
+    title: str  # a headline
+    question: str  # what it answers
+    scientific: Mapping[str, tuple[Any, ...]]  # knob -> values that are compared
+    nuisance: Mapping[str, tuple[Any, ...]]  # knob -> values that are tuned for each arm
+    fixed: Mapping[str, Any]  # knob -> value
+    seeds: int  # how many
+    tuning_seeds: int  # how many of them every tuned setting is tried on
+    cite: tuple[str, ...] = ()  # bibliography keys
+    held_out: bool = False  # whether the tuning seeds are not among those judged
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One line of a comparison.
+    """One line of a comparison."""
 
-    Attributes:
-        knobs: what names the arm, as `{"norm": "batch"}`.
-        setting: the tuned knobs at their chosen values; empty where no run finished.
-        n: runs behind the means.
-        values: metric -> mean and interval over seeds, as stored; a metric without a value is absent.
-        stable_up_to: the largest tuned rate below which no seed failed, in words.
-        remarks: what a reader should know about the choice of the setting.
-        name: for people: the values of the knobs in which arms differ.
-    """
-
-    knobs: Mapping[str, Any]
-    setting: Mapping[str, Any]
-    n: int
+    knobs: Mapping[str, Any]  # what names the arm, as `{"norm": "batch"}`
+    setting: Mapping[str, Any]  # the tuned knobs at their chosen values; empty where no run finished
+    n: int  # runs behind the means
+    # metric -> mean and interval over seeds, as stored; a metric without a value is absent
     values: Mapping[str, Interval]
-    stable_up_to: str = ""
-    remarks: tuple[str, ...] = ()
-    name: str = ""
+    stable_up_to: str = ""  # the largest tuned rate below which no seed failed, in words
+    remarks: tuple[str, ...] = ()  # what a reader should know about the choice of the setting
+    name: str = ""  # for people: the values of the knobs in which arms differ
 
     @property
     def title(self) -> str:
@@ -136,29 +101,17 @@ class Arm:
 
 @dataclass(frozen=True)
 class ComparisonDocument(Document):
-    """What a comparison found, as its page and terminal say it.
+    """What a comparison found, as its page and terminal say it."""
 
-    Attributes:
-        question: the study.
-        metrics: the columns.
-        arms: the lines, best first.
-        answer: the sentence.
-        decided: whether the data can tell the best arm from all others.
-        runs: ids of the runs it rests on: a store may hold others too.
-        provenance: where it was concluded.
-        command: that runs it again.
-        finished: when, in ISO form.
-    """
-
-    question: Question
-    metrics: tuple[Metric, ...]
-    arms: tuple[Arm, ...]
-    answer: str
-    decided: bool
-    runs: tuple[str, ...]
-    provenance: Provenance
-    command: str
-    finished: str
+    question: Question  # the study
+    metrics: tuple[Metric, ...]  # the columns
+    arms: tuple[Arm, ...]  # the lines, best first
+    answer: str  # the sentence
+    decided: bool  # whether the data can tell the best arm from all others
+    runs: tuple[str, ...]  # ids of the runs it rests on: a store may hold others too
+    provenance: Provenance  # where it was concluded
+    command: str  # that runs it again
+    finished: str  # when, in ISO form
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +130,15 @@ class Margin:
 
 @dataclass(frozen=True, slots=True)
 class CriterionDocument:
-    """One criterion of a study and its verdict.
+    """One criterion of a study and its verdict."""
 
-    Attributes:
-        id: of the claim in the ledger, or the study's own name for a finding the ledger does not list.
-        printed: the sentence it is about.
-        criterion: the rule, in words, as it was fixed before the runs.
-        outcome: reproduced, contradicted, too_small_to_tell, premise_absent or not_run.
-        sentence: why.
-        margins: per margin its name, mean, half width of its interval, and seeds.
-        sensitivity: the same contrasts where a free choice is made otherwise; they decide nothing.
-    """
-
-    id: str
-    printed: str
-    criterion: str
-    outcome: str
-    sentence: str
-    margins: tuple[Margin, ...]
+    id: str  # of the claim in the ledger, or the study's own name for a finding the ledger does not list
+    printed: str  # the sentence it is about
+    criterion: str  # the rule, in words, as it was fixed before the runs
+    outcome: str  # reproduced, contradicted, too_small_to_tell, premise_absent or not_run
+    sentence: str  # why
+    margins: tuple[Margin, ...]  # per margin its name, mean, half width of its interval, and seeds
+    # the same contrasts where a free choice is made otherwise; they decide nothing
     sensitivity: tuple[Margin, ...] = ()
 
 
@@ -210,29 +154,17 @@ class SizedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A paper's experiment as it is declared: what its page says whatever the runs say.
+    """A paper's experiment as it is declared: what its page says whatever the runs say."""
 
-    Attributes:
-        papers: names and years.
-        place: section or figure.
-        question: what it answers.
-        finding: what the paper says came out.
-        proxy: how the size run differs from the published setting.
-        knobs: those that vary.
-        columns: the readings shown in the page's table.
-        command: that runs it again.
-        protocol: how arms were tuned, judged and controlled.
-    """
-
-    papers: tuple[str, ...]
-    place: str
-    question: str
-    finding: str
-    proxy: str
-    knobs: tuple[str, ...]
-    columns: tuple[str, ...]
-    command: str
-    protocol: tuple[str, ...] = ()
+    papers: tuple[str, ...]  # names and years
+    place: str  # section or figure
+    question: str  # what it answers
+    finding: str  # what the paper says came out
+    proxy: str  # how the size run differs from the published setting
+    knobs: tuple[str, ...]  # those that vary
+    columns: tuple[str, ...]  # the readings shown in the page's table
+    command: str  # that runs it again
+    protocol: tuple[str, ...] = ()  # how arms were tuned, judged and controlled
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,36 +181,22 @@ class StudyDocument(Document):
     """A paper's experiment as it came out: the rows its verdicts rest on, and all its page says beside the figures.
 
     A table that ships with the package is one of these too.
-
-    Attributes:
-        study: its name.
-        size: one of `SIZES`.
-        rows: one flat row per run at its arm's chosen setting: knobs, `seed`, `status`, last value of every reading.
-        criteria: what was judged, and how it came out.
-        remarks: sentences with the numbers.
-        failed: runs that are no measurements.
-        runs: how many there were, tuning included.
-        seconds: of all runs together.
-        seeds: how many.
-        fixed: what was fixed, for each part of the study.
-        provenance: where the last runs were made.
-        finished: when, in ISO form.
-        other_sizes: what runs of other sizes that lay beside say, for the trend.
     """
 
-    study: str
-    size: str
+    study: str  # its name
+    size: str  # one of `SIZES`
+    # one flat row per run at its arm's chosen setting: knobs, `seed`, `status`, last value of every reading
     rows: tuple[Row, ...]
-    criteria: tuple[CriterionDocument, ...]
-    remarks: tuple[str, ...]
-    failed: tuple[FailedRun, ...]
-    runs: int
-    seconds: float
-    seeds: int
-    fixed: tuple[Mapping[str, Any], ...]
-    provenance: Provenance
-    finished: str
-    other_sizes: tuple[SizedVerdict, ...] = ()
+    criteria: tuple[CriterionDocument, ...]  # what was judged, and how it came out
+    remarks: tuple[str, ...]  # sentences with the numbers
+    failed: tuple[FailedRun, ...]  # runs that are no measurements
+    runs: int  # how many there were, tuning included
+    seconds: float  # of all runs together
+    seeds: int  # how many
+    fixed: tuple[Mapping[str, Any], ...]  # what was fixed, for each part of the study
+    provenance: Provenance  # where the last runs were made
+    finished: str  # when, in ISO form
+    other_sizes: tuple[SizedVerdict, ...] = ()  # what runs of other sizes that lay beside say, for the trend
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,7 +1,5 @@
 """Errors that say the rule, what came, and the next step; all descend from `NormgaugeError`."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator
@@ -103,12 +101,9 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(
-            purpose,
-            f"the package {module.split('.')[0]!r} is needed and is part of the extra {extra!r}",
-            str(error) or "no such package",
-            f"Install it with: pip install 'normgauge[{extra}]'",
-        ) from error
+        rule = f"the package {module.split('.')[0]!r} is needed and is part of the extra {extra!r}"
+        step = f"Install it with: pip install 'normgauge[{extra}]'"
+        raise MissingExtraError(purpose, rule, str(error) or "no such package", step) from error
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """One number with its name and kind (`Reading`), one finished run (`Run`), and how numbers and tables are written."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -12,9 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from io import StringIO
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from normgauge.errors import InputError
+
+if TYPE_CHECKING:
+    import altair
+
+    Chart = altair.TopLevelMixin
+else:  # altair comes with the `lab` extra and is imported by what draws
+    Chart = Any
 
 Kind = Literal["exact", "upper", "lower", "unbiased", "estimate"]
 Status = Literal["ok", "skipped", "diverged", "nonconverged", "error"]
@@ -58,9 +63,8 @@ class Reading:
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: a misspelt kind would silently lose its meaning."""
         if self.kind not in KINDS:
-            raise InputError(
-                "Reading", f"kind is one of {', '.join(KINDS)}", repr(self.kind), "Name the kind of number"
-            )
+            rule = f"kind is one of {', '.join(KINDS)}"
+            raise InputError("Reading", rule, repr(self.kind), "Name the kind of number")
         if self.status not in STATUSES:
             raise InputError("Reading", f"status is one of {', '.join(STATUSES)}", repr(self.status), "Use one of them")
 
@@ -144,11 +148,10 @@ class Run:
         status: Status = "ok",
     ) -> None:
         """Add one reading; a value that is not finite is kept as a hole with `status` (diverged if it says ok)."""
-        if math.isfinite(value):
-            self.readings.append(Reading(name, float(value), kind, step=step, layer=layer))
-        else:
-            hole = "diverged" if status == "ok" else status
-            self.readings.append(Reading(name, math.nan, kind, status=hole, step=step, layer=layer))
+        finite = math.isfinite(value)
+        kept: Status = "ok" if finite else "diverged" if status == "ok" else status
+        number = float(value) if finite else math.nan
+        self.readings.append(Reading(name, number, kind, status=kept, step=step, layer=layer))
 
     def series(self, name: str) -> list[float]:
         """Return the values of a reading of the whole network in the order of the steps, holes left out."""
@@ -206,11 +209,7 @@ def format_number(value: Any, digits: int = 4) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    return str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def dash_holes(text: str) -> str:
@@ -240,9 +239,8 @@ def format_table(rows: Sequence[Row], *, title: str = "", footer: str = "") -> s
         _draw_table(rows, block, 2000 if width is None else max(width, _least_width(rows, block)))
         for block in _fit_columns(rows, columns, width)
     ]
-    return "\n".join(
-        part for part in (wrap_words(title, width), "\n\n".join(tables), wrap_words(footer, width)) if part
-    )
+    parts = wrap_words(title, width), "\n\n".join(tables), wrap_words(footer, width)
+    return "\n".join(part for part in parts if part)
 
 
 def text_width() -> int | None:
@@ -297,9 +295,15 @@ def _draw_table(rows: Sequence[Row], columns: Sequence[str], width: int) -> str:
         table.add_column(texts[0], justify=side, min_width=_longest_word(texts))
     for row in rows:
         table.add_row(*(format_number(row.get(name)) for name in columns))
-    text = StringIO()
-    Console(file=text, width=width, color_system=None, markup=False, highlight=False).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    for target in range(width, max(width - 2 * len(columns), 1) - 1, -1):
+        # rich overruns its width where least widths bind, and would cut the last letters: ask for less until it fits
+        text = StringIO()
+        console = Console(file=text, width=4 * width, color_system=None, markup=False, highlight=False)
+        console.print(table, width=target)
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+        if max(map(len, lines)) <= width:
+            break
+    return "\n".join(lines)
 
 
 def without_empty_columns(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """The papers normgauge speaks of: one bibliography, looked up by key."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib.resources import files

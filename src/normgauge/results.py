@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from normgauge.charts import inline_svg
 from normgauge.errors import InputError, MissingExtraError, offer_partial, require
 from normgauge.records import (
+    Chart,
     Reading,
     Status,
     dash_holes,
@@ -26,7 +27,6 @@ from normgauge.records import (
 )
 
 if TYPE_CHECKING:
-    import altair
     import pandas
 
 MOST_ROWS = 60  # of a table in a notebook; all of them are in `.frame()`
@@ -75,12 +75,8 @@ Tally = dict[tuple[str, Callable[[], float]], float]
 _OPEN: ContextVar[tuple[Tally, ...]] = ContextVar("tallies", default=())
 
 
-def _one() -> float:
-    return 1.0
-
-
-def spend(calls: str, amount: float = 1.0, whole: Callable[[], float] = _one) -> None:
-    """Add calls ("forwards", "gradients" or "products") to every cost that is being counted."""
+def spend(calls: str, amount: float = 1.0, whole: Callable[[], float] = float) -> None:
+    """Add calls ("forwards", "gradients" or "products") to every cost that is being counted; parts of a `whole`."""
     for tally in _OPEN.get():
         tally[calls, whole] += amount
 
@@ -233,7 +229,7 @@ class Result:
         pandas = require("pandas", "lab", f"{type(self).__name__}.frame")
         return pandas.DataFrame(self._rows())
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return an Altair chart of the result (needs the `lab` extra)."""
         raise NotImplementedError(f"{type(self).__name__} has no chart")
 

@@ -1,7 +1,6 @@
 """Random numbers that leave no trace: own generators, and a global state that comes back bit for bit."""
 
-from __future__ import annotations
-
+import functools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,18 +52,14 @@ def save_generator(value: Any) -> Restore | None:
         >>> float(torch.rand(1, generator=own)) == first
         True
     """
-    if isinstance(value, torch.Generator):
-        state = value.get_state()
-        return lambda: value.set_state(state)
     if isinstance(value, np.random.Generator):
         bits, inner = value.bit_generator, value.bit_generator.state
         return lambda: setattr(bits, "state", inner)
-    if isinstance(value, np.random.RandomState):
-        legacy = value.get_state()
-        return lambda: value.set_state(legacy)
+    if isinstance(value, (torch.Generator, np.random.RandomState)):
+        source: Any = value
+        return functools.partial(source.set_state, source.get_state())
     if isinstance(value, random.Random):
-        python_state = value.getstate()
-        return lambda: value.setstate(python_state)
+        return functools.partial(value.setstate, value.getstate())
     return None
 
 

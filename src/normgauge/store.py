@@ -1,13 +1,11 @@
 """One SQLite file that remembers finished runs: one transaction per run, keyed by the hash of its spec."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -115,19 +113,17 @@ class Store:
 
     def _open(self) -> None:
         connection = self._connection
-        version, owner = (
-            connection.execute(f"PRAGMA {key}").fetchone()[0] for key in ("user_version", "application_id")
-        )
+        keys = ("user_version", "application_id")
+        version, owner = (connection.execute(f"PRAGMA {key}").fetchone()[0] for key in keys)
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if owner != APPLICATION_ID and tables and not tables >= _TABLES:
             raise self._stranger(f"tables {', '.join(sorted(tables)[:5])}")
         if version not in (0, SCHEMA_VERSION):
-            raise StoreError(
-                f"store {self.path.name}",
+            rule, step = (
                 f"this normgauge reads stores of version {SCHEMA_VERSION}",
-                f"version {version}",
-                "Upgrade normgauge, or choose another --out",
+                "Upgrade normgauge, or another --out",
             )
+            raise StoreError(f"store {self.path.name}", rule, f"version {version}", step)
         (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if state != "ok":
             raise sqlite3.DatabaseError(f"the file is damaged ({' '.join(state.split())})")
@@ -158,19 +154,15 @@ class Store:
         try:
             file = self.path.with_name(self.path.name + ".lock").open("a")
         except OSError as error:
-            raise StoreError(
-                f"store {self.path.name}", "its folder must be writable", str(error), "Choose another --out"
-            ) from error
+            rule = "its folder must be writable"
+            raise StoreError(f"store {self.path.name}", rule, str(error), "Choose another --out") from error
         try:
             _lock(file)
         except OSError as error:
             file.close()
-            raise StoreError(
-                f"store {self.path.name}",
-                "one process at a time writes to a store",
-                "a file that another one is writing to",
-                "Wait for it or end it, or choose another --out and join them with normgauge merge",
-            ) from error
+            rule, got = "one process at a time writes to a store", "a file that another one is writing to"
+            step = "Wait for it or end it, or choose another --out and join them with normgauge merge"
+            raise StoreError(f"store {self.path.name}", rule, got, step) from error
         self._claim = file
 
     def put(self, run: Run) -> None:
@@ -208,21 +200,19 @@ class Store:
 
     def ids(self) -> set[str]:
         """Return the ids of all runs that are stored, whatever became of them."""
-        with self._explain_errors("its runs can be read"):
-            return {row[0] for row in self._connection.execute("SELECT id FROM runs")}
+        return {identity for identity, _, _ in self._heads()}
 
     def finished(self) -> set[str]:
         """Return the ids of the runs that are done: ok or diverged. A run that failed may go better next time."""
-        marks = ",".join("?" * len(DONE))
-        with self._explain_errors("its runs can be read"):
-            return {row[0] for row in self._connection.execute(f"SELECT id FROM runs WHERE status IN ({marks})", DONE)}
+        return {identity for identity, status, _ in self._heads() if status in DONE}
 
     def specs(self) -> list[dict[str, Any]]:
         """Return the specs of all runs that are done, without their readings."""
-        marks = ",".join("?" * len(DONE))
+        return [json.loads(spec) for _, status, spec in self._heads() if status in DONE]
+
+    def _heads(self) -> list[tuple[str, str, str]]:
         with self._explain_errors("its runs can be read"):
-            rows = self._connection.execute(f"SELECT spec FROM runs WHERE status IN ({marks})", DONE)
-            return [json.loads(spec) for (spec,) in rows]
+            return self._connection.execute("SELECT id, status, spec FROM runs").fetchall()
 
     def runs(self, ids: Iterable[str] | None = None) -> list[Run]:
         """Return the stored runs with their readings, all or those with the given ids, in the order they finished."""
@@ -293,11 +283,24 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transaction(self) -> _Transaction:
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        """`BEGIN IMMEDIATE ... COMMIT`, rolled back and explained on failure."""
         if not self._write:
             raise StoreError(f"store {self.path}", "it was opened for reading", "a write", "Open it to write")
         self.claim()
-        return _Transaction(self._connection, self.path.name)
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection.cursor()
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if not isinstance(error, sqlite3.Error):
+                raise
+            step = "Free disk space or end the other writer, then run the same command again: finished runs are kept"
+            rule = "the file must be writable by this one process"
+            raise StoreError(f"store {self.path.name}", rule, str(error), step) from error
 
 
 def _digest(row: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> str:
@@ -315,40 +318,3 @@ def _lock(file: IO[str], *, shared: bool = False) -> None:
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
         return
     fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-
-
-class _Transaction:
-    """`BEGIN IMMEDIATE ... COMMIT`, rolled back and explained on failure."""
-
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
-        self._connection, self._name = connection, name
-
-    def __enter__(self) -> sqlite3.Cursor:
-        self._run("BEGIN IMMEDIATE")
-        return self._connection.cursor()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self._run("COMMIT")
-            return
-        if self._connection.in_transaction:
-            with closing(self._connection.cursor()) as cursor:
-                cursor.execute("ROLLBACK")
-        if isinstance(error, sqlite3.Error):
-            raise self._store_error(error) from error
-
-    def _run(self, statement: str) -> None:
-        try:
-            self._connection.execute(statement)
-        except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise self._store_error(error) from error
-
-    def _store_error(self, error: sqlite3.Error) -> StoreError:
-        return StoreError(
-            f"store {self._name}",
-            "the file must be writable by this one process",
-            str(error),
-            "Free disk space or end the other writer, then run the same command again: finished runs are kept",
-        )

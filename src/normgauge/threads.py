@@ -1,7 +1,5 @@
 """One lock for what a process has once: a model while it is measured, random states, switches of torch."""
 
-from __future__ import annotations
-
 import threading
 
 #: Held while a measurement has changed something other threads would see. It is one for all models, because torch's

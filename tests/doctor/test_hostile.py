@@ -34,6 +34,7 @@ def test_a_forward_that_raises_leaves_no_trace(modes):
     before = copy.deepcopy(model.state_dict())
     checkup = ng.checkup(model, torch.randn(32, 4))
     assert "not today" in checkup.sentence and same_state(model, before)
+    assert checkup.healthy == (len(modes) == 1) and ("Skipped" in checkup.text()) == (len(modes) == 2)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
@@ -58,6 +59,10 @@ PATIENTS = {
     "spectral": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.LayerNorm(4)), lambda: torch.randn(8, 4)),
     "recurrent": (lambda: nn.LSTM(4, 4), lambda: torch.randn(5, 8, 4)),
     "empty batch": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), lambda: torch.randn(0, 4)),
+    "empty batch of images": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), lambda: torch.randn(0, 3, 8, 8)),
+    "time on axis 0": (lambda: nn.GRU(4, 8, bidirectional=True), lambda: torch.randn(6, 3, 4)),
+    "tokens on axis 0": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2), lambda: torch.randn(6, 3, 8)),
+    "one sequence, tokens on axis 0": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.randn(6, 1, 8)),
 }  # fmt: skip
 
 
@@ -69,6 +74,45 @@ def test_odd_patients_are_examined(name):
     checkup = ng.checkup(model, batch())
     assert checkup.text() and same_state(model, before) and flags == [m.training for m in model.modules()]
     assert not [finding for finding in checkup if finding.severity == "error"]
+
+
+class Company(nn.Module):
+    """Tokens on axis 0, samples on axis 1, and a mean over the samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y - y.mean(1, keepdim=True)
+
+
+def test_samples_that_see_each_other_are_found_behind_time_on_axis_0():
+    assert "NG48" in {finding.id for finding in ng.checkup(Company(), torch.randn(6, 4, 8))}
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), lambda: nn.BatchNorm1d(4).to("meta")]
+)
+def test_a_model_without_values_is_refused_in_words(make):
+    with pytest.raises(ng.errors.ModelError, match="have values"):
+        ng.checkup(make(), torch.randn(8, 4))
+
+
+def test_a_loss_that_is_no_number_is_said():
+    checkup = ng.checkup(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.full((8, 4), torch.nan))
+    assert "the loss is nan in train mode" in checkup.text()
+
+
+def test_a_norm_with_its_own_forward_stays_in_its_mode():
+    class Clipped(nn.BatchNorm1d):
+        def forward(self, x):
+            return super().forward(x).clamp_min(0)
+
+    model = nn.Sequential(nn.Linear(4, 8), Clipped(8), nn.Linear(8, 2)).train()
+    assert "NG13" in {finding.id for finding in ng.checkup(model, torch.randn(32, 4))}
+    assert all(module.training for module in model.modules())
 
 
 def test_under_no_grad_and_inference_mode():
@@ -110,18 +154,16 @@ def test_the_pytest_helper():
 
 
 def test_an_entry_point_adds_a_check(monkeypatch):
-    from types import ModuleType
-
     from normgauge.doctor import Sign, all_checks, checks, finding
 
-    module = ModuleType("their_checks")
-    module.__doc__ = "MY01: it is there.\n\nOne sentence. Another one.\n\nFix: Nothing.\n\nReferences: none."
-    monkeypatch.setitem(__import__("sys").modules, "their_checks", module)
-
     def look(exam):
-        yield Sign("(model)", "seen")
+        """MY01: it is there.
 
-    look.__module__ = "their_checks"
+        One sentence. Another one.
+        Fix: Nothing.
+        References: none.
+        """
+        yield Sign("(model)", "seen")
 
     class Entry:
         def load(self):

@@ -1,5 +1,6 @@
 """What a pinned section is, how it is computed and compared with the stored one, and how it is written."""
 
+import hashlib
 import json
 import math
 import re
@@ -14,7 +15,20 @@ import torch
 FOLDER = Path(__file__).parent
 DIGITS = 10  # written; far more than any tolerance asks for
 FLOOR = 1e-12  # absolute: what exact arithmetic makes zero
-VERSION = ".".join(torch.__version__.split(".")[:2])
+
+
+def arithmetic() -> str:
+    """Return torch's version and a digest of sums and exponentials in float32: their last bits hang on the processor.
+
+    Training amplifies the last bit: a curve past the edge of stability is another one on another processor.
+    """
+    x = torch.arange(64 * 96, dtype=torch.float32).reshape(64, 96).mul(0.37).sin()
+    y = (x @ x.T).mul(0.05).exp().sum(1).log() + x.mean(1).tanh()
+    seen = hashlib.sha256(y.numpy().tobytes()).hexdigest()[:8]
+    return f"{'.'.join(torch.__version__.split('.')[:2])} {seen}"
+
+
+VERSION = arithmetic()
 
 ADVICE = "if this is meant: python tests/golden/write.py, a commit of its own, an entry under Numbers in the changelog"
 
@@ -29,9 +43,9 @@ class Section:
         name: the key in the file of its subject.
         compute: returns the numbers; a nested mapping or sequence is flattened to `a.b.0`.
         rel: relative tolerance of every float; numbers that are whole, words, truths and `None` must be equal.
-        elsewhere: the tolerance on another torch than the one that wrote the file, where the numbers hang on torch's
-            random streams, which may change between versions; infinite where only the keys can be compared, `None`
-            where the numbers do not hang on streams.
+        elsewhere: the tolerance on another torch or processor than those that wrote the file, where the numbers hang on
+            torch's random streams, which may change between versions, or on trained weights; infinite where only the
+            keys can be compared, `None` where the numbers hang on neither. A file may name its torch alone.
         loose: a pattern of keys and the tolerance these have instead of `rel`.
     """
 
@@ -45,7 +59,7 @@ class Section:
         return dict(flatten(self.compute()))
 
     def tolerance(self, key: str, written_by: str = VERSION) -> float:
-        if self.elsewhere is not None and written_by != VERSION:
+        if self.elsewhere is not None and written_by not in (VERSION, VERSION.split()[0]):
             return self.elsewhere
         return self.loose[1] if self.loose and re.search(self.loose[0], key) else self.rel
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge.errors import DataError, InputError
-from normgauge.lab.advise import Advice
-from normgauge.lab.trials import Budget
+from normgauge.lab.advise import TUNING, Advice
+from normgauge.lab.trials import Budget, Trials
 from normgauge.testing import check_result
 
 
@@ -100,6 +100,14 @@ def test_decay_that_cannot_act_is_left_and_decay_on_gains_is_contested():
         norm="batch", optimizer=lambda m: torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.5), budget="0 runs"
     )
     assert any(item.kind == "contested" and "param_groups" in item.code for item in strong)
+
+
+def test_a_seed_that_is_hard_for_all_does_not_cost_those_that_ran_it_their_place(monkeypatch):
+    quality = {0.001: 50, 0.004: 60, 0.016: 70, 0.064: 80, 0.256: 60}
+    hard = TUNING + 1  # only the better half of the rates has it
+    told = lambda _, setting, seed: quality.get(round(setting.rate, 3), 40) - 60 * (seed == hard) + seed % 2  # noqa: E731
+    monkeypatch.setattr(Trials, "_run", told)
+    assert ask(norms=["none"], norm="none").setting.rate == pytest.approx(0.064)
 
 
 def test_regression_is_judged_by_its_loss():

@@ -15,9 +15,8 @@ from normgauge.lab import Recipe
 from normgauge.lab.comparison import name_arms
 from normgauge.lab.data import load
 from normgauge.lab.question import comparison_study, first_round
-from normgauge.lab.runs.costs import measure_costs
-from normgauge.lab.runs.recipe import RATES, SCHEDULES, MuonWithAdamW, make_optimizer, make_schedule
-from normgauge.lab.runs.run import build_arm, execute
+from normgauge.lab.runs.recipe import RATES, SCHEDULES, Joined, make_optimizer, make_schedule
+from normgauge.lab.runs.run import build_arm, execute, measure_costs
 from normgauge.store import Store
 
 MINE = """
@@ -29,6 +28,9 @@ def factory(norm, width=8):
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(width, 10))
 
 def deaf(norm):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def bare():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 def network():
@@ -95,7 +97,7 @@ def test_muon_takes_matrices_and_spheres_what_has_a_free_scale():
     data = load("digits")
     network = build_arm({"model": "mlp", "norm": "batch", "seed": 0}, data)
     muon = make_optimizer(network, {"optimizer": "muon", "lr": 0.02, "weight_decay": 0.0})
-    assert isinstance(muon, MuonWithAdamW)
+    assert isinstance(muon, Joined)
     assert [len(group["params"]) for group in muon.param_groups] == [4, 4 + 6]
     twin = build_arm({"model": "mlp", "norm": "batch", "seed": 0}, data)
     alone = torch.optim.Muon(
@@ -181,6 +183,37 @@ def test_a_network_without_a_factory_has_its_normalizers_exchanged():
     assert all(torch.equal(weights[0], other) for other in weights), "arms share their weights"
 
 
+def test_a_live_module_is_compared_from_its_weights_and_goes_on(tmp_path, monkeypatch):
+    torch.manual_seed(5)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    asked = {"norms": ["as built", "layer"], "rates": [0.3], "seeds": 2, "steps": 4, "size": "smoke"}
+    asked |= {"out": "live", "executor": 1, "progress": False}
+    found = ng.compare(model=net, **asked)
+    assert [row["norm"] for row in found.rows if row["n"] == 2] and len(found.rows) == 2 and found.counts == {"ok": 4}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items()), "it is left as it was"
+    with Store(found.store, write=False) as store:
+        specs = [run.spec for run in store.runs()]
+    arms = [build_arm(spec, load("digits")) for spec in specs]
+    assert all(torch.equal(arm[1].weight, net[1].weight) for arm in arms), "every seed starts from its weights"
+    assert {type(arm[2]).__name__ for arm in arms} == {"BatchNorm1d", "LayerNorm"}
+    assert ng.compare(model=specs[0]["model"], **asked).document.runs == found.document.runs, (
+        "its file is the same model"
+    )
+    with torch.no_grad():
+        net[1].weight[0, 0] += 1
+    assert not set(ng.compare(model=net, **asked).document.runs) & set(found.document.runs), "other weights, other runs"
+    local = type("Local", (nn.Sequential,), {"__module__": "__main__"})(*net)
+    with pytest.raises(InputError, match="its class stands in a file of its own"):
+        ng.compare(model=local, **{**asked, "executor": 2})
+    assert ng.compare(model=local, **{**asked, "executor": None}).counts == {"ok": 4}, "in this process it is known"
+    (tmp_path / "state.pt").write_bytes(b"no pickle")
+    with pytest.raises(InputError, match="can be read here"):
+        comparison_study(model=str(tmp_path / "state.pt"))
+    with pytest.raises(InputError, match="a module has no knobs"):
+        comparison_study(model=specs[0]["model"], arms={"width": [1, 2]})
+
+
 def test_costs_grow_with_what_is_kept():
     spec = {"model": "mlp", "norm": "batch", "data": "digits", "lr": 0.1, "seed": 0, "steps": 4, "batch": 64}
     costs = measure_costs(
@@ -218,6 +251,12 @@ def test_a_model_that_cannot_take_a_normalizer_is_named(monkeypatch):
     monkeypatch.setattr(sys.modules["normgauge.lab.models.build"], "swap_norms", refusing)
     with pytest.raises(ModelError, match="Leave group out"):
         comparison_study(model="recipes:network", norms=["group"])
+
+
+def test_a_network_without_normalizers_is_not_called_normalized():
+    with pytest.raises(ModelError, match="has normalizers to exchange"):
+        comparison_study(model="recipes:bare", norms=["batch"])
+    assert comparison_study(model="recipes:bare", norms=["none"], rates=[0.1]).scientific["norm"] == ["none"]
 
 
 def test_a_metric_at_chance_or_without_a_number_is_said(tmp_path):

@@ -153,7 +153,7 @@ def test_warnings_carry_ids_of_the_doctors_checks():
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_edge_is_that_of_the_instrument_with_one_tensor_copied_at_a_time(kind, monkeypatch):
     from normgauge.measure.curvature.edge import critical_rate
-    from normgauge.monitor import _line
+    from normgauge.monitor import _blocks
 
     model, batch = make_network(dropout=0.0), next(draw_batches(1))
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -164,14 +164,14 @@ def test_the_edge_is_that_of_the_instrument_with_one_tensor_copied_at_a_time(kin
 
     objective = ng.Objective.from_step(model, loss, [batch], mode="train")
     wanted = optimizer.param_groups[0]["lr"] / critical_rate(objective, optimizer, tol=0.01)
-    copies, usual = [], _line.next_value
+    copies, usual = [], _blocks.next_value
 
     def counted(*given):
         assert sum(copy() is not None for copy in copies) == 0, "an earlier tensor's copy is still there"
         copies.append(weakref.ref(moved := usual(*given)))
         return moved
 
-    monkeypatch.setattr(_line, "next_value", counted)
+    monkeypatch.setattr(_blocks, "next_value", counted)
     states = [*model.state_dict().values(), *optimizer.state_dict()["state"][0].values()]
     before = [value.clone() for value in states]
     with ng.Monitor(model, optimizer, batch=batch, loss=loss, every=1) as monitor:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import normgauge as ng
 from normgauge import errors
-from normgauge.nn._noise import ActivationNoise
+from normgauge.nn.noisy_batch import ActivationNoise
 from normgauge.testing import check_normalizer
 from reference.normalizers import TWINS
 from reference.synced import loss_of, worker
@@ -285,7 +285,7 @@ def test_whitening_of_single_channels_is_batch_norm():
 
 
 def test_plain_newton_schulz_diverges_where_the_coupled_form_stays():
-    from normgauge.nn._whitening_kernel import inverse_root
+    from normgauge.nn.whitening import inverse_root
 
     matrix = torch.diag(torch.tensor([1.0, 1e-2, 1e-4])) + 1e-3
     values, vectors = torch.linalg.eigh(matrix)

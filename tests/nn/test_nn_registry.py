@@ -80,8 +80,6 @@ def test_a_name_is_registered_once_and_without_colon():
         registry.register(batch)
     with pytest.raises(errors.InputError, match="colon"):
         registry.register(dataclasses.replace(batch, name="batch:2"))
-    with pytest.raises(errors.InputError, match="family"):
-        registry.register_family("stat", lambda options: batch)
 
 
 def test_a_declaration_says_what_is_missing():

@@ -10,8 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrize
 
 import normgauge as ng
+from normgauge.nn import functional as maps
 from normgauge.nn import parametrizations, registry
-from normgauge.nn.functional import _weights as maps
 from reference.weight_normalizers import loop, vector_jacobian
 
 SHAPES = [(3, 4), (2, 3, 2, 2), (4, 2, 3)]

@@ -138,7 +138,7 @@ def test_memory_budget_changes_work_and_not_results(kind):
 
 
 def kept_bytes(operator, vector):
-    from normgauge.objective._graph import graph_bytes
+    from normgauge.objective._diagnose import graph_bytes
 
     operator @ vector
     total = sum(graph_bytes(operator._graph_tensors(built)) for built, _ in operator._kept.values())

@@ -44,6 +44,33 @@ def test_is_gdnp_on_least_squares(steps):
     assert optimizer.state[layer.weight]["curvature"] == pytest.approx(2.0)  # of the square
 
 
+@pytest.mark.parametrize("steps", [1, 4, 12])
+def test_is_gdnp_on_least_squares_with_lengths_searched(steps):
+    torch.manual_seed(steps)
+    x, y = problem()
+    layer = nn.Linear(5, 1, bias=False)
+    run = ng.optim.gdnp(ng.optim.least_squares(x, y[:, 0]), iterations=steps, start=layer.weight[0].detach().clone())
+    optimizer = ng.optim.GDNP(layer, damping=1.0, gain="search")
+    for _ in range(steps):
+        optimizer.step(closure_of(layer, optimizer, x, y))
+    assert torch.allclose(layer.weight[0], run.weights, atol=1e-10)  # the lengths too
+    assert optimizer.evaluations == 3 * steps + 3
+
+
+def test_a_searched_length_is_flat_where_newton_overshoots():
+    """Logistic loss along one direction: the curvature at a far point is nearly zero, Newton's step much too long."""
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 1), torch.randint(2, (60, 1)).to(torch.get_default_dtype())
+    slopes = {}
+    for gain in ("newton", "search"):
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(layer.weight, 6.0)
+        optimizer = ng.optim.GDNP(layer, gain=gain, tries=12)
+        optimizer.step(closure_of(layer, optimizer, x, y, F.binary_cross_entropy_with_logits))
+        slopes[gain] = abs(float(torch.autograd.grad(F.binary_cross_entropy_with_logits(layer(x), y), layer.weight)[0]))
+    assert slopes["search"] < 0.02 < slopes["newton"]
+
+
 def test_rows_are_independent_on_least_squares_and_the_metric_of_S_is_faster():
     torch.manual_seed(0)
     x, y = problem(3)
@@ -59,8 +86,9 @@ def test_rows_are_independent_on_least_squares_and_the_metric_of_S_is_faster():
     assert errors[0.01] < 1e-6 < errors[1.0] < 0.5
 
 
+@pytest.mark.parametrize("gain", ["newton", "search"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_trains_networks_with_convolutions_and_never_raises_the_loss_of_a_batch(norm):
+def test_trains_networks_with_convolutions_and_never_raises_the_loss_of_a_batch(norm, gain):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
@@ -70,7 +98,7 @@ def test_trains_networks_with_convolutions_and_never_raises_the_loss_of_a_batch(
         nn.Linear(64, 3),
     )
     x, y = torch.randn(48, 1, 4, 4), torch.randint(3, (48,))
-    optimizer = ng.optim.GDNP(model)
+    optimizer = ng.optim.GDNP(model, gain=gain)
     losses = [float(optimizer.step(closure_of(model, optimizer, x, y, F.cross_entropy))) for _ in range(30)]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(losses))
     assert losses[-1] < 0.2 * losses[0]
@@ -127,5 +155,7 @@ def test_a_step_that_cannot_descend_is_taken_back():
 def test_wrong_use():
     with pytest.raises(InputError, match="0 < damping <= 1"):
         ng.optim.GDNP(nn.Linear(2, 2), damping=0.0)
+    with pytest.raises(InputError, match="gain newton or search"):
+        ng.optim.GDNP(nn.Linear(2, 2), gain="bisection")
     with pytest.raises(InputError, match="no closure"):
         ng.optim.GDNP(nn.Linear(2, 2)).step()

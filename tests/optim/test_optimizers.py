@@ -13,7 +13,7 @@ from torch import nn
 
 from normgauge import Objective, optim, testing
 from normgauge.errors import InputError, NormgaugeWarning
-from normgauge.optim import _kernels, _rows
+from normgauge.optim import _rows, _turns
 from reference import optim as twins
 
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
@@ -361,7 +361,7 @@ def test_zero_rows_sparse_and_complex_are_refused():
 
 
 def test_fused_is_refused_where_torch_has_no_kernel(monkeypatch):
-    monkeypatch.setattr(_kernels, "_FUSED_DEVICES", ())
+    monkeypatch.setattr(_turns, "_FUSED_DEVICES", ())
     weight = nn.Parameter(torch.randn(2, 3))
     weight.grad = torch.randn(2, 3)
     with pytest.raises(InputError, match="torch must have a fused sgd kernel"):

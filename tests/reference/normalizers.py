@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from normgauge.nn._noise import ActivationNoise, unit_noise
+from normgauge.nn.noisy_batch import ActivationNoise, unit_noise
 
 
 def by_blocks(x, blocks, normalize):

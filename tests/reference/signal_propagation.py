@@ -47,3 +47,16 @@ def deep_batchnorm(activation, width, depth, seed):
             linear.weight.copy_(torch.randn(width, width, generator=source) / width**0.5)
         layers += [linear, nn.BatchNorm1d(width, eps=1e-12), activation()]
     return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def ablated_accuracy(model, batch, layer, units):
+    """Accuracy of an nn.Sequential run by hand with some units of one layer's output held at their means."""
+    x = batch[0]
+    for number, module in enumerate(model):
+        x = module(x)
+        if number == layer:
+            means = x.mean([i for i in range(x.ndim) if i != 1])
+            x = x.clone()
+            for unit in units:
+                x[:, unit] = means[unit]
+    return float((x.argmax(1) == batch[1]).double().mean())

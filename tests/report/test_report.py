@@ -14,10 +14,7 @@ from normgauge.documents import Arm, Metric, from_plain
 from normgauge.errors import StoreError
 from normgauge.records import Provenance, Reading, Run, plain
 from normgauge.report import page, page_of_store
-from normgauge.report._content import PageContent
-from normgauge.report._markup import Markup, concat
-from normgauge.report._markup import text as escaped
-from normgauge.report._pictures import curve_rows, final_rows
+from normgauge.report._content import PageContent, curve_rows, final_rows
 from normgauge.stats import Interval
 from normgauge.store import Store, spec_id
 from reference import report as twin
@@ -236,14 +233,6 @@ def test_no_text_becomes_markup(tmp_path):
     assert "&lt;/script&gt;&lt;script&gt;" in text, "the text itself is still there"
 
 
-def test_markup_escapes_by_construction():
-    assert Markup("<b>{}{x}</b>").format("<", x=NASTY).count("<") == 2
-    assert concat(["<i>", Markup("<i>")]) == "&lt;i&gt;<i>" and Markup("<i>") + "<" == "<i>&lt;"
-    assert escaped(escaped("<")) == "&lt;", "once"
-    assert isinstance(f"{Markup('<i>')}", str) and not isinstance(f"{Markup('<i>')}", Markup)
-    assert escaped(f"<i>{Markup('<i>')}") == "&lt;i&gt;&lt;i&gt;", "a string put together by hand is no markup"
-
-
 @pytest.mark.parametrize("name", ["a\u2028b", "a\u2029", "two\nlines", "nul\0", "quote'\"", "back\\slash", "\r", " "])
 def test_names_that_cannot_be_seen_do_not_kill_the_charts(tmp_path, name):
     content = small()
@@ -403,3 +392,15 @@ def test_hostile_text_stays_text_in_a_browser(tmp_path):
     )
     assert found["drawn"] >= 4 and found["chip"] == NASTY and found["tooltip"]
     assert not found["hacked"] and found["requests"] == 0
+
+
+def test_a_study_is_escaped_and_answers_first():
+    from normgauge.papers.court import shipped
+    from normgauge.papers.studies import find
+    from normgauge.report._study import study_html
+
+    document = shipped()["smoothness"].document
+    hostile = dataclasses.replace(document, study=NASTY, remarks=(NASTY,))
+    text = study_html(find("smoothness").about("small"), hostile, [])
+    assert NASTY not in text and "&lt;/script&gt;" in text and "<script" not in text
+    assert text.index('class="badge badge-reproduced"') < text.index("What the paper found") < text.index("Protocol")

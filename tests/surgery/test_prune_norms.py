@@ -149,6 +149,7 @@ def widened(model, seed=0):
 
 
 def test_correlation_finds_what_a_widening_added_and_the_others_do_not():
+    torch.manual_seed(0)
     model = trained_looking(chain()).eval()
     model[5] = nn.ReLU()
     wide, inputs = widened(model).eval(), torch.randn(300, 5)

@@ -1,8 +1,7 @@
 """The hunt: random networks, each certificate tried anew without the search's own code, and the nullity written out.
 
 `PYTHONPATH=src:tests python tests/symmetry/hunt.py 0 1000 FILE` prints the counts by kind; `make test-all` runs it.
-Outcomes are appended to FILE as they come, and those it holds already are not made again. `FILE walk` looks for
-directions without closed form too.
+Outcomes are appended to FILE as they come, and those it holds already are not made again.
 """
 
 import copy
@@ -41,16 +40,16 @@ class Outcome:
         return max(0, self.nullity - self.explained)
 
 
-def search(case: Subject, walk=False):
+def search(case: Subject):
     data = (case.inputs, torch.zeros(len(case.inputs)))
     objective = ng.Objective(case.model, lambda out, _: out.square().mean(), data, mode=case.mode)
-    return ng.symmetries(objective, walk=walk)
+    return ng.symmetries(objective, walk=True)
 
 
-def draw(case: Subject, source):
+def draw(case: Subject, source, size=1.0):
     """Draw other inputs."""
     if case.inputs.is_floating_point():
-        return torch.randn(case.inputs.shape, generator=source)
+        return size * torch.randn(case.inputs.shape, generator=source)
     return torch.randint(0, int(case.inputs.max()) + 1, case.inputs.shape, generator=source)
 
 
@@ -66,7 +65,7 @@ def fibre_moves(model, case: Subject, result, family, seed):
         with torch.no_grad():
             for name, value in point.items():
                 model.get_parameter(name).copy_(value)
-        batches = [draw(case, source) for _ in range(8 if case.mode == "train" else 3)]
+        batches = [draw(case, source, size) for size in (1.0, 3.0) * (8 if case.mode == "train" else 2)]
         count, moved = fibre_walk(model, batches, draw(case, source), rest, point, mode=case.mode)
         if count <= family.size:
             return moved if count == family.size else float("inf")
@@ -87,11 +86,11 @@ def moves(model, case: Subject, family, seed):
     return float((first - second).abs().max() / first.abs().max())
 
 
-def examine(seed: int, case: Subject | None = None, walk=False) -> Outcome:
+def examine(seed: int, case: Subject | None = None) -> Outcome:
     """Search one network (that of the seed, or another) and judge what came back."""
     case = subject(seed) if case is None else case
     outcome, start = Outcome(seed, case.kind, case.what), time.perf_counter()
-    result = search(case, walk)
+    result = search(case)
     double = set_eps(copy.deepcopy(case.model).double().train(case.mode == "train"))
     bare = set_eps(copy.deepcopy(double), 1e-30)
     for family in result.families:
@@ -109,8 +108,9 @@ def examine(seed: int, case: Subject | None = None, walk=False) -> Outcome:
     outcome.explained = result.dimension + result.matrix_dimension + sum(result.unobserved.values())
     outcome.nullity, seen = 10**9, []
     # a point may have units that are dead or never bend: the generic rank is the largest, and comes three times
-    for number, spread in enumerate((1.0, 3.0, 1.0, 10.0, 0.3, 3.0, 1.0, 10.0, 1.0, 2.0, 1.0, 3.0)):
-        if outcome.nullity == outcome.explained or (seen and seen.count(min(seen)) > 2):
+    for number, spread in enumerate((1.7, 1.0, 3.0, 1.7, 5.0, 0.6, 2.3, 1.0, 4.0, 1.7, 10.0, 3.0)):
+        enough = number >= (3 if outcome.fibre else 1)  # fewer directions elsewhere would be a false count
+        if enough and (outcome.nullity == outcome.explained or seen.count(min(seen)) > 2):
             break
         with torch.no_grad():
             for name, value in generic_point(bare, seed + 100 + number, spread).items():
@@ -127,21 +127,22 @@ def dense_nullity(model, case: Subject, seed) -> int:
     count = sum(p.numel() for p in model.parameters())
     with torch.no_grad():
         rows = copy.deepcopy(model)(case.inputs).numel()
-    few = 12 if case.mode == "train" else 2  # where a layer is linear but for its statistics, a batch tells little
-    batches = [draw(case, source) for _ in range(max(few, -(-5 * count // (2 * rows))))]
+    few = 16 if case.mode == "train" else 4  # where a layer is linear but for its statistics, a batch tells little
+    # larger inputs wake units that are silent or never bend
+    batches = [draw(case, source, 1.0 + 2 * (k % 2)) for k in range(max(few, -(-5 * count // (2 * rows))))]
     # combinations of all outputs: a few of the outputs themselves may leave a row of the head unread
     mix = lambda: torch.randn(-(-5 * count // (2 * len(batches))), rows, generator=source)  # noqa: E731
     forward = lambda twin, inputs: mix() @ twin(inputs).reshape(-1)  # noqa: E731
     return nullity(model, batches, mode=case.mode, threshold=1e-10, forward=forward)[0]
 
 
-def hunt(first: int, last: int, path: Path | None = None, walk=False) -> list[Outcome]:
+def hunt(first: int, last: int, path: Path | None = None) -> list[Outcome]:
     """Examine the networks of these seeds, apart from those whose outcome the file holds."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     outcomes = {entry["seed"]: Outcome(**entry) for entry in map(json.loads, lines)}
     for seed in range(first, last):
         if seed not in outcomes:
-            outcomes[seed] = examine(seed, walk=walk)
+            outcomes[seed] = examine(seed)
             if path is not None:
                 with path.open("a") as file:
                     print(json.dumps(asdict(outcomes[seed])), file=file)
@@ -173,4 +174,4 @@ def table(outcomes: list[Outcome]) -> str:
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     path = Path(sys.argv[3]) if len(sys.argv) > 3 else None
-    print(table(hunt(int(sys.argv[1]), int(sys.argv[2]), path, walk="walk" in sys.argv[4:])))
+    print(table(hunt(int(sys.argv[1]), int(sys.argv[2]), path)))

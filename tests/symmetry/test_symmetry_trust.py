@@ -217,7 +217,7 @@ def test_directions_without_closed_form_are_walked(tmp_path):
     """Filters that a pool averages are read as a few sums: what is left of them has no closed form."""
     torch.manual_seed(0)
     net, inputs = linear_filters()
-    outcome, result = examine(0, Subject("conv", net, inputs, "eval", "filters"), walk=True), found(net, inputs)
+    outcome, result = examine(0, Subject("conv", net, inputs, "eval", "filters")), found(net, inputs)
     assert (outcome.false, outcome.explained) == ([], outcome.nullity)
     (family,) = [f for f in result.families if f.kind == "fibre"]
     assert result.fibre_dimension == outcome.fibre == family.size == family.symmetry(0).dimension > 20
@@ -235,9 +235,16 @@ def test_what_only_the_data_hide_is_not_walked():
     assert found(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 4)), plane).fibre_dimension == 0
 
 
-def test_what_differs_from_point_to_point_is_not_walked():
-    """Behind a large constant a ReLU is silent at some values and bends at others: no count holds at every one."""
-    assert examine(5054, walk=True).fibre == 0
+def test_where_the_nullity_differs_from_point_to_point_the_least_counts():
+    """Behind a large constant a ReLU is silent at some values and bends at others."""
+    outcome = examine(5054)
+    assert (outcome.false, outcome.explained, outcome.fibre) == ([], outcome.nullity, 40)
+
+
+def test_what_is_null_at_most_points_alone_is_not_counted():
+    """Units are silent at the usual values of this network; at large weights none is."""
+    outcome = examine(8005)
+    assert (outcome.false, outcome.explained, outcome.fibre) == ([], outcome.nullity, 0)
 
 
 class TiedHead(nn.Module):

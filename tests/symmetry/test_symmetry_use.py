@@ -295,3 +295,13 @@ def test_explain_says_once_what_repeats_over_layers():
     lines = ng.symmetries(objective).explain().splitlines()
     assert lines[0].startswith("*.0 (3 times): 6 free scales in *.0.weight;")
     assert sum("free scales" in line for line in lines) == 1
+
+
+def test_groups_leave_the_optimizers_decay_where_it_belongs():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    data = (torch.randn(16, 3), torch.randn(16, 2))
+    groups = ng.param_groups(ng.Objective(model, nn.functional.mse_loss, data, mode="train"))
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.3)
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"scale_invariant": 0.3, "affine": 0.0, "dead": 0.0, "rest": 0.3, "rest_vectors": 0.0}
+    assert "optimizer's" in str(groups) and "0.3" not in str(groups)

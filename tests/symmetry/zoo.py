@@ -310,8 +310,10 @@ def generic_point(model, seed, spread=1.0):
         noise = torch.randn(value.shape, generator=source, dtype=value.dtype)
         if sum(s > 1 for s in value.shape) > 1:
             point[name] = spread * noise / math.sqrt(value[0].numel())
+        elif value.numel() > 1:  # gains about one, biases about zero: large ones make units that never fire or bend
+            point[name] = (value.mean() > 0.5) + 0.25 * noise
         else:
-            point[name] = value.detach() + 0.5 * noise
+            point[name] = value.detach() + 0.25 * noise
         if "original0" in name:  # the gain of weight normalization
             point[name] = point[name].abs() + 0.3
     return point

@@ -8,8 +8,7 @@ from normgauge.errors import DataError, MissingExtraError
 from normgauge.nn import registry
 from normgauge.nn.registry import Invariance
 from normgauge.testing import NonconformingError, check_normalizer
-from normgauge.testing._cases import VANISHING, Case
-from normgauge.testing._laws import deviation_of
+from normgauge.testing._normalizer import VANISHING, Case, deviation_of
 from reference.normalizers import TWINS
 
 DESIGN_POINTS = (

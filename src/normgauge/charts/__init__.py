@@ -2,15 +2,13 @@
 
 What they share: `rows` are dicts or a DataFrame; `x`, `y`, `value`, `series`, `low`, `high` name columns, `detail`
 further ones for the tooltip; `order` gives the series in the order of colours, others follow as they appear; a title of
-an axis that is `None` is the column's name; number formats are d3's; `legend` is also the switch of the series; sizes
-are in pixels. No row is an `InputError`, an unknown column an `UnknownNameError`.
+an axis that is `None` is the column's name; `legend` is also the switch of the series; sizes
+are set by `.properties(width=..., height=...)`. No row is an `InputError`, an unknown column an `UnknownNameError`.
 """
 
-from normgauge.charts._against import against
 from normgauge.charts._bars import bars, histogram
-from normgauge.charts._curves import curves, panels
 from normgauge.charts._heatmap import contour_segments, heatmap, surface
-from normgauge.charts._intervals import intervals
+from normgauge.charts._lines import against, curves, intervals, panels
 from normgauge.charts._rows import printable
 from normgauge.charts._save import POLICY, inline_svg, javascript, save, script_json, svg
 from normgauge.charts._theme import PALETTES, SHAPES, config, themed

@@ -1,23 +1,17 @@
 """Bars per category, grouped by series where there are several; counts per bin, so that picture and table agree."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from normgauge.charts._rows import series_order, tidy
+from normgauge.charts._rows import NUMBER, Rows, series_order, tidy
 from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import InputError, require
-
-if TYPE_CHECKING:
-    import altair
-    import pandas
+from normgauge.records import Chart
 
 
 def bars(
-    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    rows: Rows,
     *,
     x: str,
     y: str = "value",
@@ -26,18 +20,15 @@ def bars(
     title: str = "",
     x_title: str | None = None,
     y_title: str | None = None,
-    y_format: str = ".4~g",
-    width: int = 420,
-    height: int = 260,
-) -> altair.TopLevelMixin:
+) -> Chart:
     """Draw one bar per row, from zero; bars of several series stand side by side within their category."""
     alt = require("altair", "lab", "charts.bars")
     data = tidy("charts.bars", rows, {"x": x, "y": y, "series": series})
     chart = alt.Chart(alt.NamedData(name=ROWS)).mark_bar()
-    tooltip = [alt.Tooltip("x:N", title=x), alt.Tooltip("y:Q", title=y, format=y_format)]
+    tooltip = [alt.Tooltip("x:N", title=x), alt.Tooltip("y:Q", title=y, format=NUMBER)]
     encoded = chart.encode(
         alt.X("x:N", title=x if x_title is None else x_title, sort=None, axis=alt.Axis(labelAngle=0)),
-        alt.Y("y:Q", title=y if y_title is None else y_title, axis=alt.Axis(format=y_format, tickCount=5)),
+        alt.Y("y:Q", title=y if y_title is None else y_title, axis=alt.Axis(format=NUMBER, tickCount=5)),
     )
     if series is not None:
         names = series_order(data, order)
@@ -46,22 +37,18 @@ def bars(
             xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=names)),
         )
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
-    return frame_chart(encoded.encode(tooltip=tooltip), data, title, width, height)
+    return frame_chart(encoded.encode(tooltip=tooltip), data, title, 420, 260)
 
 
 def histogram(
-    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    rows: Rows,
     *,
     value: str = "value",
     series: str | None = None,
     bins: int = 30,
-    order: Sequence[str] | None = None,
     title: str = "",
     x_title: str | None = None,
-    y_title: str = "count",
-    width: int = 420,
-    height: int = 240,
-) -> altair.TopLevelMixin:
+) -> Chart:
     """Draw counts of `value` in `bins` equal bins shared by all series; series overlap, half transparent.
 
     Values that are missing or not finite are in no bin.
@@ -72,7 +59,7 @@ def histogram(
     data = [row for row in tidy("charts.histogram", rows, {"x": value, "series": series}) if row["x"] is not None]
     if not data:
         raise InputError("charts.histogram", "at least one value must be finite", "none", "Check the column")
-    names = series_order(data, order) if series is not None else [value]
+    names = series_order(data, None) if series is not None else [value]
     edges = np.histogram_bin_edges([float(row["x"]) for row in data], bins=bins)
     counted = []
     for name in names:
@@ -87,13 +74,13 @@ def histogram(
     encoded = chart.encode(
         alt.X("left:Q", bin="binned", title=value if x_title is None else x_title, axis=alt.Axis(format="~g")),
         alt.X2("right:Q"),
-        alt.Y("count:Q", stack=None, title=y_title, axis=alt.Axis(tickCount=5)),
+        alt.Y("count:Q", stack=None, title="count", axis=alt.Axis(tickCount=5)),
         color=alt.Color("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if len(names) > 1 else None),
         tooltip=[
             alt.Tooltip("series:N", title=series or "value"),
-            alt.Tooltip("left:Q", title="from", format=".4~g"),
-            alt.Tooltip("right:Q", title="to", format=".4~g"),
+            alt.Tooltip("left:Q", title="from", format=NUMBER),
+            alt.Tooltip("right:Q", title="to", format=NUMBER),
             alt.Tooltip("count:Q"),
         ],
     )
-    return frame_chart(encoded, counted, title, width, height)
+    return frame_chart(encoded, counted, title, 420, 240)

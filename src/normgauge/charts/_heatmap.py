@@ -1,39 +1,30 @@
 """A value over two knobs as coloured cells, with contour lines found by marching squares, and trajectories on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from normgauge.charts._rows import tidy
+from normgauge.charts._rows import NUMBER, Rows, tidy
 from normgauge.charts._theme import ROWS, frame_chart, themed
 from normgauge.errors import InputError, require
-
-if TYPE_CHECKING:
-    import altair
-    import pandas
+from normgauge.records import Chart
 
 # Corners of a cell are numbered counter-clockwise from (x0, y0); edge k joins corner k and k + 1.
 _CORNERS = ((0, 0), (1, 0), (1, 1), (0, 1))
 
 
 def heatmap(
-    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    rows: Rows,
     *,
     x: str,
     y: str,
     value: str = "value",
     levels: Sequence[float] | int = 0,
     title: str = "",
-    x_title: str | None = None,
-    y_title: str | None = None,
-    value_title: str | None = None,
-    number_format: str = ".4~g",
     width: int = 360,
     height: int = 320,
-) -> altair.TopLevelMixin:
+) -> Chart:
     """Draw a cell per grid point, coloured by its value, and contour lines at the levels.
 
     Missing points stay empty. `levels`: heights of the contour lines, or how many to space evenly between the extremes.
@@ -52,15 +43,15 @@ def heatmap(
         alt.Chart(alt.NamedData(name=ROWS))
         .mark_rect()
         .encode(
-            alt.X("x0:Q", title=x if x_title is None else x_title, scale=exact, axis=alt.Axis(format="~g")),
+            alt.X("x0:Q", title=x, scale=exact, axis=alt.Axis(format="~g")),
             alt.X2("x1:Q"),
-            alt.Y("y0:Q", title=y if y_title is None else y_title, scale=exact, axis=alt.Axis(format="~g")),
+            alt.Y("y0:Q", title=y, scale=exact, axis=alt.Axis(format="~g")),
             alt.Y2("y1:Q"),
-            color=alt.Color("value:Q", title=value if value_title is None else value_title).legend(orient="right"),
+            color=alt.Color("value:Q", title=value).legend(orient="right"),
             tooltip=[
-                alt.Tooltip("x:Q", title=x, format=number_format),
-                alt.Tooltip("y:Q", title=y, format=number_format),
-                alt.Tooltip("value:Q", title=value, format=number_format),
+                alt.Tooltip("x:Q", title=x, format=NUMBER),
+                alt.Tooltip("y:Q", title=y, format=NUMBER),
+                alt.Tooltip("value:Q", title=value, format=NUMBER),
             ],
         )
     )
@@ -77,7 +68,7 @@ def heatmap(
             alt.Y("y0:Q", scale=exact),
             alt.X2("x1:Q"),
             alt.Y2("y1:Q"),
-            tooltip=alt.Tooltip("level:Q", format=number_format),
+            tooltip=alt.Tooltip("level:Q", format=NUMBER),
         )
     )
     return frame_chart(alt.layer(cells, lines), data, title, width, height)
@@ -114,58 +105,47 @@ def contour_segments(
                     )
             for first, second in _pairs(corner, list(crossings), level):
                 (x0, y0), (x1, y1) = crossings[first], crossings[second]
-                ends = (float(x0), float(y0), float(x1), float(y1), float(level))
-                segments.append(dict(zip(("x0", "y0", "x1", "y1", "level"), ends, strict=True)))
+                ends = {"x0": x0, "y0": y0, "x1": x1, "y1": y1, "level": level}
+                segments.append({name: float(value) for name, value in ends.items()})
     return segments
 
 
 def _pairs(corner: Sequence[float], edges: Sequence[int], level: float) -> list[tuple[int, int]]:
-    if len(edges) == 2:
-        return [(edges[0], edges[1])]
-    if len(edges) < 2:
-        return []
+    if len(edges) < 4:
+        return [(edges[0], edges[1])] if edges else []
     # a saddle: corners 0 and 2 are on one side; the centre says whether they are joined
     joined = (np.mean(corner) >= level) == (corner[0] >= level)
     return [(0, 1), (2, 3)] if joined else [(3, 0), (1, 2)]
 
 
 def _edges(values: Sequence[float]) -> dict[float, tuple[float, float]]:
-    """Return for each grid value the cell around it: halfway to its neighbours."""
+    """Return for each grid value the cell around it: halfway to its neighbours, and as far beyond the ends."""
     points = np.asarray(values, dtype=float)
-    if len(points) == 1:
-        return {values[0]: (float(points[0]) - 0.5, float(points[0]) + 0.5)}
-    middle = (points[:-1] + points[1:]) / 2
-    first, last = 2 * points[0] - middle[0], 2 * points[-1] - middle[-1]
-    sides = [float(first), *map(float, middle), float(last)]
-    return {value: (sides[k], sides[k + 1]) for k, value in enumerate(values)}
+    gaps = np.diff(points) / 2 if len(points) > 1 else np.array([0.5])
+    sides = np.concatenate([[points[0] - gaps[0]], points[:-1] + gaps[: len(points) - 1], [points[-1] + gaps[-1]]])
+    return {value: (float(sides[k]), float(sides[k + 1])) for k, value in enumerate(values)}
 
 
 def _heights(grid: np.ndarray, levels: Sequence[float] | int) -> list[float]:
-    if not isinstance(levels, int):
-        return [float(level) for level in levels]
     finite = grid[np.isfinite(grid)]
-    if levels < 1 or finite.size == 0:
+    if isinstance(levels, int) and (levels < 1 or finite.size == 0):
         return []
-    return [float(h) for h in np.linspace(finite.min(), finite.max(), levels + 2)[1:-1]]
+    return np.linspace(finite.min(), finite.max(), levels + 2)[1:-1].tolist() if isinstance(levels, int) else [*levels]
 
 
 def surface(
-    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
+    rows: Rows,
     *,
     x: str,
     y: str,
     value: str = "value",
     paths: Sequence[Mapping[str, Any]] = (),
-    path: str = "path",
-    step: str = "step",
     levels: Sequence[float] | int = 8,
     title: str = "",
-    width: int = 380,
-    height: int = 340,
-) -> altair.TopLevelMixin:
+) -> Chart:
     """Draw a heat map with contour lines and one line per trajectory, its points in the order of `step`.
 
-    `paths` has the columns `x`, `y`, `path` (its name) and `step`, one row per point.
+    `paths` has the columns of `x` and `y`, `path` (its name) and `step`, one row per point.
 
     Examples:
         >>> rows = [{"a": a, "b": b, "value": a * a + b * b} for a in (0, 1) for b in (0, 1)]
@@ -174,10 +154,10 @@ def surface(
         2
     """
     alt = require("altair", "lab", "charts.surface")
-    ground = heatmap(rows, x=x, y=y, value=value, levels=levels, title=title, width=width, height=height)
+    ground = heatmap(rows, x=x, y=y, value=value, levels=levels, title=title, width=380, height=340)
     if not paths:
         return ground
-    points = tidy("charts.surface", paths, {"x": x, "y": y, "series": path, "low": step})
+    points = tidy("charts.surface", paths, {"x": x, "y": y, "series": "path", "low": "step"})
     lines = (
         alt.Chart(alt.Data(values=points))
         .mark_line(point=True, stroke="#ffffff", strokeWidth=1.5)
@@ -186,7 +166,7 @@ def surface(
             alt.Y("y:Q"),
             order=alt.Order("low:Q"),
             detail="series:N",
-            tooltip=[alt.Tooltip("series:N", title=path), alt.Tooltip("low:Q", title=step)],
+            tooltip=[alt.Tooltip("series:N", title="path"), alt.Tooltip("low:Q", title="step")],
         )
     )
     kept = ground.datasets

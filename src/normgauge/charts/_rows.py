@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from normgauge.errors import InputError, unknown_name
 
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
     import pandas
 
 Scale = Literal["auto", "linear", "log"]
+Rows: TypeAlias = "Sequence[Mapping[str, Any]] | pandas.DataFrame"
+NUMBER = ".4~g"  # how a value is written
 CHANNELS = ("x", "y", "low", "high", "series", "failed", "total")
 
 
 def tidy(
-    subject: str,
-    rows: Sequence[Mapping[str, Any]] | pandas.DataFrame,
-    channels: Mapping[str, str | None],
-    detail: Sequence[str] = (),
+    subject: str, rows: Rows, channels: Mapping[str, str | None], detail: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the rows with columns renamed to their channel, and every non-finite number as `None`.
 
@@ -28,7 +27,7 @@ def tidy(
 
     `channels`: channel -> column, `None` where it is not used; `detail`: further columns for the tooltip.
     """
-    records = _records(rows)
+    records: list[Mapping[str, Any]] = list(rows.to_dict("records") if hasattr(rows, "to_dict") else rows)
     if not records:
         raise InputError(subject, "a chart needs at least one row", "none", "Draw it where there is data")
     wanted = {channel: column for channel, column in channels.items() if column is not None}
@@ -96,16 +95,10 @@ def free_scale(kind: str) -> dict[str, Any]:
     return {"type": kind} if kind == "log" else {"type": kind, "zero": False}
 
 
-def value_axis(kind: str, number_format: str, **settings: Any) -> dict[str, Any]:
+def value_axis(kind: str, **settings: Any) -> dict[str, Any]:
     """Return the settings of a value axis; a log axis draws grid lines at powers of ten only."""
     if kind == "linear":
-        return {"format": number_format, "tickCount": 5, **settings}
+        return {"format": NUMBER, "tickCount": 5, **settings}
     power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
     shown = {"condition": {"test": power, "value": 1}, "value": 0}
     return {"format": ".6~g", "tickCount": 5, "gridOpacity": shown, **settings}
-
-
-def _records(rows: Sequence[Mapping[str, Any]] | pandas.DataFrame) -> list[Mapping[str, Any]]:
-    if hasattr(rows, "to_dict"):
-        return list(rows.to_dict("records"))
-    return list(rows)

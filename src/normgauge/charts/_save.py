@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from functools import cache
 from html import escape
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._slim import adapt, slim
@@ -15,28 +17,6 @@ from normgauge.errors import InputError, require
 if TYPE_CHECKING:
     import altair
 
-# Altair's own inline page leaves `</script>` in a name of the data as it is, and may be opened with network.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-</head>
-<body>
-<div id="chart"></div>
-<script type="application/json" id="spec">{spec}</script>
-<script>{runtime}</script>
-<script>
-const spec = JSON.parse(document.getElementById("spec").textContent);
-const actions = {{ export: true, source: false, compiled: false, editor: false }};
-vegaEmbed("#chart", spec, {{ renderer: "svg", ast: true, actions }});
-</script>
-</body>
-</html>
-"""
 #: What a page may do: run the scripts it holds, without making code of strings, and ask nobody for anything.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _ENDINGS = (".html", ".svg", ".png", ".pdf")
@@ -59,10 +39,8 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
     target.parent.mkdir(parents=True, exist_ok=True)
     if ending == ".html":
         target.write_text(_html(chart, target.stem), encoding="utf-8")
-    elif ending == ".png":
-        chart.save(str(target), format="png", scale_factor=scale)
     else:
-        chart.save(str(target), format=ending[1:])
+        chart.save(str(target), format=ending[1:], scale_factor=scale if ending == ".png" else 1)
     return target
 
 
@@ -112,5 +90,7 @@ def _drawing(chart: altair.TopLevelMixin) -> str:
 
 
 def _html(chart: altair.TopLevelMixin, title: str) -> str:
+    # Altair's own inline page leaves `</script>` in a name of the data as it is, and may be opened with network.
+    page = Template((files("normgauge.charts") / "page.html").read_text(encoding="utf-8"))
     spec = script_json(chart.to_dict())
-    return _PAGE.format(policy=POLICY, title=escape(title), spec=spec, runtime=javascript())
+    return page.substitute(policy=POLICY, title=escape(title), spec=spec, runtime=javascript())

@@ -1,7 +1,5 @@
 """Vega's SVG as a page wants it: small, without background, with a title, and with colours for light and dark."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,14 +1,10 @@
 """One look for every chart: colours that colour-blind eyes tell apart, in a light and a dark variant."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normgauge.errors import unknown_name
-
-if TYPE_CHECKING:
-    import altair
+from normgauge.records import Chart
 
 # Found by search: contrast of at least 3:1 with the background, and every pair stays apart under simulated
 # protanopia, deuteranopia and tritanopia (tests/charts/test_charts.py measures both). Hue k is the same in both.
@@ -40,69 +36,41 @@ def config(mode: str = "light") -> dict[str, Any]:
     """
     if mode not in PALETTES:
         raise unknown_name("theme", mode, PALETTES)
-    ink = INK[mode]
+    text, muted, line, grid = INK[mode].values()
+    ramp = list(_RAMPS[mode])
+    axis = {"labelColor": muted, "titleColor": muted, "domainColor": line, "tickColor": line, "gridColor": grid}
+    quiet = {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "titlePadding": 8}
+    legend = {"labelColor": text, "titleColor": muted, "labelFontSize": 12, "titleFontWeight": "normal", "title": None}
+    title = {"color": text, "subtitleColor": muted, "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 10}
     return {
         "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
         "font": _FONT,
+        "padding": {"left": 12, "right": 12, "top": 5, "bottom": 5},  # the reader's font may be wider than ours
         "view": {"stroke": None},
-        "range": {
-            "category": list(PALETTES[mode]),
-            "symbol": list(SHAPES),
-            "heatmap": list(_RAMPS[mode]),
-            "ramp": list(_RAMPS[mode]),
-        },
-        "axis": {
-            "labelColor": ink["muted"],
-            "titleColor": ink["muted"],
-            "labelFontSize": 11,
-            "titleFontSize": 11.5,
-            "titleFontWeight": "normal",
-            "titlePadding": 8,
-            "domainColor": ink["line"],
-            "tickColor": ink["line"],
-            "gridColor": ink["grid"],
-            "labelOverlap": "greedy",
-        },
+        "range": {"category": list(PALETTES[mode]), "symbol": list(SHAPES), "heatmap": ramp, "ramp": ramp},
+        "axis": {**axis, **quiet, "labelOverlap": "greedy"},
         "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
         "axisX": {"grid": False},
-        "legend": {
-            "labelColor": ink["text"],
-            "titleColor": ink["muted"],
-            "labelFontSize": 12,
-            "titleFontWeight": "normal",
-            "symbolSize": 90,
-            "symbolOpacity": 1,
-            "orient": "top",
-            "title": None,
-        },
-        "title": {
-            "color": ink["text"],
-            "subtitleColor": ink["muted"],
-            "fontSize": 14,
-            "fontWeight": 600,
-            "anchor": "start",
-            "offset": 10,
-        },
+        "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top"},
+        "title": title,
         "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
         "bar": {"cornerRadiusEnd": 2},
         "style": {
-            "quiet": {"stroke": ink["muted"], "strokeOpacity": 0.6},
-            "note": {"color": ink["muted"], "fontSize": 11},
-            "contour": {"stroke": ink["text"], "strokeOpacity": 0.55, "strokeWidth": 1},
+            "quiet": {"stroke": muted, "strokeOpacity": 0.6},
+            "note": {"color": muted, "fontSize": 11},
+            "contour": {"stroke": text, "strokeOpacity": 0.55, "strokeWidth": 1},
         },
     }
 
 
-def themed(chart: altair.TopLevelMixin, mode: str = "light") -> Any:
+def themed(chart: Chart, mode: str = "light") -> Any:
     """Return a copy of a chart that carries the theme; layers and concatenations are themed once, at the top."""
     copy = chart.copy(deep=["config"])
     copy.config = config(mode)
     return copy
 
 
-def frame_chart(
-    chart: altair.TopLevelMixin, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int
-) -> Any:
+def frame_chart(chart: Chart, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
     finished = themed(sized.properties(title=title) if title else sized)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from normgauge.charts._rows import plain
-from normgauge.charts._theme import themed
+from normgauge.charts._theme import ROWS, frame_chart
 from normgauge.errors import require
 
 if TYPE_CHECKING:
@@ -14,72 +14,45 @@ if TYPE_CHECKING:
 
 
 def stems(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
-    """Draw one stem per eigenvalue, coloured by end of the spectrum, with its residual on hover.
+    """Draw one stem per eigenvalue (`end`, `index`, `eigenvalue`, `residual`), coloured by end of the spectrum."""
+    base = _eigenvalues(rows, "index", "residual")
+    return frame_chart(base.mark_bar(width=3) + base.mark_point(filled=True, size=60), rows, title, 420, 260)
 
-    Rows have `end`, `index`, `eigenvalue` and `residual`.
-    """
-    alt = require("altair", "lab", "Spectrum.chart")
-    pandas = require("pandas", "lab", "Spectrum.chart")
-    frame = pandas.DataFrame(list(rows))
-    base = alt.Chart(frame, title=title).encode(
-        x=alt.X("index:O", title="index"),
+
+def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
+    """Draw the eigenvalues of several blocks (`variables`) side by side, in the order of the model."""
+    return frame_chart(_eigenvalues(rows, "variables", "index").mark_point(filled=True, size=70), rows, title, 420, 260)
+
+
+def _eigenvalues(rows: Sequence[Mapping[str, Any]], x: str, detail: str) -> altair.Chart:
+    alt = require("altair", "lab", "Result.chart")
+    hover = [f"{x}:N", "end:N", alt.Tooltip("eigenvalue:Q", format=".6g"), alt.Tooltip(f"{detail}:Q", format=".2g")]
+    return alt.Chart(alt.NamedData(name=ROWS)).encode(
+        x=alt.X(f"{x}:N", sort=list(dict.fromkeys(row[x] for row in rows)), title=x, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("eigenvalue:Q", title="eigenvalue"),
         color=alt.Color("end:N", title="end"),
-        tooltip=[
-            "end:N",
-            "index:O",
-            alt.Tooltip("eigenvalue:Q", format=".6g"),
-            alt.Tooltip("residual:Q", format=".2g"),
-        ],
+        tooltip=hover,
     )
-    return _size_chart(base.mark_bar(width=3) + base.mark_point(filled=True, size=60))
-
-
-def _size_chart(chart: altair.TopLevelMixin) -> altair.TopLevelMixin:
-    """Return the chart themed and wide enough to read with a handful of entries."""
-    return themed(chart.properties(width=420, height=260))
 
 
 def density_curve(grid: Sequence[float], values: Sequence[float], title: str) -> altair.TopLevelMixin:
     """Draw a spectral density on a logarithmic axis, cut where it has fallen by ten orders."""
     alt = require("altair", "lab", "Density.chart")
-    pandas = require("pandas", "lab", "Density.chart")
     floor = max(values) * 1e-10
-    frame = pandas.DataFrame({"eigenvalue": list(grid), "density": [max(value, floor) for value in values]})
-    return _size_chart(
-        alt.Chart(frame, title=title)
-        .mark_area(line=True, opacity=0.4)
-        .encode(
-            x=alt.X("eigenvalue:Q", title="eigenvalue"),
-            y=alt.Y("density:Q", title="density", scale=alt.Scale(type="log", domainMin=floor)),
-            tooltip=[alt.Tooltip("eigenvalue:Q", format=".4g"), alt.Tooltip("density:Q", format=".3g")],
-        )
+    rows = [{"eigenvalue": float(x), "density": max(float(y), floor)} for x, y in zip(grid, values, strict=True)]
+    area = alt.Chart(alt.NamedData(name=ROWS)).mark_area(line=True, opacity=0.4)
+    drawn = area.encode(
+        x=alt.X("eigenvalue:Q", title="eigenvalue"),
+        y=alt.Y("density:Q", title="density", scale=alt.Scale(type="log", domainMin=floor)),
+        tooltip=[alt.Tooltip("eigenvalue:Q", format=".4g"), alt.Tooltip("density:Q", format=".3g")],
     )
-
-
-def blocks(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
-    """Draw the eigenvalues of several blocks side by side, in the order of the model."""
-    alt = require("altair", "lab", "LayerSpectra.chart")
-    pandas = require("pandas", "lab", "LayerSpectra.chart")
-    return _size_chart(
-        alt.Chart(pandas.DataFrame(list(rows)), title=title)
-        .mark_point(filled=True, size=70)
-        .encode(
-            x=alt.X("variables:N", sort=None, title="variables"),
-            y=alt.Y("eigenvalue:Q", title="eigenvalue"),
-            color=alt.Color("end:N", title="end"),
-            tooltip=["variables:N", "end:N", "index:O", alt.Tooltip("eigenvalue:Q", format=".6g")],
-        )
-    )
+    return frame_chart(drawn, rows, title, 420, 260)
 
 
 def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.TopLevelMixin:
-    """Draw the loss reached per learning rate, each run stable or not, and a line at the rate to use.
+    """Draw the loss reached per learning rate (`rate`, `stable`, `loss`), and a line at the rate to use, if finite.
 
-    Args:
-        rows: mappings with `rate`, `stable` and `loss`; a run without a loss stands at the largest.
-        edge: the rate to use; no line where it is not finite.
-        title: the chart's title.
+    A run without a loss stands at the largest.
     """
     alt = require("altair", "lab", "StableRate.chart")
     worst = max((row["loss"] for row in rows if plain(row["loss"]) is not None), default=1.0)
@@ -89,31 +62,10 @@ def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.
         for row in rows
     ]
     axis = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=12))
-    points = (
-        alt.Chart(alt.Data(values=data), title=title)
-        .mark_point(filled=True, size=80, opacity=1)
-        .encode(axis, alt.Y("loss:Q", title="loss reached"), color="run:N", shape="run:N")
-    )
+    points = alt.Chart(alt.NamedData(name=ROWS)).mark_point(filled=True, size=80, opacity=1)
+    runs = points.encode(axis, alt.Y("loss:Q", title="loss reached"), color="run:N", shape="run:N")
     line = [] if plain(edge) is None else [{"rate": edge, "text": "use"}]
     base = alt.Chart(alt.Data(values=line)).encode(axis)
     note = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
-    return themed((points + base.mark_rule(style="quiet", strokeDash=[4, 3]) + note).properties(width=420, height=200))
-
-
-def gauge_orbit(rows: Sequence[Mapping[str, Any]], title: str) -> altair.TopLevelMixin:
-    """Draw a largest eigenvalue at points that are the same function, for several notions of curvature.
-
-    Rows have `point` (number of the rescaled copy), `curvature` (which matrix) and `eigenvalue`.
-    """
-    alt = require("altair", "lab", "gauge_orbit")
-    pandas = require("pandas", "lab", "gauge_orbit")
-    return _size_chart(
-        alt.Chart(pandas.DataFrame(list(rows)), title=title)
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("point:O", title="the same network, its symmetric blocks multiplied by random factors"),
-            y=alt.Y("eigenvalue:Q", title="largest eigenvalue", scale=alt.Scale(type="log")),
-            color=alt.Color("curvature:N", title=None),
-            tooltip=["curvature:N", "point:O", alt.Tooltip("eigenvalue:Q", format=".6g")],
-        )
-    )
+    layers = runs + base.mark_rule(style="quiet", strokeDash=[4, 3]) + note
+    return frame_chart(layers, data, title, 420, 200)

@@ -1,9 +1,7 @@
 """`normgauge advise package.module:factory`: what to change in a training, with evidence, within a budget."""
 
-from __future__ import annotations
-
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,15 +23,9 @@ def advise(
     from normgauge.lab.data import load
     from normgauge.lab.imports import import_function
 
-    found = give_advice(
-        import_function("model", target, "a function factory(norm)"),
-        load(data),
-        loss=import_function("loss", loss, "a function") if loss else None,
-        optimizer=import_function("optimizer", optimizer, "a function") if optimizer else None,
-        budget=60 * minutes,
-        steps=steps,
-        batch=batch or None,
-        norm=norm or None,
-        out=out,
-    )
+    named = {"loss": loss, "optimizer": optimizer}
+    own: dict[str, Any] = {knob: import_function(knob, name, "a function") for knob, name in named.items() if name}
+    factory = import_function("model", target, "a function factory(norm)")
+    more: dict[str, Any] = {"steps": steps, "batch": batch or None, "norm": norm or None, "out": out}
+    found = give_advice(factory, load(data), budget=60 * minutes, **own, **more)
     typer.echo(json.dumps(found.document(), indent=2) if as_json else str(found))

@@ -1,15 +1,13 @@
 """The `normgauge` command: verbs, exit codes, and errors as sentences instead of stack traces."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,34 +17,19 @@ from normgauge.cli._compare import compare
 from normgauge.cli._console import FullSentences, console
 from normgauge.cli._data import data
 from normgauge.cli._doctor import doctor
-from normgauge.cli._merge import merge
-from normgauge.cli._report import report
+from normgauge.cli._report import merge, report
 from normgauge.cli._reproduce import reproduce
 from normgauge.cli._surgery import surgery
 from normgauge.cli._symmetries import symmetries
 from normgauge.cli._watch import watch
 from normgauge.errors import NormgaugeError
 
-app = typer.Typer(
-    name="normgauge",
-    cls=FullSentences,
-    help="See what normalization did to your network, and which normalizer to use.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command()(doctor)
-app.command()(advise)
-app.command()(compare)
-app.command()(data)
-app.command()(merge)
-app.command()(symmetries)
-app.command()(surgery)
-app.command()(claims)
-app.command()(reproduce)
-app.command()(report)
-app.command()(watch)
+look: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+app = typer.Typer(name="normgauge", cls=FullSentences, no_args_is_help=True, **look)
+VERBS: tuple[Callable[..., None], ...] = (doctor, advise, compare, data, merge, symmetries, surgery, claims, reproduce)
+VERBS += (report, watch)
+for verb in VERBS:
+    app.command()(verb)
 
 
 def _show_version(wanted: bool) -> None:

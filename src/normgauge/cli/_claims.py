@@ -1,7 +1,5 @@
 """`normgauge claims`: the ledger of the papers' claims, judged here and now."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated
@@ -14,17 +12,11 @@ from normgauge.cli._console import console, judging_bar
 def claims(
     id: Annotated[list[str] | None, typer.Option(help="Show this claim in full (repeatable), as S1-T4.1.")] = None,
     paper: Annotated[str | None, typer.Option(help="Only this paper: S0, S1, S2, S3, S4; or P, practice.")] = None,
-    index: Annotated[
-        bool, typer.Option("--index", help="List what the papers number, measure or advise, and where it is here.")
-    ] = False,
+    index: Annotated[bool, typer.Option("--index", help="List what the papers number, and where it is here.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the claims as one browsable page to this file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON list on stdout and nothing else.")] = False,
-    runs: Annotated[
-        Path | None, typer.Option("--from", help="Your own runs [default: normgauge-studies, if it is here].")
-    ] = None,
-    shipped: Annotated[
-        bool, typer.Option("--shipped", help="Judge from the runs that ship with normgauge only.")
-    ] = False,
+    runs: Annotated[Path | None, typer.Option("--from", help="Your own runs [default: normgauge-studies].")] = None,
+    shipped: Annotated[bool, typer.Option("--shipped", help="Judge from the shipped runs only.")] = False,
     seed: Annotated[int, typer.Option(help="From which the judges draw their instances.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes; 0 takes one per core.")] = 0,
 ) -> None:

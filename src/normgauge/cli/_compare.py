@@ -21,20 +21,16 @@ if TYPE_CHECKING:
     from normgauge.lab.compare import ShardDone
 
 OPTIMIZERS = ("sgd", "momentum", "adamw", "muon", "sphere-sgd", "sphere-adam")
-NORMS = (
-    "Normalizers, comma-separated; `all` for every registered one; `as built` for a model that is no factory "
-    "[default: none,batch,layer,group,instance,weight]."
-)
+NORMS = "Normalizers, by commas; `all`; `as built` for no factory [default: none,batch,layer,group,instance,weight]."
 ARM = "knob=value,value: compare these too, as optimizer=sgd,adamw, clip=none,1 or place=pre,post; again for more."
 DATA = (
-    "digits, text, gaussian, cifar10, cifar100, fashion-mnist (see `normgauge data`), the path of a folder of images, "
-    "or package.module:function; cifar10:10000/1000/2000 takes that many "
-    "[default: digits; gaussian for dln, text for gpt]."
+    "digits, text, gaussian; cifar10, cifar100, fashion-mnist (`normgauge data`), cifar10:10000/1000/2000 for so many; "
 )
+DATA += "a folder of images; or package.module:function [default: digits; gaussian for dln, text for gpt]."
 
 
 def compare(
-    model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, gpt, or package.module:factory.")] = "vgg",
+    model: Annotated[str, typer.Option(help="vgg, mlp, resnet, dln, gpt, package.module:factory, or net.pt.")] = "vgg",
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
     norms: Annotated[str | None, typer.Option(help=NORMS)] = None,
     rates: Annotated[str | None, typer.Option(help="Learning rates to tune over, comma-separated.")] = None,
@@ -42,18 +38,14 @@ def compare(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps per run.")] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Race: add seeds until it is decided or this is spent.")] = None,
-    margin: Annotated[
-        float | None, typer.Option(help="Of a race: the largest difference that does not matter.")
-    ] = None,
+    margin: Annotated[float | None, typer.Option(help="Of a race: a difference that does not matter.")] = None,
     optimizer: Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}, or package.module:function.")] = "sgd",
     weight_decay: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Of the optimizer.")] = None,
     schedule: Annotated[str, typer.Option(help="constant, cosine, step, warmup or warmup-cosine.")] = "constant",
     clip: Annotated[float | None, typer.Option(help="Largest norm of the gradient.")] = None,
     augment: Annotated[bool, typer.Option("--augment", help="Shift and flip images.")] = False,
-    train_step: Annotated[
-        str | None, typer.Option(help="package.module:train_step(network, batch, optimizer).")
-    ] = None,
+    train_step: Annotated[str | None, typer.Option(help="package.module:step(network, batch, optimizer).")] = None,
     loss: Annotated[str | None, typer.Option(help="package.module:loss(outputs, targets).")] = None,
     metric: Annotated[str | None, typer.Option(help="package.module:metric(outputs, targets), to judge by.")] = None,
     better: Annotated[str, typer.Option(help="higher or lower, of the metric.")] = "higher",
@@ -88,32 +80,12 @@ def compare(
     for package in ("altair", "vl_convert"):
         require(package, "lab", "normgauge compare")  # before the runs, not after them
     notes = console(stderr=True)
-    recipe = Recipe(
-        optimizer=optimizer,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        schedule=schedule,
-        clip=clip,
-        augment=augment,
-        train_step=train_step,
-        loss=loss,
-        metric=metric,
-        better=better,
-    )
-    asked: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "norms": None if norms is None else _names(norms),
-        "rates": _numbers(rates),
-        "seeds": seeds,
-        "steps": steps,
-        "batch": batch,
-        "size": size,
-        "ddp": ddp,
-        "statistics": statistics,
-        "recipe": recipe,
-        "arms": dict(map(_arm, arm or ())),
-    }
+    own: dict[str, Any] = {"train_step": train_step, "loss": loss, "metric": metric, "better": better}
+    own |= {"optimizer": optimizer, "weight_decay": weight_decay, "momentum": momentum}
+    recipe = Recipe(schedule=schedule, clip=clip, augment=augment, **own)
+    asked: dict[str, Any] = {"model": model, "data": data, "norms": None if norms is None else _names(norms)}
+    asked |= {"rates": _numbers(rates), "seeds": seeds, "steps": steps, "batch": batch, "size": size, "ddp": ddp}
+    asked |= {"statistics": statistics, "recipe": recipe, "arms": dict(map(_arm, arm or ()))}
     serving = serve_live(partial(_live_page, out / STORE_NAME), notes.print) if live else nullcontext()
     result: Comparison | ShardDone
     try:
@@ -144,15 +116,8 @@ def compare(
     except (OSError, NormgaugeError) as error:
         notes.print(f"The page was not written: {error} The runs are in {result.store}; see normgauge report --help.")
     if as_json:
-        document = {
-            "rows": result.rows,
-            "answer": result.answer,
-            "decided": result.decided,
-            "counts": result.counts,
-            "failures": failures,
-            "store": result.store,
-            "report": page,
-        }
+        document = {name: getattr(result, name) for name in ("rows", "answer", "decided", "counts", "store")}
+        document |= {"failures": failures, "report": page}
         typer.echo(json.dumps(plain(document), indent=2))
     elif page is not None:
         notes.print(f"Open {page} for curves, settings and every run.")
@@ -231,6 +196,5 @@ def _numbers(text: str | None) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",") if part.strip()] or None
     except ValueError as error:
-        raise InputError(
-            "--rates", "learning rates are numbers separated by commas", repr(text), "Write --rates 0.1,0.3,1"
-        ) from error
+        rule, step = "learning rates are numbers separated by commas", "Write --rates 0.1,0.3,1"
+        raise InputError("--rates", rule, repr(text), step) from error

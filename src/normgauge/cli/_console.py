@@ -1,7 +1,5 @@
 """Where the verbs print: words wrap at the terminal's width and never inside; a pipe or file gets lines as they are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

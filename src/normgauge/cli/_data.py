@@ -1,7 +1,5 @@
 """`normgauge data`: which data are here, and how to bring the others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +14,7 @@ def data(
     name: Annotated[
         str | None, typer.Argument(help="cifar10, cifar100, fashion-mnist or digits; none: a list.")
     ] = None,
-    dir: Annotated[
-        Path | None,
-        typer.Option(help="A folder or archive that holds the data already; or a new folder to keep them in."),
-    ] = None,
+    dir: Annotated[Path | None, typer.Option(help="Folder or archive of the data; or a new folder for them.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")] = False,
 ) -> None:
     """Bring a dataset to this machine once, check it, and say where it is; without a name, list them."""
@@ -34,9 +29,7 @@ def data(
         if dataset.path.parent != datasets.data_folder():
             notes.print(f"To use them from there: export NORMGAUGE_DATA={dataset.path.parent.resolve()}")
     else:
-        rows = [
-            _row(built_in, "ready", words, None) for built_in, words in BUILT_IN.items() if name in (None, built_in)
-        ]
+        rows = [_row(own, "ready", words, None) for own, words in BUILT_IN.items() if name in (None, own)]
         states = [datasets.state(downloadable) for downloadable in datasets.KNOWN] if name is None else []
         rows += [_row(one.name, one.status, one.sentence, one.path) for one in states]
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,18 +18,14 @@ if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help
 
 def doctor(
     target: Annotated[
-        str, typer.Argument(help="package.module:factory; it returns a module, (module, batch) or an Objective.")
+        str, typer.Argument(help="package.module:factory of a module, (module, batch) or Objective.")
     ] = "",
-    example: Annotated[
-        bool, typer.Option("--example", help="Look at a sick model that comes with the package.")
-    ] = False,
+    example: Annotated[bool, typer.Option("--example", help="Look at the sick model of the package.")] = False,
     data: Annotated[str, typer.Option(help="package.module:function returning a batch or a loader of batches.")] = "",
     input: Annotated[str, typer.Option(help="Without data: shape of one input, such as 3x32x32.")] = "",
     tokens: Annotated[int, typer.Option(help="Without data: vocabulary, for models that read integers.")] = 0,
     batch: Annotated[int, typer.Option(help="Without data: samples in the random batch.")] = 32,
-    optimizer: Annotated[
-        str, typer.Option(help="package.module:function; function(model) returns the optimizer.")
-    ] = "",
+    optimizer: Annotated[str, typer.Option(help="package.module:function(model) that returns the optimizer.")] = "",
     against: Annotated[str, typer.Option(help="package.module:factory of another implementation.")] = "",
     ignore: Annotated[list[str] | None, typer.Option(help="Leave out: NG14, or NG14:layer1.* (repeatable)")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few gradients only.")] = False,
@@ -63,16 +59,7 @@ def doctor(
     raise typer.Exit(0 if checkup.healthy else 1)
 
 
-def _examine(
-    target: str,
-    data: str,
-    inputs: tuple[str, int, int],
-    optimizer: str,
-    against: str,
-    *,
-    quick: bool,
-    ignore: list[str],
-) -> Checkup:
+def _examine(target: str, data: str, inputs: tuple[str, int, int], optimizer: str, against: str, **how: Any) -> Checkup:
     from torch import nn
 
     from normgauge.doctor import checkup, sick_model
@@ -81,7 +68,7 @@ def _examine(
 
     if not target:
         model, pair, own = sick_model()
-        return checkup(model, pair, optimizer=own, quick=quick, ignore=ignore)
+        return checkup(model, pair, optimizer=own, **how)
     subject, given, loader = call_factory(target, ""), None, None
     if isinstance(subject, tuple) and len(subject) == 2:
         subject, given = subject
@@ -99,9 +86,7 @@ def _examine(
         given = random_inputs(*inputs, 0)
     other = call_factory(against, "") if against else None
     other = other[0] if isinstance(other, tuple) else getattr(other, "model", other)
-    return checkup(
-        subject, given, optimizer=trainer, loader=loader, against=other, quick=quick, ignore=ignore, real=real
-    )
+    return checkup(subject, given, optimizer=trainer, loader=loader, against=other, real=real, **how)
 
 
 def _write_fix(checkup: Checkup, folder: Path, *, quiet: bool) -> None:
@@ -111,9 +96,8 @@ def _write_fix(checkup: Checkup, folder: Path, *, quiet: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(surgery.model.state_dict(), folder / "state_dict.pt")
     torch.save(surgery.model, folder / "model.pt")
-    (folder / "repairs.json").write_text(
-        json.dumps([{k: str(v) for k, v in row.items()} for row in surgery.rows], indent=2)
-    )
+    rows = [{k: str(v) for k, v in row.items()} for row in surgery.rows]
+    (folder / "repairs.json").write_text(json.dumps(rows, indent=2))
     if not quiet:
         typer.echo(str(surgery))
         typer.echo(f"written: {folder}/state_dict.pt, model.pt (the whole module: settings too), repairs.json")

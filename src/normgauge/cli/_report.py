@@ -1,6 +1,4 @@
-"""`normgauge report`: redraw the page from a store, without models or data."""
-
-from __future__ import annotations
+"""`normgauge report` redraws the page of a store, without models or data; `normgauge merge` joins those of shards."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +10,7 @@ from normgauge.errors import StoreError
 
 def report(
     store: Annotated[Path, typer.Argument(help="A store (runs.sqlite) or the folder that holds one.")],
-    against: Annotated[
-        Path | None, typer.Option(help="An earlier store: say what changed and whether it is real.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="An earlier store: what changed, and is it real?")] = None,
     out: Annotated[Path | None, typer.Option(help="The page to write [default: report.html beside the store].")] = None,
 ) -> None:
     """Write the HTML page of stored runs: self-contained, opens by double click."""
@@ -36,3 +32,13 @@ def _store_file(place: Path) -> Path:
         rule, step = "STORE is a file runs.sqlite or its folder", "Run normgauge compare first"
         raise StoreError("report", rule, str(place), step)
     return path
+
+
+def merge(
+    stores: Annotated[list[Path], typer.Argument(help="Stores (runs.sqlite) or folders that hold one.")],
+    out: Annotated[Path, typer.Option(help="The folder to join them in.")] = Path("normgauge-out"),
+) -> None:
+    """Join the stores of shards: every run once; merging again changes nothing."""
+    from normgauge.lab import merge as join
+
+    typer.echo(join(stores, out))

@@ -71,9 +71,8 @@ def _reproduce_all(
             with bar.study(study, runs):
                 documents.append(_reproduce_one(study, size, executor, shard, out, quiet=quiet, bar=bar))
         done = sum("status" not in document for document in documents)
-        bar.note(
-            f"{done} of {len(studies)} studies done; {bar.ran} runs in {bar.minutes:.1f} min, the others were there."
-        )
+        took = f"{bar.ran} runs in {bar.minutes:.1f} min, the others were there."
+        bar.note(f"{done} of {len(studies)} studies done; {took}")
     note_session(out, size, done, bar, getattr(executor, "jobs", None))
     return documents
 

@@ -1,7 +1,5 @@
 """`normgauge surgery fold package.module:factory --checkpoint in.safetensors --out out.safetensors`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -12,26 +10,14 @@ import typer
 from normgauge.cli._symmetries import load_objective
 from normgauge.errors import InputError, unknown_name
 
-_VERBS = {
-    "fold": "fold_norms",
-    "swap": "swap_norms",
-    "freeze": "freeze_norms",
-    "guard": "guard_norms",
-    "split": "split_norms",
-    "recalibrate": "recalibrate_norms",
-    "strip": "strip_biases",
-    "canonicalize": "canonicalize",
-    "layer-to-rms": "layer_to_rms",
-    "rotate": "rotate_stream",
-    "prune": "prune_norms",
-}
+_VERBS = {verb: f"{verb}_norms" for verb in ("fold", "swap", "freeze", "guard", "split", "recalibrate")}
+_VERBS |= {"strip": "strip_biases", "canonicalize": "canonicalize", "layer-to-rms": "layer_to_rms"}
+_VERBS |= {"rotate": "rotate_stream", "prune": "prune_norms"}
 
 
 def surgery(
     operation: Annotated[str, typer.Argument(help=", ".join(_VERBS))],
-    target: Annotated[
-        str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective.")
-    ],
+    target: Annotated[str, typer.Argument(help="package.module:factory of a module or an Objective.")],
     out: Annotated[Path, typer.Option(help="New weights, .safetensors or .pt; a recipe is written beside them.")],
     checkpoint: Annotated[Path | None, typer.Option(help="Weights to begin with, .safetensors or .pt.")] = None,
     input: Annotated[str, typer.Option(help="Shape of one input without the batch, such as 3x32x32.")] = "",
@@ -43,9 +29,7 @@ def surgery(
     rotation: Annotated[str, typer.Option(help="Random, pca or hadamard.")] = "random",
     by: Annotated[str, typer.Option(help="Gamma, similar, random or correlation, for prune.")] = "correlation",
     share: Annotated[float, typer.Option(help="Of the channels, for prune.")] = 0.5,
-    untie: Annotated[
-        bool, typer.Option("--untie", help="Let tied weights part, for fold, layer-to-rms, rotate.")
-    ] = False,
+    untie: Annotated[bool, typer.Option("--untie", help="Let tied weights part: fold, layer-to-rms, rotate.")] = False,
     seed: Annotated[int, typer.Option(help="Of the example and of what is random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:

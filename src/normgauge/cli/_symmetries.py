@@ -18,17 +18,13 @@ if TYPE_CHECKING:  # torch is imported by the verbs that need it, so that --help
 
 
 def symmetries(
-    target: Annotated[
-        str, typer.Argument(help="package.module:factory; the factory returns a module or an Objective.")
-    ],
+    target: Annotated[str, typer.Argument(help="package.module:factory of a module or an Objective.")],
     input: Annotated[str, typer.Option(help="Shape of one input without the batch, such as 3x32x32.")] = "",
     tokens: Annotated[int, typer.Option(help="Vocabulary, for models that read integers.")] = 0,
     batch: Annotated[int, typer.Option(help="Samples in the random batch.")] = 32,
     mode: Annotated[str, typer.Option(help="Train or eval.")] = "train",
     norm: Annotated[str, typer.Option(help="Normalizer, for a factory(norm) as compare takes it.")] = "",
-    of: Annotated[
-        str, typer.Option(help="Outputs or loss (loss needs a factory that returns an Objective)")
-    ] = "outputs",
+    of: Annotated[str, typer.Option(help="Outputs or loss (loss needs a factory of an Objective)")] = "outputs",
     seed: Annotated[int, typer.Option(help="Of inputs and probes.")] = 0,
     explain_: Annotated[bool, typer.Option("--explain", help="Print sentences per layer as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
@@ -61,13 +57,11 @@ def load_objective(
     if isinstance(product, Objective):
         return product.replace(mode=mode)  # type: ignore[arg-type]
     if not isinstance(product, nn.Module):
-        raise InputError(
-            f"symmetries {target}", "the factory returns a module or an Objective", type(product).__name__, "Return one"
-        )
+        rule = "the factory returns a module or an Objective"
+        raise InputError(f"symmetries {target}", rule, type(product).__name__, "Return one")
     if of == "loss":
-        raise InputError(
-            f"symmetries {target}", "--of loss needs to know the loss", "a module", "Return an Objective instead"
-        )
+        rule = "--of loss needs to know the loss"
+        raise InputError(f"symmetries {target}", rule, "a module", "Return an Objective instead")
     inputs = random_inputs(shape, tokens, batch, seed)
     zeros = torch.zeros(batch)
     return Objective(product, lambda out, _: _first_tensor(out).square().mean(), (inputs, zeros), mode=mode)  # type: ignore[arg-type]
@@ -88,18 +82,14 @@ def call_factory(target: str, norm: str) -> Any:
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"symmetries {target}", "the target is a function that returns a model", str(error), "Name one"
-        ) from error
+        rule = "the target is a function that returns a model"
+        raise InputError(f"symmetries {target}", rule, str(error), "Name one") from error
     named = [item for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
     required = [item.name for item in named if item.default is item.empty]
     if len(required) > 1 or (required and not norm) or (norm and not parameters):
-        raise InputError(
-            f"symmetries {target}",
-            "the factory takes nothing, or the name of a normalizer",
-            f"factory({', '.join(item.name for item in parameters)}) and --norm {norm!r}",
-            "Pass --norm batch, or give its arguments defaults" if required else "Leave --norm out",
-        )
+        got = f"factory({', '.join(item.name for item in parameters)}) and --norm {norm!r}"
+        step = "Pass --norm batch, or give its arguments defaults" if required else "Leave --norm out"
+        raise InputError(f"symmetries {target}", "the factory takes nothing, or the name of a normalizer", got, step)
     return call_function("model", target, "a factory", *([norm] if norm else []))
 
 
@@ -113,12 +103,8 @@ def random_inputs(shape: str, tokens: int, batch: int, seed: int) -> torch.Tenso
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1 or batch < 1:
-        raise InputError(
-            "symmetries",
-            "--input is a shape like 3x32x32",
-            repr(shape),
-            "Pass the shape of one input without the batch",
-        )
+        step = "Pass the shape of one input without the batch"
+        raise InputError("symmetries", "--input is a shape like 3x32x32", repr(shape), step)
     if tokens:
         return torch.randint(0, tokens, (batch, *sizes), generator=generator(seed))
     return torch.randn(batch, *sizes, generator=generator(seed), dtype=torch.get_default_dtype())

@@ -1,7 +1,5 @@
 """`normgauge watch`: the page of a monitored run, live on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """`ng.checkup`: find it, prove it, explain it, fix it."""
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap
@@ -9,26 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from normgauge.doctor.checks import all_checks
-from normgauge.doctor.finding import Check, Exactness, Finding
+from normgauge.doctor.finding import Check, Exactness, Finding, Repair
 from normgauge.doctor.probes.divergence import Divergence, first_divergence
 from normgauge.doctor.probes.exam import Exam, Patient, patient_of
-from normgauge.errors import InputError
+from normgauge.errors import InputError, ModelError
 from normgauge.network import copy_model, first_tensor
 from normgauge.objective import Objective, tensors, untouched
-from normgauge.records import Reading, plain
+from normgauge.records import Chart, Reading, plain
 from normgauge.results import Result, counting
 from normgauge.rng import preserved_rng
 from normgauge.surgery import Surgery
-
-if TYPE_CHECKING:
-    import altair
 
 FOLD = 3  # findings above the fold
 WIDTH = 80
@@ -73,13 +69,20 @@ class Checkup(Result):
 
     @property
     def healthy(self) -> bool:
-        """Whether there is no error, no warning and no divergence."""
-        return self.divergence is None and all(finding.severity == "info" for finding in self.findings)
+        """Whether it ran, and there is no error, no warning and no divergence."""
+        return (
+            self.status == "ok"
+            and self.divergence is None
+            and all(finding.severity == "info" for finding in self.findings)
+        )
+
+    def _counts(self) -> dict[str, int]:
+        counted = Counter(finding.severity for finding in self.findings)
+        return {"errors": counted["error"], "warnings": counted["warning"], "notes": counted["info"]}
 
     def readings(self) -> tuple[Reading, ...]:
         """Return how many findings there are of each severity."""
-        counts = Counter(finding.severity for finding in self.findings)
-        own = [Reading(f"{name}s" if name != "info" else "notes", counts[name]) for name in _RANK]  # type: ignore[index]
+        own = [Reading(name, count) for name, count in self._counts().items()]
         return (*own, *([Reading("divergence", self.divergence.size)] if self.divergence else []))
 
     def _title(self) -> str:
@@ -93,8 +96,9 @@ class Checkup(Result):
         return [{"id": f.id, "severity": f.severity, "where": f.where, "evidence": f.evidence} for f in self.findings]
 
     def _meaning(self) -> str:
-        counts = Counter(finding.severity for finding in self.findings)
-        said = f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} notes"
+        said = ", ".join(f"{count} {name}" for name, count in self._counts().items())
+        if self.status != "ok":
+            return f"{said}; the model did not run, so that most of {len(self.checks)} checks saw nothing."
         if self.divergence is not None:
             d = self.divergence
             return f"The two models part at {d.where!r} by {d.size:.2g}: {d.cause}."
@@ -102,10 +106,8 @@ class Checkup(Result):
         if not self.findings or self.healthy:
             return f"{agree}{said}: nothing here needs to be done."
         first = self.findings[0]
-        return (
-            f"{agree}{said}. First: {first.title} at {first.where!r} ({first.id}). "
-            f"{first.remedy.splitlines()[0][:150].rstrip('.:')}."
-        )
+        remedy = first.remedy.splitlines()[0][:150].rstrip(".:")
+        return f"{agree}{said}. First: {first.title} at {first.where!r} ({first.id}). {remedy}."
 
     def groups(self) -> list[list[Finding]]:
         """Return the findings of one check and severity together, in their order."""
@@ -129,30 +131,29 @@ class Checkup(Result):
         if rest:
             lines += [f"Folded ({len(rest)} more; --all shows them):"]
             lines += [_line(group, width) for group in rest] + [""]
-        lines += _wrap(self.meaning() if not groups else self._counts(), width, "")
+        safe = sum(f.repair is not None and f.exactness in _SAFE for f in self.findings)
+        hint = f" {safe} can be fixed safely: checkup.fix(), or --fix DIR." if safe else ""
+        counted = ", ".join(f"{count} {name}" for name, count in self._counts().items())
+        lines += _wrap(
+            f"{counted}; {self.cost}.{hint}" if groups and self.status == "ok" else self.meaning(), width, ""
+        )
+        if self.sentence and self.status == "ok":
+            lines += _wrap(f"Note: {self.sentence}.", width, "")
         for why in dict.fromkeys(self.left_out.values()):
             ids = [name for name, reason in self.left_out.items() if reason == why]
             lines += _wrap(f"Not looked at: {', '.join(ids)} ({why}).", width, "")
         return "\n".join(lines)
 
-    def _counts(self) -> str:
-        counts = Counter(finding.severity for finding in self.findings)
-        safe = sum(f.repair is not None and f.exactness in _SAFE for f in self.findings)
-        hint = f" {safe} can be fixed safely: checkup.fix(), or --fix DIR." if safe else ""
-        return f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} notes; {self.cost}.{hint}"
-
     def __str__(self) -> str:
         """Return the text for a terminal, with the line a person needs before publishing."""
         return f"{self.text()}\n{self.meaning()}\n{self._footer()}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars of the findings per check (needs the `lab` extra)."""
         from normgauge.charts import bars
 
         rows = [{"check": group[0].id, "severity": group[0].severity, "places": len(group)} for group in self.groups()]
         return bars(rows or [{"check": "-", "severity": "info", "places": 0}], x="check", y="places", series="severity")
-
-    # -- documents ----------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
         """Return everything as data that JSON can write."""
@@ -168,38 +169,27 @@ class Checkup(Result):
 
     def sarif(self, uri: str = "model") -> dict[str, Any]:
         """Return a SARIF 2.1.0 log, as code scanning reads it; places are logical, `uri` names the file they are in."""
-        rules = {f.id: f for f in self.findings}
-        results = [
-            {
-                "ruleId": f.id,
-                "level": _LEVELS[f.severity],
-                "message": {"text": f"{f.title} at {f.where}: {f.evidence}. {f.remedy}"},
-                "locations": [
-                    {
-                        "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}},
-                        "logicalLocations": [{"fullyQualifiedName": f.where, "kind": "module"}],
-                    }
-                ],
-            }
-            for f in self.findings
-        ]
-        described = [
+        artifact = {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
+
+        def result(f: Finding) -> dict[str, Any]:
+            place = [{"fullyQualifiedName": f.where, "kind": "module"}]
+            said = {"text": f"{f.title} at {f.where}: {f.evidence}. {f.remedy}"}
+            where = {"physicalLocation": artifact, "logicalLocations": place}
+            return {"ruleId": f.id, "level": _LEVELS[f.severity], "message": said, "locations": [where]}
+
+        rules = [
             {"id": f.id, "shortDescription": {"text": f.title}, "fullDescription": {"text": f.meaning}}
-            for f in rules.values()
+            for f in {f.id: f for f in self.findings}.values()
         ]
-        driver = {
-            "name": "normgauge doctor",
-            "informationUri": "https://github.com/normgauge/normgauge",
-            "rules": described,
-        }
+        home = "https://github.com/normgauge/normgauge"
+        tool = {"driver": {"name": "normgauge doctor", "informationUri": home, "rules": rules}}
         schema = "https://json.schemastore.org/sarif-2.1.0.json"
-        return {"$schema": schema, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+        results = [result(finding) for finding in self.findings]
+        return {"$schema": schema, "version": "2.1.0", "runs": [{"tool": tool, "results": results}]}
 
     def to_json(self) -> str:
         """Return `document()` as text."""
         return json.dumps(self.document(), indent=2)
-
-    # -- fixes --------------------------------------------------------------------------------------------------
 
     def fix(self, safe_only: bool = True) -> Surgery:
         """Return a repaired copy with proof; the model itself is not touched, `undo()` gives a copy of it.
@@ -214,24 +204,17 @@ class Checkup(Result):
             raise InputError("Checkup.fix", "the model is at hand", "a checkup read from a file", "Check anew")
         model, rows, worst = copy_model(self.patient.model), [], 0.0
         for finding in self.findings:
-            wanted = finding.exactness in _SAFE or not safe_only
-            if finding.repair is None or not wanted:
-                why = "left: a person has to decide" if finding.repair is None else "left: changes the function"
-                rows.append(_fix_row(finding, why, math.nan))
-                continue
-            before, trial = model, copy_model(model)
-            try:
-                finding.repair(trial)
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                rows.append(_fix_row(finding, f"refused: {error}".partition("\n")[0], math.nan))
-                continue
-            modes = {"exact": ("train", "eval"), "state_only": ("train",)}.get(finding.exactness, ())
-            moved = max((_difference(self.patient, before, trial, mode) for mode in modes), default=0.0)
-            if moved > 1e-4:
-                rows.append(_fix_row(finding, "taken back: it moved the outputs", moved))
-                continue
-            model, worst = trial, max(worst, moved)
-            rows.append(_fix_row(finding, "done", moved))
+            trial, moved = copy_model(model), math.nan
+            if finding.repair is None:
+                state = "left: a person has to decide"
+            elif safe_only and finding.exactness not in _SAFE:
+                state = "left: changes the function"
+            else:
+                state, moved = self._apply(finding.repair, finding.exactness, model, trial)
+            if state == "done":
+                model, worst = trial, max(worst, moved)
+            row = {"normalizer": finding.where, "id": finding.id, "what": state, "moved": moved}
+            rows.append(row | {"exactness": finding.exactness})
         change = _difference(self.patient, self.patient.model, model, "eval")
         done = sum(row["what"] == "done" for row in rows)
         note = f"{done} of {len(rows)} findings repaired; eval outputs changed by {change:.3g} of their size"
@@ -239,10 +222,16 @@ class Checkup(Result):
         told: dict[str, Any] = {"operation": "checkup.fix", "refused": left, "exact": False, "mode": "train"}
         return Surgery(model, tuple(rows), worst, change, self.patient.model, note, **told)
 
-
-def _fix_row(finding: Finding, state: str, moved: float) -> dict[str, Any]:
-    names = {"normalizer": finding.where, "id": finding.id, "what": state, "moved": moved}
-    return {**names, "exactness": finding.exactness}
+    def _apply(self, repair: Repair, exactness: Exactness, model: nn.Module, trial: nn.Module) -> tuple[str, float]:
+        """Repair a copy; return what became of it, and how far it moved the outputs where it must not."""
+        assert self.patient is not None  # by the caller
+        try:
+            repair(trial)
+        except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+            return f"refused: {error}".partition("\n")[0], math.nan
+        modes = {"exact": ("train", "eval"), "state_only": ("train",)}.get(exactness, ())
+        moved = max((_difference(self.patient, model, trial, mode) for mode in modes), default=0.0)
+        return ("taken back: it moved the outputs" if moved > 1e-4 else "done"), moved
 
 
 def _difference(patient: Patient, before: nn.Module, after: nn.Module, mode: str) -> float:
@@ -266,8 +255,8 @@ def _wrap(text: str, width: int, indent: str = "  ") -> list[str]:
 
 
 def _places(group: list[Finding]) -> str:
-    names = list(dict.fromkeys(finding.where for finding in group))
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    first, *others = dict.fromkeys(finding.where for finding in group)
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _told(group: list[Finding], width: int) -> list[str]:
@@ -322,21 +311,23 @@ def checkup(
     if not isinstance(objective, (nn.Module, Objective)):
         step = "Write ng.checkup(model, batch) or ng.checkup(ng.Objective(...))"
         raise InputError("checkup", "it examines a model or an Objective", type(objective).__name__, step)
+    model = objective.model if isinstance(objective, Objective) else objective
+    without = [n for n, p in (*model.named_parameters(), *model.named_buffers()) if is_lazy(p) or p.is_meta]
+    if without:
+        step = "Run a lazy model once; give one on the meta device its weights"
+        raise ModelError("checkup", "parameters and buffers have values", f"{without[0]!r} without", step)
     if isinstance(objective, nn.Module) and next(tensors(batch), None) is None:
         step = "Write ng.checkup(model, batch), or pass an Objective"
         raise InputError("checkup", "a model is looked at on a batch", repr(batch)[:80], step)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         step = "Pass the optimizer that holds the model's parameters"
         raise InputError("checkup", "optimizer is a torch optimizer", type(optimizer).__name__, step)
-    findings, made, left = [], [], {}
+    findings = []
     with preserved_rng(), torch.inference_mode(False), torch.enable_grad(), counting() as cost:
         exam = Exam(patient_of(objective, batch, real=real), optimizer, loader, quick)
-        for name, item in all_checks().items():
-            why = _why_not(item, exam)
-            if why:
-                left[name] = why
-                continue
-            made.append(name)
+        left = {name: why for name, item in all_checks().items() if (why := _why_not(item, exam))}
+        made = {name: item for name, item in all_checks().items() if name not in left}
+        for item in made.values():
             findings += item(exam)
         divergence = None if against is None else first_divergence(exam.patient, against)
     kept = [finding for finding in findings if not _is_ignored(finding, ignore)]
@@ -345,6 +336,7 @@ def checkup(
         findings=tuple(kept), divergence=divergence, compared=against is not None, checks=tuple(made), left_out=left,
         norms=len({call.where for call in exam.norms}), suppressed=len(findings) - len(kept), patient=exam.patient,
         sentence="; ".join(dict.fromkeys(exam.notes)), cost=cost(),
+        status="ok" if exam.train or exam.eval else "skipped",
     )  # fmt: skip
 
 
@@ -359,8 +351,5 @@ def _why_not(item: Check, exam: Exam) -> str:
 
 
 def _is_ignored(finding: Finding, ignore: Iterable[str]) -> bool:
-    for rule in ignore:
-        name, _, place = rule.partition(":")
-        if name == finding.id and fnmatch(finding.where, place or "*"):
-            return True
-    return False
+    rules = (rule.partition(":") for rule in ignore)
+    return any(name == finding.id and fnmatch(finding.where, place or "*") for name, _, place in rules)

@@ -1,7 +1,5 @@
 """A sick model for `normgauge doctor --example`: a small network with five faults that people bring."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

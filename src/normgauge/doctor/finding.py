@@ -1,8 +1,6 @@
 """`Finding`: something wrong or worth knowing about a network; `Check`: one question the doctor asks, as data."""
 
-from __future__ import annotations
-
-import sys
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -77,7 +75,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One question the doctor asks: a function that yields signs, and words from the docstring of its file.
+    """One question the doctor asks: a function that yields signs, with words in its docstring.
 
     The docstring is `ID: title.`, a paragraph of two sentences, `Fix: ...` with code indented below, `References: ...`.
 
@@ -104,24 +102,21 @@ class Check:
     @property
     def words(self) -> dict[str, Any]:
         """Id, title, meaning, remedy and references."""
-        text = (sys.modules[self.look.__module__].__doc__ or "").strip()
-        head, _, body = text.partition("\n")
+        head, _, body = (inspect.getdoc(self.look) or "").partition("\n")
         meaning, _, after = body.partition("\nFix: ")
         fix, _, met = after.partition("\nReferences: ")
         name, _, title = head.partition(": ")
         remedy = "\n".join(line.removeprefix("    ") for line in fix.strip().splitlines())
         references = tuple(item.strip(" \n.") for item in met.split(",") if item.strip(" \n."))
-        words = {"id": name, "title": title.rstrip("."), "meaning": " ".join(meaning.split())}
-        return {**words, "remedy": remedy, "references": references}
+        words: dict[str, Any] = {"id": name, "title": title.rstrip("."), "meaning": " ".join(meaning.split())}
+        return words | {"remedy": remedy, "references": references}
 
     def __call__(self, exam: Exam) -> list[Finding]:
         """Return its findings about one network."""
-        own = {**self.words, "exactness": self.exactness}
+        own = self.words | {"exactness": self.exactness}
         return [
-            Finding(severity=s.severity or self.severity, where=s.where, evidence=s.evidence, effect=s.effect,
-                    repair=s.repair, **own)
-            for s in self.look(exam)
-        ]  # fmt: skip
+            Finding(**{**vars(sign), "severity": sign.severity or self.severity}, **own) for sign in self.look(exam)
+        ]
 
 
 CHECKS: dict[str, Check] = {}
@@ -138,7 +133,7 @@ def check(severity: Severity, **declared: Any) -> Callable[[Callable[[Exam], Ite
         made = Check(severity, look, **declared)
         name = made.words["id"]
         if name in CHECKS or not name or not made.words["remedy"]:
-            rule = "the file's docstring has an id of its own, a title, a meaning and `Fix: ...`"
+            rule = "the function's docstring has an id of its own, a title, a meaning and `Fix: ...`"
             raise InputError(f"check {name!r}", rule, repr(made.words["title"]), "Write it")
         CHECKS[name] = made
         return made

@@ -1,7 +1,5 @@
 """`ng.Monitor` in Lightning."""
 
-from __future__ import annotations
-
 from typing import Any
 
 try:

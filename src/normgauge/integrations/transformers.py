@@ -1,7 +1,5 @@
 """`ng.Monitor` in Hugging Face's Trainer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainerCallback

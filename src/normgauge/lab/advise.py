@@ -1,14 +1,12 @@
 """`ng.advise`: which normalizer, rate and decay for this network, with evidence, within a budget."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +21,10 @@ from normgauge.measure.decisions.drift import drift
 from normgauge.measure.signal.trainable_depth import trainable_depth
 from normgauge.measure.weights.weight_dynamics import weight_dynamics
 from normgauge.objective import Objective, guess_loss
-from normgauge.records import Reading, plain
+from normgauge.records import Chart, Reading, plain
 from normgauge.results import Result, instrument
 from normgauge.stats import Interval, above_chance
 from normgauge.symmetry import param_groups, symmetries
-
-if TYPE_CHECKING:
-    import altair
 
 MOST = 7  # recommendations
 STEP = 4.0  # between rates that are tried: a factor of 2 to either side costs little
@@ -108,23 +103,18 @@ class Advice(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return how many recommendations there are, and what each would bring."""
-        effects = (
-            Reading.measured(
-                f"effect in {item.unit}", item.effect.mean, "estimate", why="not measured",
-                uncertainty=None if math.isnan(item.effect.low) else (item.effect.high - item.effect.low) / 2,
-            )
-            for item in self
-        )  # fmt: skip
-        return (Reading("recommendations", len(self), "estimate"), *effects)
+        readings = [Reading("recommendations", len(self), "estimate")]
+        for item in self:
+            half = None if math.isnan(item.effect.low) else (item.effect.high - item.effect.low) / 2
+            name, why = f"effect in {item.unit}", "not measured"
+            readings.append(Reading.measured(name, item.effect.mean, "estimate", uncertainty=half, why=why))
+        return tuple(readings)
 
     def _title(self) -> str:
         return f"Advice: {self.setting}" + (" (as given)" if self.setting == self.given else f"; given {self.given}")
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {"kind": r.kind, "effect": str(r.effect), "unit": r.unit, "cost": r.cost, "text": r.text, "code": r.code}
-            for r in self
-        ]
+        return [{**vars(item), "effect": str(item.effect)} for item in self]
 
     def _meaning(self) -> str:
         if not self.recommendations:
@@ -152,7 +142,7 @@ class Advice(Result):
     def _notes(self) -> str:
         return f"{sum(row['seeds'] for row in self.runs)} runs kept; scores in {self.unit}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the mean score of every setting that was tried."""
         from normgauge.charts import bars
 
@@ -219,9 +209,8 @@ def advise(
         raise InputError("advise", "steps and batch are positive", f"steps={steps}, batch={size}", "Correct them")
     file = None if out is None else Path(out) / "advise.json"
     own = norm or default_norm(model_or_factory)
-    loss = loss or guess_loss
     trials = Trials(
-        model_or_factory, parts, optimizer, loss, steps=steps, batch=size, norm=own, budget=allowed, file=file
+        model_or_factory, parts, optimizer, loss or guess_loss, steps, size, norm=own, budget=allowed, file=file
     )
     own_order = not isinstance(data, (str, tuple, Dataset)) and not isinstance(next(iter(data)), Tensor)
     several = trials.objective(4)
@@ -402,13 +391,13 @@ class _Desk:
         near = [first.get(trials.norm, given.rate) * STEP**k for k in (-1, 0, 1)]
         others = arms[1 : 1 + max(0, int((trials.budget.left(trials.pace) - 2 * FEWEST) / 3))]
         halve(tune, dict.fromkeys(others, near), first_seed=TUNING)
-        tuned = sorted(
-            (fmean(v for (s, n), v in trials.scores.items() if s == setting and n < JUDGING), setting)
-            for setting in {s for s, n in trials.scores if n < JUDGING and not s.batch}
-            if not any(math.isnan(v) for (s, n), v in trials.scores.items() if s == setting)
-        )
-        best = [setting for _, setting in reversed(tuned) if setting != given][:2]
-        if not best or self.at_chance(tuned[-1][0]):
+        tuned = {s: {n: v for (t, n), v in trials.scores.items() if t == s and n < JUDGING} for s, _ in trials.scores}
+        tuned = {s: v for s, v in tuned.items() if v and not s.batch and not any(map(math.isnan, v.values()))}
+        # some seeds are harder, and not all settings had both: scores count relative to a setting that did
+        anchor = tuned.get(Setting(trials.norm, first.get(trials.norm, given.rate), given.decay), {})
+        ranked = sorted((-fmean(v - anchor.get(n, 0.0) for n, v in own.items()), s) for s, own in tuned.items())
+        best = [setting for _, setting in ranked if setting != given][:2]
+        if not best or self.at_chance(max(fmean(scores.values()) for scores in tuned.values())):
             return given, None
         ended = self.judge([given, *best], JUDGING)
         setting = self.try_decay(self.conclude(ended, given))
@@ -450,20 +439,19 @@ class _Desk:
             self.advice = [item for item in self.advice if item.unit != THRESHOLD]
             self.keep.append(f"A rate over the threshold {self.limit:.2g} of the start: {setting.rate:g} trains best.")
         lead = ended.leads.get(str(given))
-        if lead is not None and self.trials.classes and lead.mean < MARGIN and not lead.low > 0:
-            self.keep.append(f"Normalizer and rate ({given}): {setting} leads by {lead}, too little to change for.")
+        if lead is not None and lead.n and not lead.low > 0:
+            self.keep.append(f"Normalizer and rate ({given}): {setting} leads by {lead}, which proves nothing.")
             setting = given
         elif setting == given:
             ahead = min((lead.mean for lead in ended.leads.values()), default=0.0)
             self.keep.append(f"Normalizer and rate ({given}): ahead of others by {ahead:.2g} {self.unit} or more.")
         else:
             effect = ended.leads[str(given)]
-            sure = "beats" if effect.low > 0 or not effect.n else "leads, without proof,"
             names = [name for name in ("rate", "decay") if getattr(setting, name) != getattr(given, name)]
             changes = [f"{name} {getattr(setting, name):g}" for name in names]
             changes = ([f"normalizer {setting.norm!r}"] if setting.norm != given.norm else []) + changes
             means = [fmean(ended.scores[name].values() or [math.nan]) for name in (ended.best, str(given))]
-            text = f"Train with {', '.join(changes)}: it {sure} the setting given, {means[0]:.4g} to {means[1]:.4g} "
+            text = f"Train with {', '.join(changes)}: it beats the setting given, {means[0]:.4g} to {means[1]:.4g} "
             text += f"on {effect.n} seeds." if effect.n else "which diverged."
             self.advice.append(Recommendation(text, "measured here", effect, self.unit, "retrain", self.code(setting)))
         if not ended.decided:

@@ -15,16 +15,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
+from torch import nn
+
 from normgauge.documents import Arm, ComparisonDocument
 from normgauge.errors import InputError
 from normgauge.lab import data as datasets
+from normgauge.lab import models
 from normgauge.lab.comparison import METRICS, Comparison, judge, name_arms, primary_metric
 from normgauge.lab.question import arm_rates, command_of, comparison_study, first_round, is_own_grid
 from normgauge.lab.race import Pair, Race, Trial, halve, in_words, race, setting_beyond
-from normgauge.lab.runs.costs import measure_costs
 from normgauge.lab.runs.executors import Workers
 from normgauge.lab.runs.provenance import provenance
 from normgauge.lab.runs.recipe import Recipe, equip
+from normgauge.lab.runs.run import measure_costs
 from normgauge.lab.runs.sweep import part_of, sweep
 from normgauge.lab.sentence import Exam, RaceEnd, twins
 from normgauge.lab.study import Study
@@ -38,7 +41,7 @@ MEASURED_SEEDS = 3
 
 def compare(
     *,
-    model: str | Callable[..., Any] = "vgg",
+    model: str | nn.Module | Callable[..., Any] = "vgg",
     data: str | Callable[..., Any] | None = None,
     norms: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
@@ -71,8 +74,9 @@ def compare(
 
     Args:
         model: mlp, vgg, resnet, dln, gpt; a function `factory(norm) -> nn.Module` of a module, or its name
-            `package.module:factory`; or a function of no normalizer that builds one network, whose normalizers are then
-            exchanged by `ng.swap_norms`. Its source belongs to the runs' identity: see `lab.imports.code_digests`.
+            `package.module:factory`; a function of no normalizer that builds one network, or a module (kept in `out`),
+            or a file that `torch.save(module, file)` wrote, whose normalizers are exchanged by `ng.swap_norms`. Every
+            run of a module starts from its weights. Sources belong to the runs' identity: see `imports.code_digests`.
         data: a name, path or function as `normgauge.lab.data.load` takes it; by default gaussian for dln, text for gpt,
             else digits. The arrays of a path or function belong to the identity of the runs.
         norms: names of the normalizer registry; "as built" too for a network without a factory.
@@ -95,21 +99,23 @@ def compare(
     Returns:
         The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
     """
-    study = comparison_study(
-        model=model,
-        data=data,
-        norms=norms,
-        rates=rates,
-        seeds=seeds,
-        steps=steps,
-        batch=batch,
-        size=size,
-        ddp=ddp,
-        statistics=statistics,
-        recipe=recipe,
-        arms=arms,
-        raced=minutes is not None,
-    )
+    if isinstance(model, nn.Module):
+        model = models.keep_model(model, Path(out))
+        if not models.is_everywhere(model):
+            if executor not in (None, 1):
+                rule = "other processes must know the module: its class stands in a file of its own, and can be pickled"
+                raise InputError("compare", rule, model, "Move the class there, or leave executor out")
+            executor = 1
+    asked: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "norms": norms,
+        "rates": rates,
+        "seeds": seeds,
+        "steps": steps,
+    }
+    asked |= {"batch": batch, "size": size, "ddp": ddp, "statistics": statistics, "recipe": recipe, "arms": arms}
+    study = comparison_study(**asked, raced=minutes is not None)
     with Store(Path(out) / STORE_NAME) as store:
         if minutes is not None:
             return race_study(study, store, minutes=minutes, margin=margin, executor=executor, progress=progress)
@@ -134,28 +140,19 @@ def race_study(
 ) -> Comparison:
     """Search the rates by halving, then let the arms race until the answer is known or the minutes are spent.
 
-    Args:
-        study: of `comparison_study(raced=True)`: the seeds that tune are not judged.
-        store: where finished runs are; what it holds already costs no time.
-        minutes: the budget.
-        margin: the largest difference that does not matter; 0.005 for accuracies, else 0.
-        executor: as in `compare`.
-        progress: as in `compare`.
+    The study is one of `comparison_study(raced=True)`, whose tuning seeds are not judged; what the store holds costs no
+    time. Other arguments are those of `compare`.
     """
     if not minutes > 0 or not (margin is None or margin >= 0):
-        raise InputError(
-            "race", "minutes are positive, the margin is not negative", f"{minutes}, {margin}", "Correct it"
-        )
+        rule = "minutes are positive, the margin is not negative"
+        raise InputError("race", rule, f"{minutes}, {margin}", "Correct it")
     deadline = time.monotonic() + 60 * minutes
     with Workers(executor) if not isinstance(executor, Executor) else nullcontext(executor) as crew:
         runner = _Runner(study, store, crew, deadline, progress)
         metric, exam = runner.metric, runner.exam
-        chosen = halve(
-            runner.tune,
-            {name: arm_rates(study, spec) for name, spec in runner.arms.items()},
-            higher=metric.better == "higher",
-            extend=all(is_own_grid(study, arm_rates(study, spec), spec) for spec in runner.arms.values()),
-        )
+        rates = {name: arm_rates(study, spec) for name, spec in runner.arms.items()}
+        usual = all(is_own_grid(study, rates[name], spec) for name, spec in runner.arms.items())
+        chosen = halve(runner.tune, rates, higher=metric.better == "higher", extend=usual)
         terms = RaceEnd(None, study.tried, (0.005 if metric.unit == "%" else 0.0) if margin is None else margin)
 
         def finish(ended: RaceEnd, *, priced: bool = False) -> Comparison:
@@ -169,30 +166,19 @@ def race_study(
         if len(racing) < 2:  # nothing to race: its seeds are run as far as the budget goes
             runner.judge([(name, seed) for seed in list(study.judged)[:MEASURED_SEEDS] for name in racing])
             return finish(replace(terms, race=Race(racing[0], MEASURED_SEEDS, {})), priced=True)
-        ended = race(
-            runner.judge,
-            racing,
-            higher=metric.better == "higher",
-            margin=terms.margin,
-            least=1 / exam.samples if metric.unit == "%" else 0.0,
-            bounds=metric.bounds,
-            seeds=study.seeds,
-            first_seed=study.tried,
-            budget=deadline - time.monotonic(),
-            price=runner.price,
-            on_look=lambda state: finish(replace(terms, race=state)),
-        )
+        design: dict[str, Any] = {"margin": terms.margin, "bounds": metric.bounds, "higher": metric.better == "higher"}
+        design |= {"seeds": study.seeds, "first_seed": study.tried, "budget": deadline - time.monotonic()}
+        least = 1 / exam.samples if metric.unit == "%" else 0.0
+        look = lambda state: finish(replace(terms, race=state))  # noqa: E731
+        ended = race(runner.judge, racing, least=least, price=runner.price, on_look=look, **design)
         note = _budget_too_small(runner, minutes)
         return finish(replace(terms, race=ended if ended.seeds else None, note=note), priced=ended.seeds > 0)
 
 
 def _budget_too_small(runner: _Runner, minutes: float) -> str:
-    done = len(runner.finished())
-    more = in_words(runner.first_look_seconds())
-    return (
-        f"{minutes:g} minutes were too few, {done} runs are kept. The first look at the arms takes about {more} more: "
-        f"run the same command again, with more --minutes."
-    )
+    kept, more = len(runner.finished()), in_words(runner.first_look_seconds())
+    said = f"{minutes:g} minutes were too few, {kept} runs are kept. The first look at the arms takes about {more} more"
+    return f"{said}: run the same command again, with more --minutes."
 
 
 class _Runner:
@@ -264,23 +250,14 @@ class _Runner:
         return {**spec, "lr": self.rates[name], "seed": seed}
 
     def _scores(self, specs: Mapping[T, dict[str, Any]], reading: str, label: str) -> dict[T, float]:
-        new = [spec for spec in specs.values() if spec not in self.specs]
-        self.specs += new
-        sweep(
-            list(specs.values()),
-            self.store,
-            executor=self.crew,
-            progress=self.progress,
-            label=label,
-            deadline=self.deadline,
-        )
+        wanted = list(specs.values())
+        self.specs += [spec for spec in wanted if spec not in self.specs]
+        how: dict[str, Any] = {"executor": self.crew, "progress": self.progress, "deadline": self.deadline}
+        sweep(wanted, self.store, label=label, **how)
         runs = {spec_id(run.spec): run for run in self.store.runs([spec_id(spec) for spec in specs.values()])}
         there = {key: runs[spec_id(spec)] for key, spec in specs.items() if spec_id(spec) in runs}
-        return {key: math.nan if not run.ok else _number(run.last(reading)) for key, run in there.items()}
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+        values = {key: run.last(reading) if run.ok else None for key, run in there.items()}
+        return {key: math.nan if value is None else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -315,7 +292,7 @@ def compare_shard(
         study: of `comparison_study`, the same for all shards.
         out: the folder of this shard's store; no two shards may share one.
         executor: as in `compare`.
-        progress: show a progress bar on stderr.
+        progress: as in `compare`.
     """
     plan, label = first_round(study), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:
@@ -362,51 +339,27 @@ def conclude(
 ) -> Comparison:
     """Judge the stored runs of these specs, and write what was found beside them.
 
-    Args:
-        study: the question.
-        store: where the runs are.
-        specs: of the runs.
-        ended: how a race ended.
-        minutes: the budget it had.
-        priced: whether to measure what a step of each arm costs, which takes some seconds.
+    `ended` says how a race ended, `minutes` what budget it had; `priced` measures what a step of each arm costs, which
+    takes some seconds.
     """
     ids = tuple(spec_id(spec) for spec in specs)
     runs = store.runs(ids)
     dataset = equip(datasets.load(study.fixed["data"]), study.fixed)
-    terms: dict[str, Any] = {
-        "tuning_seeds": study.tried,
-        "exam": Exam.of(dataset),
-        "rates": study.nuisance["lr"],
-        "asked": study.scientific,
-        "primary": primary_metric(dataset, study.fixed),
-        "ended": ended,
-    }
+    terms: dict[str, Any] = {"tuning_seeds": study.tried, "exam": Exam.of(dataset), "rates": study.nuisance["lr"]}
+    terms |= {"asked": study.scientific, "primary": primary_metric(dataset, study.fixed), "ended": ended}
     found = judge(runs, **terms)
     if priced:
         lines = [arm for arm in found.arms if arm.setting]
         costs = measure_costs({arm.title: {**study.fixed, **arm.knobs, **arm.setting, "seed": 0} for arm in lines})
         found = judge(runs, **terms, costs=costs)
-    document = replace(
-        _blank_document(study, minutes, None if ended is None else ended.margin),
-        metrics=tuple(dict.fromkeys((terms["primary"], *METRICS))),
-        arms=found.arms,
-        answer=found.answer,
-        decided=found.decided,
-        runs=ids,
-    )
+    blank = _blank_document(study, minutes, None if ended is None else ended.margin)
+    metrics = tuple(dict.fromkeys((terms["primary"], *METRICS)))
+    document = replace(blank, metrics=metrics, runs=ids, **vars(found))
     store.put_document(document)
     return Comparison(document, store.path, Counter(run.status for run in runs))
 
 
 def _blank_document(study: Study, minutes: float | None = None, margin: float | None = None) -> ComparisonDocument:
-    return ComparisonDocument(
-        question=study.describe(),
-        metrics=METRICS,
-        arms=(),
-        answer="",
-        decided=False,
-        runs=(),
-        provenance=provenance(),
-        command=command_of(study, minutes, margin),
-        finished=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    about: dict[str, Any] = {"provenance": provenance(), "command": command_of(study, minutes, margin)}
+    finished = datetime.now(UTC).isoformat(timespec="seconds")
+    return ComparisonDocument(study.describe(), METRICS, (), "", False, (), finished=finished, **about)

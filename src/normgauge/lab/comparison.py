@@ -1,24 +1,19 @@
 """From stored runs to one table and one sentence: which normalizer, here, at what learning rate, by what margin."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
 from normgauge.lab.data import Dataset
 from normgauge.lab.sentence import Exam, RaceEnd, write_answer
-from normgauge.records import Reading, Run, Spec, format_number, format_table, plain
+from normgauge.records import Chart, Reading, Run, Spec, format_number, format_table, plain
 from normgauge.results import Result
 from normgauge.stats import Bounds, Choice, Interval, choose, interval
-
-if TYPE_CHECKING:
-    import altair
 
 SHARE: Bounds = (0.0, 1.0)
 SIZE: Bounds = (0.0, None)
@@ -100,18 +95,12 @@ class Comparison(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the primary metric of every arm, the best first, with half the width of its interval."""
-        metric = self._primary()
-        intervals = [(arm.title, arm.values.get(metric.name, _NOTHING)) for arm in self.document.arms]
-        return tuple(
-            Reading.measured(
-                f"{metric.title}, {norm}",
-                value.mean,
-                "estimate",
-                uncertainty=(value.high - value.low) / 2,
-                why="no run finished",
-            )
-            for norm, value in intervals
-        )
+        metric, readings = self._primary(), []
+        for arm in self.document.arms:
+            value = arm.values.get(metric.name, _NOTHING)
+            half, name = (value.high - value.low) / 2, f"{metric.title}, {arm.title}"
+            readings.append(Reading.measured(name, value.mean, "estimate", uncertainty=half, why="no run finished"))
+        return tuple(readings)
 
     def _meaning(self) -> str:
         return self.answer
@@ -136,13 +125,12 @@ class Comparison(Result):
             cells = {**arm.knobs, "rate": format_number(arm.setting.get("lr")), "n": str(arm.n)}
             for metric in shown:
                 value = arm.values.get(metric.name)
-                cells[f"{metric.title} {metric.unit}".strip()] = (
-                    "-" if value is None else str(value.times(metric.factor))
-                )
+                told = "-" if value is None else str(value.times(metric.factor))
+                cells[f"{metric.title} {metric.unit}".strip()] = told
             table.append({**cells, "stable up to": arm.stable_up_to})
         return table
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the primary metric with its interval per arm."""
         from normgauge.charts import intervals
 
@@ -164,9 +152,8 @@ def primary_metric(data: Dataset, spec: Spec) -> Metric:
     """Return what arms are compared by: a user's own metric, accuracy where samples have a label each, or the loss."""
     if data.metric is not None:
         name = str(spec["metric"]).rpartition(":")[2].replace("_", " ")
-        return Metric(
-            "test_metric", f"test {name}", "A user's own metric on the test split.", better=spec.get("better", "higher")
-        )
+        words = "A user's own metric on the test split."
+        return Metric("test_metric", f"test {name}", words, better=spec.get("better", "higher"))
     return ACCURACY if data.task == "classification" and data.is_plain else LOSS
 
 
@@ -183,47 +170,35 @@ def judge(
 ) -> Verdict:
     """Judge stored runs: tune the learning rate of each arm on validation data, compare on test data.
 
-    Each arm's rate is chosen by `normgauge.stats.choose`; differences between arms are paired by seed. A run that did
-    not finish is no measurement. After a race, only its own seeds are judged.
+    Each arm's rate is chosen by `normgauge.stats.choose` from runs with seeds below `tuning_seeds`; differences between
+    arms are paired by seed. A run that did not finish is no measurement. After a race, only its own seeds are judged.
 
-    Args:
-        runs: of all arms, tuning included.
-        tuning_seeds: runs with smaller seeds choose the rate.
-        exam: what the test split can show.
-        rates: the grid, to remark on rates beyond it.
-        asked: knob -> values, whose combinations are the arms; the normalizers of the runs if left out.
-        primary: what arms are compared by; accuracy where runs have it, else the test loss.
-        ended: how a race ended, which then decides.
-        costs: arm -> `step_time` and `memory`.
+    `exam` says what the test split can show, `rates` is the grid, `asked` holds knob -> values, whose combinations are
+    the arms (the normalizers of the runs if left out), `primary` what arms are compared by (accuracy where runs have
+    it, else the test loss), `ended` how a race ended, `costs` the `step_time` and `memory` of arms.
     """
     accuracy = any(reading.name == ACCURACY.name for run in runs for reading in run.readings)
     primary = primary or (ACCURACY if accuracy else LOSS)
     higher = primary.better == "higher"
     asked = asked or {"norm": list(dict.fromkeys(run.spec["norm"] for run in runs))}
     knobs = tuple(asked)
-    tuned = {tuple(run.spec[knob] for knob in knobs) for run in runs if run.spec["seed"] < tuning_seeds}
-    choices = choose(  # an arm of a race with one rate has no runs that tune
-        [
-            run.row()
-            for run in runs
-            if run.spec["seed"] < tuning_seeds or tuple(run.spec[knob] for knob in knobs) not in tuned
-        ],
-        by=primary.name.replace("test", "validation"),
-        over=("lr",),
-        within=knobs,
-        higher=higher,
-    )
+    owners: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        owners.setdefault(tuple(run.spec[knob] for knob in knobs), []).append(run)
+    rows: list[Any] = []
+    for own in owners.values():  # an arm of a race with one rate has no runs that tune
+        rows += [run.row() for run in [run for run in own if run.spec["seed"] < tuning_seeds] or own]
+    by = primary.name.replace("test", "validation")
+    choices = choose(rows, by=by, over=("lr",), within=knobs, higher=higher)
     chosen = {tuple(choice.arm.values()): choice for choice in choices}
-    tried = {tuple(run.spec[knob] for knob in knobs) for run in runs}
-    every = list(itertools.product(*asked.values()))
-    names = name_arms([dict(zip(knobs, values, strict=True)) for values in every])
+    every = [dict(zip(knobs, values, strict=True)) for values in itertools.product(*asked.values())]
     judged = [run for run in runs if ended is None or ended.covers(run.spec["seed"])]
     arms = []
-    for values, name in ((v, name) for v, name in zip(every, names, strict=True) if v in tried):
-        own = [run for run in runs if all(run.spec[knob] == value for knob, value in zip(knobs, values, strict=True))]
-        arm = _arm(
-            dict(zip(knobs, values, strict=True)), own, chosen.get(values), rates=rates, judged=judged, primary=primary
-        )
+    for some, name in zip(every, name_arms(every), strict=True):
+        values = tuple(some.values())
+        if values not in owners:
+            continue
+        arm = _arm(some, owners[values], chosen.get(values), rates=rates, judged=judged, primary=primary)
         priced = dict((costs or {}).get(name, {}))
         if priced and "steps_to_target" in arm.values:
             priced["seconds_to_target"] = arm.values["steps_to_target"].times(priced["step_time"].mean / 1000)
@@ -268,21 +243,16 @@ def _arm(
     stable = _stable_up_to(own)
     if choice is None:
         return Arm(knobs, {}, 0, {}, stable)
-    finished = _finished_runs(judged, choice.arm, choice.setting)
+    wanted = {**choice.arm, **choice.setting}
+    finished = [run for run in judged if run.ok and all(run.spec[knob] == value for knob, value in wanted.items())]
     columns = dict.fromkeys((primary, *METRICS))
     values = {metric.name: interval(_values(metric, finished), bounds=metric.bounds) for metric in columns}
     measured = {name: value for name, value in values.items() if value.n}
     beyond = sorted({run.spec["lr"] for run in own} - set(rates)) if rates else []
     where = ", ".join(f"{knob} {value}" for knob, value in knobs.items())
-    remarks = [
-        f"{where}: lr {format_number(rate)} was tried too: the best was the edge of the grid." for rate in beyond
-    ]
+    words = "was tried too: the best was the edge of the grid."
+    remarks = [f"{where}: lr {format_number(rate)} {words}" for rate in beyond]
     return Arm(choice.arm, choice.setting, len(finished), measured, stable, (*remarks, *choice.remarks()))
-
-
-def _finished_runs(runs: Sequence[Run], *knobs: Mapping[str, Any]) -> list[Run]:
-    wanted = {knob: value for some in knobs for knob, value in some.items()}
-    return [run for run in runs if run.ok and all(run.spec[knob] == value for knob, value in wanted.items())]
 
 
 def _values(metric: Metric, runs: Sequence[Run]) -> list[float]:

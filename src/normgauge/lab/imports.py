@@ -1,7 +1,5 @@
 """A user's own code by its name: imported, called, and told apart by digests of its source."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib
@@ -42,12 +40,9 @@ def import_function(kind: str, path: str, what: str) -> Callable[..., Any]:
         raise
     except Exception as error:
         missing = isinstance(error, (ImportError, AttributeError, ValueError))
-        raise InputError(
-            f"{kind} {path!r}",
-            f"package.module:name must be importable and name {what}",
-            str(error) if missing else describe_error(error),
-            "Run from the folder that holds the package, or install it" if missing else "Correct the module",
-        ) from error
+        rule, got = f"package.module:name must be importable and name {what}", describe_error(error)
+        step = "Run from the folder that holds the package, or install it" if missing else "Correct the module"
+        raise InputError(f"{kind} {path!r}", rule, str(error) if missing else got, step) from error
 
 
 def _refuse_namesake(kind: str, path: str, here: Path, module: ModuleType) -> None:
@@ -69,9 +64,8 @@ def call_function(kind: str, path: str, what: str, *arguments: Any, **knobs: Any
         raise
     except Exception as error:
         given = ", ".join(repr(a) if isinstance(a, (str, float)) else type(a).__name__ for a in arguments)
-        raise InputError(
-            f"{kind} {path!r}", f"the call ({given}) must return", describe_error(error), "Correct it"
-        ) from error
+        rule = f"the call ({given}) must return"
+        raise InputError(f"{kind} {path!r}", rule, describe_error(error), "Correct it") from error
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -83,24 +77,18 @@ def name_of(function: Callable[..., Any]) -> str:
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<unnamed>")
     if module in (None, "__main__") or "<" in name:
-        raise InputError(
-            "compare",
-            "a function must stand at the top of a module, where worker processes can import it",
-            f"{module}:{name}",
-            "Move it into a file of its own, and pass it or its name package.module:function",
-        )
+        rule = "a function must stand at the top of a module, where worker processes can import it"
+        step = "Move it into a file of its own, and pass it or its name package.module:function"
+        raise InputError("compare", rule, f"{module}:{name}", step)
     return f"{module}:{name}"
 
 
 def describe_error(error: BaseException) -> str:
     """Return an error's type, words and place: the last line in a user's own file, or else the last line of all."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_own(frame.filename)]
     place = ""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error}"  # its words name file and line
-    if frames:
-        last = (own or frames)[-1]
+    if frames and not isinstance(error, SyntaxError):  # whose words name file and line
+        last = ([frame for frame in frames if is_own(frame.filename)] or frames)[-1]
         place = f" ({last.filename}, line {last.lineno}, in {last.name})"
     return f"{type(error).__name__}: {error}{place}"
 

@@ -1,7 +1,5 @@
 """The question `compare` puts to runs: its arms, their recipe and rates, checked before the first run."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shlex
@@ -51,8 +49,7 @@ def comparison_study(
     """Return the study `compare` runs, after checking every name and number in it; see there for the arguments.
 
     Raises:
-        UnknownNameError: for a model, data set, normalizer, optimizer or schedule that is not known.
-        InputError: for numbers out of range, and for a factory under which all normalizers are the same network.
+        InputError: for unknown names, numbers out of range, and a factory that ignores the normalizer.
     """
     if size not in SIZES:
         raise unknown_name("size", size, SIZES)
@@ -81,39 +78,26 @@ def comparison_study(
     if ddp > 1 and {"clip", "augment", "train_step"} & {*knobs, *asked}:
         rule = "runs split over processes take plain steps"
         raise InputError("compare", rule, "clip, augment or train_step", "Leave it out, or --ddp")
-    fixed = {
-        "model": model,
-        "data": dataset.name,
-        **knobs,
-        "steps": count,
-        "batch": whole,
-        "measure_at": sorted({s for n in asked.get("steps", [count]) for s in measuring_steps(n, preset["measured"])}),
-        "measure_batch": min(64, samples),
-        "target_loss": _target_loss(dataset),
-        **({"ddp": ddp, "statistics": statistics} if ddp > 1 else {}),
-        **({"factory_knobs": factory_knobs} if factory_knobs else {}),
-    }
+    measured = sorted({s for n in asked.get("steps", [count]) for s in measuring_steps(n, preset["measured"])})
+    fixed: dict[str, Any] = {"model": model, "data": dataset.name, **knobs, "steps": count, "batch": whole}
+    fixed |= {"measure_at": measured, "measure_batch": min(64, samples), "target_loss": _target_loss(dataset)}
+    fixed |= {"ddp": ddp, "statistics": statistics} if ddp > 1 else {}
+    fixed |= {"factory_knobs": factory_knobs} if factory_knobs else {}
     fixed = {knob: value for knob, value in fixed.items() if knob not in asked}
     _build_all([{**fixed, **some} for some in combinations], dataset)  # fail before the first run, by name
     tuning = (max(map(len, own_rates)) + 2).bit_length() - 1 if raced else min(preset["tuning_seeds"], repeats)
-    return Study(
-        name="compare",
-        title=f"Which {' and '.join(asked if len(asked) > 1 else ['normalizer'])} for {model} on {dataset.name}?",
-        question=f"How do training, curvature and landscape of {model} on {dataset.name} depend on "
-        f"{'the normalizer' if list(asked) == ['norm'] else ' and '.join(asked)}?",
-        scientific=asked,
-        nuisance={"lr": list(chosen)},
-        fixed={**fixed, **own_digests([{**fixed, **some} for some in combinations], dataset)},
-        seeds=repeats,
-        tuning_seeds=tuning,
-        held_out=raced,
-        cite=("santurkar2018", "ioffe2015"),
-    )
+    what = " and ".join(asked) if len(asked) > 1 else "normalizer"
+    on = f"{model} on {dataset.name}"
+    depends = f"How do training, curvature and landscape of {on} depend on {'' if len(asked) > 1 else 'the '}{what}?"
+    fixed |= own_digests([{**fixed, **some} for some in combinations], dataset)
+    seeding: dict[str, Any] = {"seeds": repeats, "tuning_seeds": tuning, "held_out": raced}
+    about: dict[str, Any] = {"title": f"Which {what} for {on}?", "cite": ("santurkar2018", "ioffe2015")}
+    return Study("compare", depends, asked, {"lr": list(chosen)}, fixed, **seeding, **about)
 
 
 def _asked_knobs(model: str, norms: Sequence[str] | None, arms: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return knob -> values that are compared, the normalizers first."""
-    existing = ":" in model and not models.takes_norm(model, arms)
+    existing = models.is_own(model) and not models.takes_norm(model, arms)
     usual: Sequence[str] = (models.AS_BUILT,) if existing and arms else DEFAULT_NORMS
     if existing and not arms:
         usual = (models.AS_BUILT, *(norm for norm in DEFAULT_NORMS if norm != "weight"))
@@ -137,12 +121,9 @@ def usual_rates(knobs: Mapping[str, Any], size: str) -> tuple[float, ...]:
 
 def _check_numbers(rates: Sequence[float], steps: Sequence[int], batches: Sequence[int], raced: int) -> None:
     if not all(0 < rate < math.inf for rate in rates) or min(steps) < 1 or min(batches) < 2 or raced < 4:
-        raise InputError(
-            "compare",
-            "rates are positive and finite, steps at least 1, the batch at least 2, a race has 4 seeds or more",
-            f"rates={list(rates)}, steps={list(steps)}, batch={list(batches)}, seeds={raced}",
-            "Correct the option",
-        )
+        rule = "rates are positive and finite, steps at least 1, the batch at least 2, a race has 4 seeds or more"
+        got = f"rates={list(rates)}, steps={list(steps)}, batch={list(batches)}, seeds={raced}"
+        raise InputError("compare", rule, got, "Correct the option")
 
 
 def _target_loss(dataset: datasets.Dataset) -> float | None:
@@ -166,7 +147,7 @@ def _build_all(specs: Sequence[dict[str, Any]], dataset: datasets.Dataset) -> No
         others = canonical({knob: spec[knob] for knob in spec.get("factory_knobs", ())})
         networks.setdefault(others, set()).add(f"{network} {outputs}")
     norms = {spec["norm"] for spec in specs}
-    if len(norms) > 1 and ":" in specs[0]["model"] and all(len(kinds) == 1 for kinds in networks.values()):
+    if len(norms) > 1 and models.is_own(specs[0]["model"]) and all(len(kinds) == 1 for kinds in networks.values()):
         rule, step = "the factory must build another network for each normalizer", "Use its argument in the network"
         raise InputError(f"model {specs[0]['model']!r}", rule, f"the same one for {', '.join(sorted(norms))}", step)
 
@@ -203,43 +184,28 @@ def is_own_grid(study: Study, rates: Sequence[float], spec: Mapping[str, Any]) -
 def size_of(study: Study) -> str:
     """Return the size whose presets the study has where no option says otherwise: measured steps and tuning seeds."""
     steps, measured = study.fixed.get("steps"), list(study.fixed["measure_at"])
-    fitting = [
-        size
-        for size, preset in SIZES.items()
-        if steps is not None
-        and measuring_steps(steps, preset["measured"]) == measured
-        and (study.held_out or min(preset["tuning_seeds"], study.seeds) == study.tried)
-    ]
-    return fitting[0] if fitting else "small"  # steps that are arms are measured at those of all
+    for size, preset in SIZES.items() if isinstance(steps, int) else ():
+        tuned = study.held_out or min(preset["tuning_seeds"], study.seeds) == study.tried
+        if tuned and measuring_steps(int(steps or 0), preset["measured"]) == measured:
+            return size
+    return "small"  # steps that are arms are measured at those of all
 
 
 def command_of(study: Study, minutes: float | None = None, margin: float | None = None) -> str:
     """Return the command that runs this comparison again, from any machine that has the model and the data."""
     fixed, asked = study.fixed, study.scientific
-    words = {
-        "--model": fixed["model"],
-        "--data": fixed["data"],
-        "--norms": ",".join(asked["norm"]),
-        "--rates": ",".join(f"{rate:g}" for rate in study.nuisance["lr"]),
-        "--seeds": str(study.seeds),
-        "--steps": str(fixed.get("steps", "")),
-        "--batch": str(fixed.get("batch", "")),
-        "--size": size_of(study),
-        "--ddp": str(fixed.get("ddp", "")),
-        "--statistics": fixed.get("statistics", ""),
-        **{f"--{knob.replace('_', '-')}": str(fixed[knob]) for knob in sorted(KNOBS) if knob in fixed},
-        "--minutes": "" if minutes is None else f"{minutes:g}",
-        "--margin": "" if margin is None else f"{margin:g}",
-    }
+    words = {"--model": fixed["model"], "--data": fixed["data"], "--norms": ",".join(asked["norm"])}
+    words |= {"--rates": ",".join(f"{rate:g}" for rate in study.nuisance["lr"]), "--seeds": str(study.seeds)}
+    words |= {f"--{knob}": str(fixed.get(knob, "")) for knob in ("steps", "batch")} | {"--size": size_of(study)}
+    words |= {f"--{knob}": str(fixed.get(knob, "")) for knob in ("ddp", "statistics")}
+    words |= {f"--{knob.replace('_', '-')}": str(fixed[knob]) for knob in sorted(KNOBS) if knob in fixed}
+    raced = {"--minutes": minutes, "--margin": margin}
+    words |= {option: f"{value:g}" for option, value in raced.items() if value is not None}
     if "optimizer" in asked and all(is_own_grid(study, arm_rates(study, s), s) for s in first_round(study)):
         del words["--rates"]
     if words["--optimizer" if "--optimizer" in words else "--model"] == "sgd":
         del words["--optimizer"]
     told = [f"{option} {shlex.quote(value)}" for option, value in words.items() if value and value != "True"]
     told += [option for option, value in words.items() if value == "True"]
-    told += [
-        f"--arm {shlex.quote(knob + '=' + ','.join(map(str, values)))}"
-        for knob, values in asked.items()
-        if knob != "norm"
-    ]
-    return " ".join(["normgauge compare", *told])
+    others = [f"{knob}={','.join(map(str, values))}" for knob, values in asked.items() if knob != "norm"]
+    return " ".join(["normgauge compare", *told, *(f"--arm {shlex.quote(other)}" for other in others)])

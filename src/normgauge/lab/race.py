@@ -1,7 +1,5 @@
 """A race of arms: seeds are added where they decide, and the error of the answer holds over all looks and arms."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -209,9 +207,8 @@ def halve(
             rows[arm].append({"setting": setting, "seed": seed, "score": float(score)})
 
     def best(arm: str, among: Sequence[float]) -> float | None:
-        choices = choose(
-            [row for row in rows[arm] if row["setting"] in among], by="score", over=["setting"], higher=higher
-        )
+        tried = [row for row in rows[arm] if row["setting"] in among]
+        choices = choose(tried, by="score", over=["setting"], higher=higher)
         return float(choices[0].setting["setting"]) if choices else None
 
     for seed in itertools.count(first_seed):
@@ -223,18 +220,14 @@ def halve(
             for arm, setting, _ in new:
                 kept[arm] = sorted([*kept[arm], setting])
         for arm, some in kept.items():
-            order: list[float] = []
-            while (
-                len(order) < len(some) // 2 and (choice := best(arm, [s for s in some if s not in order])) is not None
-            ):
-                order.append(choice)
-            kept[arm] = order
+            order = [best(arm, some)]
+            while order[-1] is not None:
+                order.append(best(arm, [s for s in some if s not in order]))
+            kept[arm] = [setting for setting in order[: len(some) // 2] if setting is not None]
         if all(len(some) < 2 for some in kept.values()):
             break
-    chosen = {
-        arm: some[0] if len(some) == 1 else best(arm, [row["setting"] for row in rows[arm]])
-        for arm, some in settings.items()
-    }
+    alone = {arm: some[0] for arm, some in settings.items() if len(some) == 1}
+    chosen = {arm: alone.get(arm) or best(arm, [row["setting"] for row in rows[arm]]) for arm in settings}
     return {arm: setting for arm, setting in chosen.items() if setting is not None}
 
 
@@ -288,10 +281,9 @@ class _Track:
     def judge(self, size: int, stopped: str, begin: float, estimate: Callable[[Sequence[Pair]], float] | None) -> Race:
         """Look at the first seeds of the arms: drop who is beaten, and say how things stand, the price if asked."""
         seen = range(self.first_seed, self.first_seed + size)
-        judged = {
-            arm: {seed: value for seed, value in scores.items() if seed in seen and math.isfinite(value)}
-            for arm, scores in self.scores.items()
-        }
+        judged: dict[str, dict[int, float]] = {}
+        for arm, scores in self.scores.items():
+            judged[arm] = {seed: value for seed, value in scores.items() if seed in seen and math.isfinite(value)}
         finishers = [arm for arm in self.running if judged[arm]]
         if not finishers:
             return Race(None, size, judged, stopped=stopped, seconds=time.monotonic() - begin)
@@ -321,9 +313,8 @@ class _Track:
 
     def _settles(self, lead: Interval) -> bool:
         """Say whether nothing more need be known about an arm: it is not better by more than the margin."""
-        return (
-            lead.n >= (LEAST_SEEDS if lead.has_width else EQUAL_SEEDS) and self.margin > 0 and lead.low > -self.margin
-        )
+        enough = lead.n >= (LEAST_SEEDS if lead.has_width else EQUAL_SEEDS)
+        return enough and self.margin > 0 and lead.low > -self.margin
 
     def _more_seeds(self, judged: Mapping[str, Mapping[int, float]], best: str, size: int) -> int | None:
         """Return how many seeds after this look decide about every open arm with probability 0.8."""

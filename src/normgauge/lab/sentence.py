@@ -1,7 +1,5 @@
 """The sentence a comparison ends with: the recommendation first, the statistics after, or why there is none."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,19 +29,11 @@ LONE_SEED = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What the test split can show at all.
+    """What the test split can show at all."""
 
-    Attributes:
-        samples: how many there are; differences of accuracies below one of them do not exist.
-        majority: the share of the most frequent label, which a network that learned nothing gets too; nan where
-            targets are no classes.
-        constant: the metric (or loss) of the best answer that does not look at its input, the mean target or the
-            frequencies of the labels; nan where it is not known.
-    """
-
-    samples: int
-    majority: float
-    constant: float = math.nan
+    samples: int  # how many there are; differences of accuracies below one of them do not exist
+    majority: float  # the share of the most frequent label, which guessing gets too; nan where targets are no classes
+    constant: float = math.nan  # what the best answer gets that does not look at its input; nan where it is not known
 
     @classmethod
     def of(cls, data: Dataset) -> Self:
@@ -76,19 +66,12 @@ def constant_score(data: Dataset) -> float:
 
 @dataclass(frozen=True)
 class RaceEnd:
-    """How a race ended, and under which terms it was run.
+    """How a race ended, and under which terms it was run."""
 
-    Attributes:
-        race: `None` where the budget was spent before it began.
-        first_seed: of its seeds.
-        margin: the largest difference that does not matter.
-        note: what to do where there was no race.
-    """
-
-    race: Race | None
-    first_seed: int
-    margin: float
-    note: str = ""
+    race: Race | None  # `None` where the budget was spent before it began
+    first_seed: int  # of its seeds
+    margin: float  # the largest difference that does not matter
+    note: str = ""  # what to do where there was no race
 
     def covers(self, seed: int) -> bool:
         """Whether the seed was judged."""
@@ -159,10 +142,9 @@ def write_answer(
     parts = [f"{begin}{use} ({where}): {result}.", *doubts]
     if rivals and settled and ended is not None:
         names = _join_names(rivals, "or")
-        parts.append(
-            f"No other is better by more than {_decimals(metric.factor * ended.margin)}"
-            f"{' points' if metric.unit else ''}, though {names} may be as good: it is {lead} ahead of {closest}."
-        )
+        least = f"{_decimals(metric.factor * ended.margin)}{' points' if metric.unit else ''}"
+        also = f"{names} may be as good: it is {lead} ahead of {closest}."
+        parts.append(f"No other is better by more than {least}, though {also}")
         parts += _cheaper(distinct[0], [arm for arm in distinct if arm.title in rivals])
     elif rivals:
         why = _why_undecided(ahead[closest], metric, exam) or "less than what counts"
@@ -210,9 +192,8 @@ def _guess(arm: Arm, metric: Metric, exam: Exam | None, arms: int) -> str:
     if metric.unit == "%":
         if above_chance(mean, exam.samples, exam.majority, confidence=joint_confidence(arms)):
             return ""
-        return (
-            f"always giving the most frequent label gets {100 * exam.majority:.1f} % of the {exam.samples} test samples"
-        )
+        share = f"{100 * exam.majority:.1f} % of the {exam.samples} test samples"
+        return f"always giving the most frequent label gets {share}"
     if math.isnan(exam.constant) or (mean > exam.constant if metric.better == "higher" else mean < exam.constant):
         return ""
     return f"the same answer to every input gets {exam.constant:.3g}"
@@ -224,23 +205,17 @@ def twins(arms: Sequence[Arm], runs: Sequence[Run]) -> dict[str, str]:
     A training is a function of network, rate and seed, so equal networks give equal numbers and other networks do not:
     losses and norms are compared to the last digit.
     """
-    outcomes: dict[str, dict[tuple[Any, Any], Any]] = {}
+    outcomes: dict[str, dict[tuple[Any, Any], Any]] = {arm.title: {} for arm in arms}
     for arm in arms:
-        outcomes[arm.title] = {
-            (run.spec["lr"], run.spec["seed"]): (
-                run.status,
-                tuple((r.name, r.step, r.layer, repr(r.value)) for r in run.readings),
-            )
-            for run in runs
-            if all(run.spec[knob] == value for knob, value in arm.knobs.items())
-        }
+        for run in (run for run in runs if all(run.spec[knob] == value for knob, value in arm.knobs.items())):
+            numbers = tuple((r.name, r.step, r.layer, repr(r.value)) for r in run.readings)
+            outcomes[arm.title][run.spec["lr"], run.spec["seed"]] = run.status, numbers
     same: dict[str, str] = {}
-    for place, name in enumerate(outcomes):
-        for other in (earlier for earlier in list(outcomes)[:place] if earlier not in same):
-            shared = outcomes[name].keys() & outcomes[other].keys()
-            if any(outcomes[name][key][1] for key in shared) and all(
-                outcomes[name][key] == outcomes[other][key] for key in shared
-            ):
+    for place, (name, own) in enumerate(outcomes.items()):
+        for other, theirs in list(outcomes.items())[:place]:
+            shared = own.keys() & theirs.keys()
+            equal = any(own[key][1] for key in shared) and all(own[key] == theirs[key] for key in shared)
+            if equal and other not in same:
                 same[name] = other
     return same
 
@@ -256,14 +231,9 @@ def _describe_failures(runs: Sequence[Run]) -> str:
 
 def _notes(arms: Sequence[Arm], runs: Sequence[Run], same: Mapping[str, str]) -> list[str]:
     """Return what else a reader must know: arms that are one network, runs that arms after the first lost."""
-    notes = [
-        f"{norm} is the same network as {other}: every reading is equal on every seed." for norm, other in same.items()
-    ]
-    for arm in arms[1:]:
-        lost = _lost_runs(arm, runs)
-        if lost:
-            notes.append(f"{lost}.")
-    return notes
+    equal = "every reading is equal on every seed."
+    notes = [f"{norm} is the same network as {other}: {equal}" for norm, other in same.items()]
+    return notes + [f"{lost}." for arm in arms[1:] if (lost := _lost_runs(arm, runs))]
 
 
 def _lost_runs(arm: Arm, runs: Sequence[Run]) -> str:

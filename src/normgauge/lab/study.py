@@ -1,11 +1,9 @@
 """`Study`: which knobs are asked about, which are tuned, which are fixed; it expands into runs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from normgauge.documents import Question
@@ -53,18 +51,14 @@ class Study:
         """Refuse overlapping roles: a knob that is both compared and tuned makes the answer meaningless."""
         roles = [*self.scientific, *self.nuisance, *self.fixed, "seed"]
         twice = sorted({knob for knob in roles if roles.count(knob) > 1})
+        where = f"Study({self.name})"
         if twice:
-            raise InputError(
-                f"Study({self.name})", "each knob has one role", f"two for {', '.join(twice)}", "Remove one"
-            )
+            raise InputError(where, "each knob has one role", f"two for {', '.join(twice)}", "Remove one")
         empty = [knob for knob, values in {**self.scientific, **self.nuisance}.items() if not list(values)]
         if empty or self.seeds < 1 or not 1 <= self.tried <= self.seeds:
-            problem = (
-                f"none for {', '.join(empty)}" if empty else f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
-            )
-            raise InputError(
-                f"Study({self.name})", "each knob needs a value, seeds >= tuning_seeds >= 1", problem, "Add one"
-            )
+            counts = f"seeds={self.seeds}, tuning_seeds={self.tuning_seeds}"
+            problem = f"none for {', '.join(empty)}" if empty else counts
+            raise InputError(where, "each knob needs a value, seeds >= tuning_seeds >= 1", problem, "Add one")
 
     @property
     def tried(self) -> int:
@@ -85,29 +79,17 @@ class Study:
     def plan(self) -> list[dict[str, Any]]:
         """Return the specs of the first round: every arm, at every tuned setting, for every tuning seed."""
         knobs = {**self.scientific, **self.nuisance}
-        return [
-            {**dict(self.fixed), **dict(zip(knobs, values, strict=True)), "seed": seed}
-            for seed in range(self.tried)
-            for values in itertools.product(*knobs.values())
-        ]
+        settings = [dict(zip(knobs, values, strict=True)) for values in itertools.product(*knobs.values())]
+        return [{**self.fixed, **setting, "seed": seed} for seed in range(self.tried) for setting in settings]
 
     def confirmation(self, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the specs of the second round: each chosen arm and setting for the seeds not tried yet."""
-        return [
-            {**dict(self.fixed), **arm, "seed": seed} for seed in self.judged if seed >= self.tried for arm in chosen
-        ]
+        later = [seed for seed in self.judged if seed >= self.tried]
+        return [{**self.fixed, **arm, "seed": seed} for seed in later for arm in chosen]
 
     def describe(self) -> Question:
         """Return the study as the store and the page know it."""
-        return Question(
-            name=self.name,
-            title=self.title or self.name,
-            question=self.question,
-            scientific={knob: tuple(values) for knob, values in self.scientific.items()},
-            nuisance={knob: tuple(values) for knob, values in self.nuisance.items()},
-            fixed=dict(self.fixed),
-            seeds=self.seeds,
-            tuning_seeds=self.tried,
-            cite=self.cite,
-            held_out=self.held_out,
-        )
+        told = {item.name: getattr(self, item.name) for item in fields(Question)}
+        asked = {role: {k: tuple(v) for k, v in told[role].items()} for role in ("scientific", "nuisance")}
+        changed = {"title": self.title or self.name, "fixed": dict(self.fixed), "tuning_seeds": self.tried}
+        return Question(**told | asked | changed)

@@ -1,23 +1,19 @@
 """`ng.translate`: rate, decay and momentum of one optimizer as another one's, by equal angular updates per layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, NonFiniteError, unknown_name
+from normgauge.lab.runs.recipe import Joined
 from normgauge.measure.signal.updates import copy_optimizer
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
@@ -27,23 +23,6 @@ EQUIVALENT = 0.25  # of the progress in loss: how far the two may part in the st
 TURNED = 2.0  # factor between the angles of a layer under both
 OFF = 0.1  # share of all entries whose layers may turn by another factor
 ROUNDING = 1e-6  # of the largest gradient: below, a tensor is dead and its steps are rounding errors
-
-
-class Joined(torch.optim.Optimizer):
-    """Several optimizers of different parameters as one, which holds their groups and their state."""
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        groups = [{**group, "part": k} for k, part in enumerate(parts) for group in part.param_groups]
-        self.parts = parts
-        super().__init__(groups, {})
-
-    def step(self, closure: Any = None) -> Any:
-        """Step them all."""
-        loss = None if closure is None else closure()
-        for k, part in enumerate(self.parts):
-            part.state, part.param_groups = self.state, [g for g in self.param_groups if g["part"] == k]
-            type(part).step(part)
-        return loss
 
 
 @dataclass(frozen=True)
@@ -145,7 +124,7 @@ class Translation(Result):
     def _notes(self) -> str:
         return "angles of this point and these batches: gradients that shrink slow SGD and not Adam or Muon"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars of the rates."""
         from normgauge.charts import bars
 
@@ -197,9 +176,8 @@ def translate(
     kind = _kind_of(to)
     if not isinstance(optimizer, torch.optim.Optimizer) or iterations < 2 * WINDOW:
         rule = f"a torch optimizer, and {2 * WINDOW} steps or more"
-        raise InputError(
-            "translate", rule, f"{type(optimizer).__name__}, {iterations} steps", "Pass the one you train with"
-        )
+        got, step = f"{type(optimizer).__name__}, {iterations} steps", "Pass the one you train with"
+        raise InputError("translate", rule, got, step)
     groups = _groups_of(optimizer, objective)
     memory = max(_memory(group) for group in groups.values())
     memory = {"sgd": 0.0, "momentum": memory or 0.9}.get(kind, memory)

@@ -1,7 +1,5 @@
 """Settings of a user's own training tried on held-out data: normalizer, rate and decay, run by run, kept in a file."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import inspect
@@ -73,30 +71,18 @@ class Budget:
 
 @dataclass
 class Trials:
-    """A network, data and an optimizer, and every run of them so far.
+    """A network, data and an optimizer, and every run of them so far."""
 
-    Attributes:
-        subject: a model, or `factory(norm)`.
-        data: training and held-out split.
-        optimizer: a torch optimizer of the model, or `optimizer(model)`; AdamW as torch makes it if `None`.
-        loss: `loss(output, target)`.
-        steps: of a run.
-        batch: samples per step.
-        norm: the normalizer as given; "as given" for a model.
-        budget: what may be spent.
-        file: where runs are kept.
-        scores: (setting, seed) -> points of accuracy (without classes: minus the loss); nan where a run diverged.
-    """
-
-    subject: Any
-    data: tuple[Pair, Pair]
-    optimizer: Any
-    loss: Callable[[Any, Any], Tensor]
-    steps: int
-    batch: int
-    norm: str
-    budget: Budget
-    file: Path | None = None
+    subject: Any  # a model, or `factory(norm)`
+    data: tuple[Pair, Pair]  # training and held-out split
+    optimizer: Any  # a torch optimizer of the model, or `optimizer(model)`; AdamW as torch makes it if `None`
+    loss: Callable[[Any, Any], Tensor]  # `loss(output, target)`
+    steps: int  # of a run
+    batch: int  # samples per step
+    norm: str  # the normalizer as given; "as given" for a model
+    budget: Budget  # what may be spent
+    file: Path | None = None  # where runs are kept
+    # (setting, seed) -> points of accuracy (without classes: minus the loss); nan where a run diverged
     scores: dict[tuple[Setting, int], float] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -1,7 +1,5 @@
 """An orthonormal basis as the rows of one preallocated array, with sums accumulated in float64."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

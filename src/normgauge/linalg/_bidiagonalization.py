@@ -1,7 +1,5 @@
 """Largest singular value from below: Golub-Kahan bidiagonalization, and what a random start says from above."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -54,17 +52,13 @@ def top_singular_pair(
         seed: of the Gaussian start, drawn from a generator of our own.
         dtype: precision of the recursion; the operator's own if `None`.
 
-    Returns:
-        The pair, with its float64 Rayleigh value.
-
     Examples:
         >>> shift = Convolution(torch.tensor([[[1.0, 1.0]]]), (8,))
         >>> pair = top_singular_pair(shift, steps=8)
         >>> abs(pair.rayleigh - 2 * math.cos(math.pi / 16)) < 1e-6
         True
 
-    References:
-        golub1965, parlett1998.
+    References: golub1965, parlett1998.
     """
     working = operator if dtype in (None, operator.dtype) else operator.to(dtype)
     if start is None:
@@ -155,18 +149,13 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
         >>> round(random_start_bound(1.0, 10**4, 80, 1e-10), 3)
         1.016
 
-    References:
-        kuczynski1992.
+    References: kuczynski1992.
     """
     if not 0.0 < delta < 1.0:
         raise InputError("random_start_bound", "delta must lie in (0, 1)", repr(delta), "Use for example delta=1e-10")
     root = math.log(1.648 * math.sqrt(dimension) / delta) / (2 * steps - 1)
     if root >= 1.0:
         needed = math.ceil((math.log(1.648 * math.sqrt(dimension) / delta) + 1) / 2) + 1
-        raise InputError(
-            "random_start_bound",
-            f"delta={delta:g} needs at least {needed} steps in dimension {dimension}",
-            f"{steps} steps",
-            "Raise the iterations or delta",
-        )
+        rule = f"delta={delta:g} needs at least {needed} steps in dimension {dimension}"
+        raise InputError("random_start_bound", rule, f"{steps} steps", "Raise the iterations or delta")
     return ritz / math.sqrt(1.0 - root**2)

@@ -1,7 +1,5 @@
 """Lanczos sequences on one basis: extend, restart, search the complement for what one sequence cannot see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,7 +8,6 @@ from torch import Tensor
 
 from normgauge.linalg._basis import Basis, norm
 from normgauge.linalg._operator import Operator
-from normgauge.linalg._orthogonality import Drift
 
 # Eigenvalues smaller than this share of the largest are judged against the share: relative to itself, an
 # eigenvalue that is zero can never be found.
@@ -21,21 +18,12 @@ Patience = Callable[[Tensor], bool]
 
 
 class Checkpoint(NamedTuple):
-    """What is known after a whole step, set at once, so that an interrupt at any moment finds it whole.
+    """What is known after a whole step, set at once, so that an interrupt at any moment finds it whole."""
 
-    Attributes:
-        values: Ritz values of the finished sequences.
-        residuals: their residual norms.
-        weights: their vectors as columns over the rows of the basis.
-        running: Ritz values of the running sequence.
-        remains: their residual norms.
-        running_weights: their vectors over the rows that follow.
-    """
-
-    values: list[float]
+    values: list[float]  # Ritz values of the finished sequences, their residual norms,
     residuals: list[float]
-    weights: Tensor
-    running: list[float]
+    weights: Tensor  # and their vectors as columns over the rows of the basis
+    running: list[float]  # the same of the running sequence
     remains: list[float]
     running_weights: Tensor
 
@@ -43,16 +31,9 @@ class Checkpoint(NamedTuple):
 class Sequences:
     """Finished Lanczos sequences and a running one, all orthogonal to each other, as rows of one basis.
 
-    Args:
-        operator: a self-adjoint operator.
-        top: how many of the largest eigenvalues are wanted.
-        bottom: how many of the smallest.
-        tol: relative residual at which a pair counts as converged.
-        capacity: most rows of the basis.
-        budget: most products.
-        generator: of random starts.
-        progress: called with the number of products and the relative residuals of the wanted pairs.
-        partial: whether the first sequence is reorthogonalized only when its drift says so, instead of always.
+    The `top` largest and `bottom` smallest eigenvalues are wanted to a relative residual of `tol`, with a basis of
+    `capacity` rows at most and `budget` products. With `partial` the first sequence is reorthogonalized only when its
+    drift says so, instead of always.
     """
 
     def __init__(
@@ -120,8 +101,6 @@ class Sequences:
         """Return a random vector, the same on every device."""
         size, dtype = self.operator.shape[0], self.operator.dtype
         return torch.randn(size, generator=self.generator, dtype=dtype).to(self.operator.device)
-
-    # -- one sequence -------------------------------------------------------------------------------------------
 
     def run(self, vector: Tensor, patience: Patience | None = None) -> None:
         """Run a sequence from `vector` until it closes, or the wanted pairs have converged and patience ends.
@@ -221,8 +200,6 @@ class Sequences:
         self.restarts += 1
         self._link = None
 
-    # -- several sequences --------------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """Count the running sequence among the finished ones, so that the next starts in its complement."""
         size = self.projected.shape[0]
@@ -290,3 +267,55 @@ class Sequences:
     def vectors(self, chosen: Sequence[int]) -> Tensor:
         """Return the Ritz vectors of finished pairs, one per row."""
         return self.basis.combine(self.weights[:, list(chosen)])
+
+
+class Drift:
+    """Simon's recurrence for w_k = <q_{j+1}, q_k>, driven by the projected matrix and rounding.
+
+    Lanczos vectors lose orthogonality slowly at first and fast once an eigenvalue has converged. As long as all |w_k|
+    stay below the square root of the precision, the projected matrix is right to the precision itself, so that a pass
+    over the whole basis is needed now and then only, for two vectors in a row.
+
+    References: simon1984.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.eps = torch.finfo(dtype).eps
+        self.limit = drift_limit(dtype)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new sequence."""
+        self.now = torch.zeros(0, dtype=torch.float64)  # <q_j, q_k> for k < j
+        self.before = torch.zeros(0, dtype=torch.float64)  # <q_{j-1}, q_k> for k < j - 1
+        self.again = False
+
+    def needs_pass(self, diagonal: Tensor, off: Tensor, gap: float) -> bool:
+        """Advance by one step and tell whether the new vector must be made orthogonal to the whole basis.
+
+        Given are alpha_0 .. alpha_j, beta_0 .. beta_{j-1}, and beta_j, the norm of the new vector.
+        """
+        j = len(diagonal) - 1
+        noise = 2.0 * self.eps * float(torch.cat([diagonal.abs(), off.abs()]).max())
+        # What the neighbours leave is rounding of the product's size: nothing beside a long vector, all of a short one.
+        near = max(self.eps, noise / gap) if gap > 0.0 else self.eps
+        new = torch.full((j + 1,), near, dtype=torch.float64)
+        if j > 1 and gap > 0.0:
+            now = torch.cat([self.now, torch.ones(1, dtype=torch.float64)])
+            earlier = torch.cat([self.before, torch.ones(1, dtype=torch.float64)])
+            total = off * now[1:] + (diagonal[:-1] - diagonal[-1]) * now[:-1] - off[-1] * earlier
+            total[1:] += off[:-1] * now[:-2]
+            new[:j] = (total + torch.sign(total) * noise) / gap
+            new[j - 1] = near  # the two neighbours are removed in every step
+        triggered = bool(new.abs().max() > self.limit)
+        full = triggered or self.again
+        self.again = triggered and not self.again
+        if full:
+            new.fill_(self.eps)
+        self.before, self.now = self.now, new
+        return full
+
+
+def drift_limit(dtype: torch.dtype) -> float:
+    """Return the loss of orthogonality that is let happen, a little below the square root of the precision."""
+    return torch.finfo(dtype).eps ** 0.6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,14 +40,7 @@ class Operator(ABC):
         Raises:
             InputError: when the vector's length is not `shape[1]`.
         """
-        if vector.shape != (self.shape[1],):
-            raise InputError(
-                type(self).__name__,
-                f"a vector must have shape ({self.shape[1]},)",
-                str(tuple(vector.shape)),
-                "Use matmat for several vectors as columns",
-            )
-        return self._matvec(vector.to(device=self.device, dtype=self.dtype))
+        return self._matvec(self._fit(vector, self.shape[1], "Use matmat for several vectors as columns"))
 
     def _rmatvec(self, vector: Tensor) -> Tensor:
         """Return the product of the transpose with one vector; maps that are not self-adjoint write their own."""
@@ -56,24 +50,29 @@ class Operator(ABC):
 
     def rmatvec(self, vector: Tensor) -> Tensor:
         """Return the product of the transpose with one flat vector of length `shape[0]`."""
-        if vector.shape != (self.shape[0],):
+        return self._rmatvec(self._fit(vector, self.shape[0], "The transpose takes one entry per row of the map"))
+
+    def _fit(self, vector: Tensor, size: int, step: str) -> Tensor:
+        if vector.shape != (size,):
+            rule = f"a vector must have shape ({size},)"
+            raise InputError(type(self).__name__, rule, str(tuple(vector.shape)), step)
+        return vector.to(device=self.device, dtype=self.dtype)
+
+    def require_self_adjoint(self, purpose: str) -> None:
+        """Raise unless the map is square and equals its transpose, which the algorithm called `purpose` needs."""
+        if self.shape[0] != self.shape[1] or not self.self_adjoint:
             raise InputError(
-                type(self).__name__,
-                f"the transpose takes a vector of shape ({self.shape[0]},)",
-                str(tuple(vector.shape)),
-                "Pass one entry per row of the map",
+                purpose,
+                "the operator must be square and self-adjoint",
+                f"{type(self).__name__} of shape {self.shape}, self_adjoint={self.self_adjoint}",
+                "Pass a Hessian or Gauss-Newton operator; for the singular values of J use J^T J",
             )
-        return self._rmatvec(vector.to(device=self.device, dtype=self.dtype))
 
     def matmat(self, matrix: Tensor) -> Tensor:
         """Return the products with the columns of `[shape[1], k]`."""
         if matrix.ndim != 2 or matrix.shape[0] != self.shape[1]:
-            raise InputError(
-                type(self).__name__,
-                f"matmat takes a matrix with {self.shape[1]} rows",
-                f"shape {tuple(matrix.shape)}",
-                "Put one vector in each column",
-            )
+            rule = f"matmat takes a matrix with {self.shape[1]} rows"
+            raise InputError(type(self).__name__, rule, f"shape {tuple(matrix.shape)}", "Put one vector in each column")
         if matrix.shape[1] == 0:
             return matrix.new_zeros(self.shape[0], 0)
         return torch.stack([self.matvec(column) for column in matrix.unbind(1)], dim=1)
@@ -87,16 +86,11 @@ class Operator(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator
 
-        def apply(array: Any) -> Any:
-            vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
-            return self.matvec(vector).cpu().numpy()
-
-        def apply_transpose(array: Any) -> Any:
-            vector = torch.as_tensor(np.ascontiguousarray(array).reshape(-1))
-            return self.rmatvec(vector).cpu().numpy()
+        def through(product: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+            return lambda array: product(torch.as_tensor(np.ascontiguousarray(array).reshape(-1))).cpu().numpy()
 
         kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return LinearOperator(self.shape, matvec=apply, rmatvec=apply_transpose, dtype=kind)
+        return LinearOperator(self.shape, matvec=through(self.matvec), rmatvec=through(self.rmatvec), dtype=kind)
 
 
 class DenseOperator(Operator):

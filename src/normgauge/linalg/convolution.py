@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from torch.nn import functional
 
 from normgauge.errors import InputError
 from normgauge.linalg._operator import Operator
-
-if TYPE_CHECKING:
-    from scipy.sparse.linalg import LinearOperator
 
 PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 _FORWARD = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -66,12 +63,9 @@ class Convolution(Operator):
     ) -> None:
         axes = weight.ndim - 2
         if not 1 <= axes <= 3 or len(size) != axes:
-            raise InputError(
-                "Convolution",
-                "weight has 1 to 3 kernel axes and size has one entry for each",
-                f"weight {tuple(weight.shape)} and size {tuple(size)}",
-                "Give the spatial size only, without batch and channels",
-            )
+            rule = "weight has 1 to 3 kernel axes and size has one entry for each"
+            step = "Give the spatial size only, without batch and channels"
+            raise InputError("Convolution", rule, f"weight {tuple(weight.shape)} and size {tuple(size)}", step)
         self.weight = weight.detach()
         self.size = tuple(int(n) for n in size)
         self.stride = tuple(stride or (1,) * axes)
@@ -135,28 +129,14 @@ class Convolution(Operator):
             )
         if isinstance(layer, TransposedLayer):
             return cls._transpose_of(layer, tuple(size), weight)
-        raise InputError(
-            "Convolution.of",
-            "the layer must be Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d",
-            type(layer).__name__,
-            "Build Convolution from a weight, a size and the stride yourself",
-        )
+        rule, got = "the layer must be Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d", type(layer).__name__
+        raise InputError("Convolution.of", rule, got, "Build Convolution from a weight, a size and the stride yourself")
 
     @classmethod
     def _transpose_of(cls, layer: TransposedLayer, size: tuple[int, ...], weight: Tensor) -> Convolution:
         paddings = [int(p) for p in layer.padding]
-        grown = tuple(
-            (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
-            for n, s, p, d, k, extra in zip(
-                size,
-                layer.stride,
-                paddings,
-                layer.dilation,
-                layer.kernel_size,
-                layer.output_padding,
-                strict=True,
-            )
-        )
+        each = zip(size, layer.stride, paddings, layer.dilation, layer.kernel_size, layer.output_padding, strict=True)
+        grown = tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, s, p, d, k, extra in each)
         return cls(
             weight,
             grown,
@@ -170,17 +150,9 @@ class Convolution(Operator):
 
     def to(self, dtype: torch.dtype) -> Convolution:
         """Return the same map in another precision."""
-        return Convolution(
-            self.weight.to(dtype),
-            self.size,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-            mode=self.mode,
-            transposed=self.transposed,
-            outputs=self.outputs,
-        )
+        twin = copy(self)
+        twin.weight, twin.dtype = self.weight.to(dtype), dtype
+        return twin
 
     def apply(self, inputs: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the images of a batch `[batch, *input_shape]`; differentiable in both arguments."""
@@ -196,6 +168,9 @@ class Convolution(Operator):
         """Return the product of the transposed operator with one flat vector of length `shape[0]`."""
         return self.apply_adjoint(vector.reshape(1, *self.output_shape)).reshape(-1)
 
+    def _rmatvec(self, vector: Tensor) -> Tensor:
+        return self.adjoint(vector)
+
     def _matvec(self, vector: Tensor) -> Tensor:
         return self.apply(vector.reshape(1, *self.input_shape)).reshape(-1)
 
@@ -205,20 +180,6 @@ class Convolution(Operator):
             return super().matmat(matrix)  # which explains
         return self.apply(matrix.T.reshape(-1, *self.input_shape)).flatten(1).T
 
-    def to_scipy(self) -> LinearOperator:
-        """Return the operator for SciPy's sparse solvers, with its adjoint."""
-        from scipy.sparse.linalg import LinearOperator
-
-        def forward(array: Any) -> Any:
-            return self.matvec(torch.as_tensor(array).reshape(-1)).cpu().numpy()
-
-        def backward(array: Any) -> Any:
-            vector = torch.as_tensor(array).reshape(-1).to(device=self.device, dtype=self.dtype)
-            return self.adjoint(vector).cpu().numpy()
-
-        kind = torch.empty(0, dtype=self.dtype).numpy().dtype
-        return LinearOperator(self.shape, matvec=forward, rmatvec=backward, dtype=kind)
-
     @property
     def _plain(self) -> bool:
         """Whether torch's own padding argument does the whole job."""
@@ -226,15 +187,13 @@ class Convolution(Operator):
 
     def _push(self, inputs: Tensor, weight: Tensor) -> Tensor:
         convolve = _FORWARD[weight.ndim - 3]
+        options: dict[str, Any] = {"stride": self.stride, "groups": self.groups, "dilation": self.dilation}
         if self._plain:
-            before = tuple(a for a, _ in self.padding)
-            return convolve(
-                inputs, weight, stride=self.stride, padding=before, dilation=self.dilation, groups=self.groups
-            )
+            return convolve(inputs, weight, padding=tuple(a for a, _ in self.padding), **options)
         widths = [width for pair in reversed(self.padding) for width in pair]
         mode = "constant" if self.mode == "zeros" else self.mode
         padded = functional.pad(inputs, widths, mode=mode) if any(widths) else inputs
-        images = convolve(padded, weight, stride=self.stride, dilation=self.dilation, groups=self.groups)
+        images = convolve(padded, weight, **options)
         for axis, length in enumerate(self.outputs):
             images = images.narrow(axis + 2, 0, length)
         return images
@@ -244,18 +203,11 @@ class Convolution(Operator):
         padded = [n + a + b for n, (a, b) in zip(self.size, self.padding, strict=True)]
         reached = [(m - 1) * s + span for m, s, span in zip(self.outputs, self.stride, self.span, strict=True)]
         unread = tuple(whole - last for whole, last in zip(padded, reached, strict=True))
+        options: dict[str, Any] = {"stride": self.stride, "groups": self.groups, "dilation": self.dilation}
         if self._plain:
             before = tuple(a for a, _ in self.padding)
-            return deconvolve(
-                outputs,
-                weight,
-                stride=self.stride,
-                padding=before,
-                output_padding=unread,
-                groups=self.groups,
-                dilation=self.dilation,
-            )
-        spread = deconvolve(outputs, weight, stride=self.stride, groups=self.groups, dilation=self.dilation)
+            return deconvolve(outputs, weight, padding=before, output_padding=unread, **options)
+        spread = deconvolve(outputs, weight, **options)
         spread = functional.pad(spread, [width for extra in reversed(unread) for width in (0, extra)])
         for axis in range(len(self.size)):
             spread = self._fold_padding(spread, axis)

@@ -1,7 +1,5 @@
 """Extreme eigenpairs of a self-adjoint operator by adaptive Lanczos, with residuals computed, not guessed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, field
@@ -11,9 +9,8 @@ from torch import Tensor
 
 from normgauge.errors import InputError, OutOfMemoryError, offer_partial
 from normgauge.linalg._basis import inner, norm, out_of_memory_message
-from normgauge.linalg._lanczos_iteration import Progress, Sequences
+from normgauge.linalg._lanczos_iteration import Progress, Sequences, drift_limit
 from normgauge.linalg._operator import Operator
-from normgauge.linalg._orthogonality import drift_limit
 from normgauge.records import Status
 from normgauge.rng import generator
 
@@ -96,19 +93,15 @@ def eigenpairs(
     """
     _check(operator, top, bottom, tol)
     if max_products is not None and max_products < 1:
-        raise InputError(
-            "Lanczos", "max_products is at least 1", str(max_products), "Leave it out for up to a thousand"
-        )
-    size = operator.shape[0]
-    capacity = _capacity(operator, top, bottom, memory)
-    budget = min(10 * size + 10, 1000) if max_products is None else max_products
+        step = "Leave it out for up to a thousand"
+        raise InputError("Lanczos", "max_products is at least 1", str(max_products), step)
     sequences = Sequences(
         operator,
         top=top,
         bottom=bottom,
         tol=0.9 * tol,  # leaves room for what rounding adds to the true residual
-        capacity=capacity,
-        budget=budget,
+        capacity=_capacity(operator, top, bottom, memory),
+        budget=min(10 * operator.shape[0] + 10, 1000) if max_products is None else max_products,
         generator=generator(seed),
         progress=progress,
         partial=tol >= 10 * drift_limit(operator.dtype),
@@ -145,11 +138,8 @@ def _verify_pairs(sequences: Sequences, tol: float) -> Eigenpairs:
     if worst <= tol and len(pairs) == sequences.wanted_count:
         return _result(sequences, *ends, "ok", "")
     why = f"the largest relative residual is {worst:.2g} after {sequences.matvecs} products, {tol:.2g} was asked"
-    cure = (
-        "give more products (max_products)"
-        if sequences.exhausted
-        else f"products in {operator.dtype} allow no more, use float64"
-    )
+    limit = f"products in {operator.dtype} allow no more, use float64"
+    cure = "give more products (max_products)" if sequences.exhausted else limit
     return _result(sequences, *ends, "nonconverged", f"{why}; {cure}")
 
 
@@ -192,33 +182,19 @@ def _first_vector(operator: Operator, start: Tensor | None, random: Tensor) -> T
         return random
     rows = start.reshape(-1, start.shape[-1]).to(device=operator.device, dtype=operator.dtype)
     if rows.shape[1] != operator.shape[0] or not len(rows):
-        raise InputError(
-            "Lanczos",
-            f"start is a vector of length {operator.shape[0]}, or several as rows",
-            f"shape {tuple(start.shape)}",
-            "Pass the vectors of an earlier result on the same parameters",
-        )
+        got, step = f"shape {tuple(start.shape)}", "Pass the vectors of an earlier result on the same parameters"
+        raise InputError("Lanczos", f"start is a vector of length {operator.shape[0]}, or several as rows", got, step)
     lengths = torch.tensor([norm(row) for row in rows], device=rows.device, dtype=rows.dtype)
     direction = (rows / lengths.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]).sum(0)
     return direction + random * (0.1 * norm(direction) / norm(random))
 
 
 def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
-    rows, columns = operator.shape
-    if rows != columns or not operator.self_adjoint:
-        raise InputError(
-            "Lanczos",
-            "the operator must be square and self-adjoint",
-            f"{type(operator).__name__} of shape {operator.shape}, self_adjoint={operator.self_adjoint}",
-            "Use the singular values of J by way of J^T J",
-        )
+    operator.require_self_adjoint("Lanczos")
+    rows = operator.shape[0]
     if min(top, bottom) < 0 or top + bottom == 0 or max(top, bottom) > rows:
-        raise InputError(
-            "Lanczos",
-            f"top and bottom count eigenvalues of an operator with {rows} of them, at least one in all",
-            f"top={top}, bottom={bottom}",
-            f"Ask for at most {rows} at each end",
-        )
+        rule = f"top and bottom count eigenvalues of an operator with {rows} of them, at least one in all"
+        raise InputError("Lanczos", rule, f"top={top}, bottom={bottom}", f"Ask for at most {rows} at each end")
     least = 10 * torch.finfo(operator.dtype).eps
     if not least <= tol < 1.0:
         raise InputError(
@@ -239,9 +215,8 @@ def _capacity(operator: Operator, top: int, bottom: int, memory: int | None) -> 
     least = min(2 * wanted + 4 if max(top, bottom) > 1 else wanted + 3, size)
     share = machine_memory(operator.device) // 4
     if least * row > (max(DEFAULT_MEMORY, share) if memory is None else memory):
-        budget = (
-            f"memory={memory} bytes" if memory is not None else f"a quarter of the machine's, {share / 2**30:.3g} GiB"
-        )
+        machine = f"a quarter of the machine's, {share / 2**30:.3g} GiB"
+        budget = machine if memory is None else f"memory={memory} bytes"
         raise OutOfMemoryError(out_of_memory_message(least, size, operator.dtype, budget))
     return min(max(least, (DEFAULT_MEMORY if memory is None else memory) // row), 1000, size)
 

@@ -1,7 +1,5 @@
 """Euclidean norms of tensors and of dicts of tensors, as fast as torch's own reduction and safe at the edges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Random quadrature of a self-adjoint operator: spectral measures by Lanczos, traces by Hutchinson."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,20 +78,13 @@ def spectral_nodes(
         for _ in range(probes):
             sequences.budget = sequences.matvecs + min(steps, size)
             sequences.run(rademacher(size, draw).to(device=operator.device, dtype=operator.dtype))
-            result.append(_nodes(sequences))
+            values, vectors = torch.linalg.eigh(sequences.projected)
+            parts = values, vectors[0] ** 2, sequences.gap * vectors[-1].abs()
+            result.append(Nodes(*(tuple(part.tolist()) for part in parts)))
             sequences.reset()
             if enough is not None and enough(result):
                 break
     return result
-
-
-def _nodes(sequences: Sequences) -> Nodes:
-    values, weights = torch.linalg.eigh(sequences.projected)
-    return Nodes(
-        values=tuple(values.tolist()),
-        weights=tuple((weights[0] ** 2).tolist()),
-        residuals=tuple((sequences.gap * weights[-1].abs()).tolist()),
-    )
 
 
 @dataclass(frozen=True)
@@ -146,14 +137,7 @@ def hutchinson(
 
 
 def _check(operator: Operator, *, probes: int, steps: int) -> None:
-    if operator.shape[0] != operator.shape[1] or not operator.self_adjoint:
-        raise InputError(
-            "quadrature",
-            "the operator must be square and self-adjoint",
-            f"{type(operator).__name__} of shape {operator.shape}",
-            "Pass a Hessian or Gauss-Newton operator",
-        )
+    operator.require_self_adjoint("quadrature")
     if min(probes, steps) < 1:
-        raise InputError(
-            "quadrature", "probes and steps are at least 1", f"probes={probes}, steps={steps}", "Raise them"
-        )
+        got = f"probes={probes}, steps={steps}"
+        raise InputError("quadrature", "probes and steps are at least 1", got, "Raise them")

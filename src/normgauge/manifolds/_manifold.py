@@ -1,7 +1,5 @@
 """Manifolds as objects: one sphere, one sphere per row, flat space, and products by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -19,23 +17,18 @@ class Manifold(Protocol):
 
     def project(self, x: Tensor) -> Tensor:
         """Return the nearest point."""
-        ...
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
         """Return the part of `v` that stays on the manifold to first order."""
-        ...
 
     def retract(self, x: Tensor, v: Tensor) -> Tensor:
         """Return a point reached from `x` along the tangent `v`."""
-        ...
 
     def transport(self, x: Tensor, v: Tensor, z: Tensor) -> Tensor:
         """Carry the tangent `z` from `x` to where `v` leads."""
-        ...
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         """Return the inner product of two tangents, a 0-d tensor."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,9 +47,7 @@ class Euclidean:
         """Return `x + v`."""
         return x + v
 
-    def exp(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return `x + v`."""
-        return x + v
+    exp = retract
 
     def transport(self, x: Tensor, v: Tensor, z: Tensor) -> Tensor:
         """Return `z`."""
@@ -92,12 +83,8 @@ class Oblique:
     def _rows(self, x: Tensor) -> Tensor:
         count = self.count if self.count is not None else (x.shape[0] if x.ndim else 1)
         if count < 1 or x.numel() % count or (x.ndim and x.shape[0] % count and count != 1):
-            raise InputError(
-                type(self).__name__,
-                f"{count} spheres need a first axis that divides into {count} blocks",
-                f"shape {tuple(x.shape)}",
-                "Pass another count",
-            )
+            rule = f"{count} spheres need a first axis that divides into {count} blocks"
+            raise InputError(type(self).__name__, rule, f"shape {tuple(x.shape)}", "Pass another count")
         return x.reshape(count, -1)
 
     def project(self, x: Tensor) -> Tensor:
@@ -121,8 +108,8 @@ class Oblique:
         return sphere.transport(self._rows(x), self._rows(v), self._rows(z)).view_as(x)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """Return `sum(u v)`."""
-        return (u * v).sum()
+        """Return the Euclidean inner product of two tangents."""
+        return Euclidean().inner(x, u, v)
 
 
 @dataclass(frozen=True)

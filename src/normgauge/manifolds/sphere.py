@@ -3,8 +3,6 @@
 The radius of a sphere is the norm of the point it is asked about, so nothing but the point has to be carried along.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -45,9 +43,7 @@ def tangent(x: Tensor, v: Tensor) -> Tensor:
 
 
 def retract(x: Tensor, v: Tensor) -> Tensor:
-    """Return `|x| (x + v) / |x + v|`: a step along the tangent `v`, brought back to the sphere.
-
-    Agrees with `exp(x, v)` up to an angle of `(|v| / |x|)^3 / 3`.
+    """Return `|x| (x + v) / |x + v|`: a step along the tangent `v`, `exp(x, v)` but for an angle of `(|v|/|x|)^3 / 3`.
 
     Examples:
         >>> retract(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
@@ -67,31 +63,6 @@ def exp(x: Tensor, v: Tensor) -> Tensor:
     """
     angle = norm(v) / norm(x)
     return x * torch.cos(angle) + v * torch.sinc(angle / torch.pi)
-
-
-def log(x: Tensor, y: Tensor) -> Tensor:
-    """Return the tangent at `x` with `exp(x, v) = y`; undefined where `y = -x`.
-
-    Examples:
-        >>> x, v = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.3])
-        >>> bool((log(x, exp(x, v)) - v).abs().max() < 1e-6)
-        True
-    """
-    across = tangent(x, y)
-    size = norm(across)
-    # the angle from sine and cosine: acos alone loses half the digits near 0 and gives nan just above 1
-    angle = torch.atan2(size * norm(x), inner(x, y))
-    return across * (angle * norm(x) / size.clamp_min(torch.finfo(x.dtype).tiny))
-
-
-def distance(x: Tensor, y: Tensor) -> Tensor:
-    """Return the length of the shorter arc from `x` to `y`, one number per sphere.
-
-    Examples:
-        >>> round(distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).item(), 4)
-        1.5708
-    """
-    return norm(x) * torch.atan2(norm(tangent(x, y)) * norm(x), inner(x, y))
 
 
 def transport(x: Tensor, v: Tensor, z: Tensor) -> Tensor:

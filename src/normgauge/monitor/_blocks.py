@@ -1,58 +1,49 @@
-"""How the optimizer moves each tensor: one tensor is copied before a step and compared after it, then the next."""
+"""How the optimizer moves each tensor, one at a time: before and after a step, and along the next step to the edge."""
 
-from __future__ import annotations
-
+import copy
 import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from normgauge.measure.curvature.edge import critical_factor
 from normgauge.measure.weights.laws import law_of
+from normgauge.monitor._look import unchanged
 
 RADIAL = 2e-3  # |cos| of weight and gradient below which the scale looks free: eps and rounding stay below it
 PROOF = math.log(1e-6)  # of so many small cosines by chance
 KINDS = ("rows", "tensor", "tensor and bias")
+# what is read of a parameter without its values
+_SHAPES = ("shape", "dtype", "device", "ndim", "requires_grad", "layout")
+_FLAGS = ("is_cuda", "is_sparse", "is_quantized", "is_nested")
+_CALLS = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.element_size, Tensor.__len__)
+_ASKS = {*(getattr(getattr(Tensor, name), "__get__", None) for name in (*_SHAPES, *_FLAGS)), *_CALLS}
 
 
 @dataclass
 class TensorTrack:
-    """What is known of one tensor's motion.
-
-    Attributes:
-        name: of the parameter.
-        rows: the granularity at which the scale looks free: how many rows; 1 for the whole tensor (with its layer's
-            bias, where only both together are free), 0 for none.
-        norm: root mean square over rows (or of the whole).
-        angle: median angle of a step, of the direction where the scale is free, of the tensor otherwise.
-        relative: |change| / |weight|.
-        effective_rate: of the direction, by the optimizer's law; nan where the scale is not free.
-        predicted_angle: of a step at equilibrium, by the law.
-        predicted_norm: at equilibrium; infinite without decay.
-        predicted_effective_rate: at that norm.
-        decay: weight decay of its group.
-        stuck: share of entries with a gradient that a step left as they were.
-        angles: of all looks, for what is usual.
-        first_norm: when watching began.
-        first_rate: the effective rate it would have at that norm, under today's options of the optimizer.
-        evidence: log-probability of the cosines seen, by granularity, if nothing were free.
-    """
+    """What is known of one tensor's motion; predictions are for equilibrium, by the optimizer's law."""
 
     name: str
-    rows: int = 0
-    norm: float = math.nan
-    angle: float = math.nan
-    relative: float = math.nan
-    effective_rate: float = math.nan
+    rows: int = 0  # that have a scale which looks free; 1 for the whole (with its layer's bias), 0 for none
+    norm: float = math.nan  # root mean square over rows, or of the whole
+    angle: float = math.nan  # median angle of a step, of the direction where the scale is free
+    relative: float = math.nan  # |change| / |weight|
+    effective_rate: float = math.nan  # of the direction; nan where the scale is not free
     predicted_angle: float = math.nan
-    predicted_norm: float = math.nan
+    predicted_norm: float = math.nan  # infinite without decay
     predicted_effective_rate: float = math.nan
     decay: float = 0.0
-    stuck: float = 0.0
-    angles: list[float] = field(default_factory=list)
-    first_norm: float = math.nan
-    first_rate: float = math.nan
+    stuck: float = 0.0  # share of entries with a gradient that a step left as they were
+    angles: list[float] = field(default_factory=list)  # of all looks, for what is usual
+    first_norm: float = math.nan  # when watching began
+    first_rate: float = math.nan  # the effective rate at that norm, under today's options of the optimizer
+    # log-probability of the cosines seen, by granularity, if nothing were free
     evidence: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     @property
@@ -87,10 +78,8 @@ class Blocks:
                         bias = named.get(name.removesuffix("weight") + "bias") if name.endswith("weight") else None
                         fits = bias is not None and id(bias) in own and bias.shape == value.shape[:1] and value.ndim > 1
                         self.places.append(Place(name, value, optimizer, group, bias if fits else None))
-        self.tracks = {
-            place.name: TensorTrack(place.name, first_norm=float(place.value.detach().float().norm()))
-            for place in self.places
-        }
+        norms = {place.name: float(place.value.detach().float().norm()) for place in self.places}
+        self.tracks = {name: TensorTrack(name, first_norm=norm) for name, norm in norms.items()}
         self.every, self._held = every, []  # type: tuple[int, list[tuple[Place, Tensor, Tensor | None]]]
 
     def before(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -100,6 +89,11 @@ class Blocks:
             for place in self.places[step % self.every :: self.every]
             if place.optimizer is optimizer and place.value.grad is not None
         ]
+
+    def narrow_gains(self) -> list[tuple[Tensor, TensorTrack]]:
+        """Return gains and shifts in half precision, which steps may leave where they are."""
+        pairs = [(place.value, self.tracks[place.name]) for place in self.places]
+        return [(value, track) for value, track in pairs if value.ndim < 2 and value.element_size() < 4]
 
     @torch.no_grad()
     def after(self, optimizer: torch.optim.Optimizer) -> None:
@@ -170,3 +164,74 @@ def _weigh(track: TensorTrack, kind: str, squares: Tensor, size: int) -> None:
     worst = float((squares[2].abs() / sizes)[live].max())
     chance = min(0.0, math.log(RADIAL * math.sqrt(2 * size / math.pi)))
     track.evidence[kind] = track.evidence[kind] + count * chance if worst < RADIAL else 0.0
+
+
+class Moved(TorchFunctionMode):
+    """While active, every function that is given a parameter is given `move(parameter)` instead."""
+
+    def __init__(self, move: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._move = move
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` on moved parameters."""
+        if func in _ASKS:
+            return func(*args, **(kwargs or {}))
+        return func(*self._swap(args), **self._swap(kwargs or {}))
+
+    def _swap(self, given: Any) -> Any:
+        if isinstance(given, nn.Parameter):
+            return self._move(given)
+        if isinstance(given, dict):
+            return {key: self._swap(value) for key, value in given.items()}
+        if type(given) in (tuple, list):
+            return type(given)(self._swap(value) for value in given)
+        return given
+
+
+def next_value(place: Place, gradient: Tensor) -> Tensor:
+    """Return the parameter after the optimizer's next step, by a copy that owns this one alone."""
+    alone = nn.Parameter(place.value.detach().clone())
+    alone.grad = gradient.clone()
+    twin: Any = object.__new__(type(place.optimizer))
+    usual = {name: value for name, value in vars(place.optimizer).items() if name != "step"}
+    twin.__dict__ = {name: type(value)() if name.endswith("_hooks") else value for name, value in usual.items()}
+    twin.param_groups = [{**copy.deepcopy({k: v for k, v in place.group.items() if k != "params"}), "params": [alone]}]
+    twin.state = defaultdict(dict, {alone: copy.deepcopy(place.optimizer.state.get(place.value, {}))})
+    type(place.optimizer).step(twin)
+    return alone.detach()
+
+
+def critical_multiple(
+    model: nn.Module, loss: Callable[[], Tensor], places: Mapping[int, Place], start: float = 1.0
+) -> float:
+    """Return the multiple of the optimizer's next step at which it comes to raise the loss, searched from `start`.
+
+    `normgauge.measure.curvature.edge.critical_rate` over the rate, without its copies: a gradient is held, and of the
+    moved parameters the one that is being read. Dropout is off.
+
+    Kind: estimate, to 10 %. Cost: a gradient and about six forwards.
+    """
+    values = [place.value for place in places.values()]
+    with unchanged(model, training=True):
+        with torch.enable_grad():
+            base = loss()
+        gradient = dict(zip(places, torch.autograd.grad(base, values, materialize_grads=True), strict=True))
+        still = True
+
+        def moved(factor: float, parameter: Tensor) -> Tensor:
+            nonlocal still
+            place = places.get(id(parameter))
+            if place is None:
+                return parameter
+            step = next_value(place, gradient[id(parameter)]) - place.value.detach()
+            still = still and not bool(step.any())
+            return place.value.detach() + factor * step
+
+        def loss_at(factor: float) -> float:
+            with Moved(lambda parameter: moved(factor, parameter)):
+                value = float(loss())
+            return value if value == value else float("inf")
+
+        multiple = critical_factor(loss_at, float(base), start)
+    return float("nan") if still else multiple

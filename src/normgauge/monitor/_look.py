@@ -1,10 +1,8 @@
 """One forward pass of training seen from inside: variances, dead units, gradients, stored statistics, logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -105,6 +103,11 @@ class Look(Recorder):
         return max(sizes) / min(sizes) if len(sizes) > 1 else math.nan
 
     @property
+    def dead_shares(self) -> dict[str, float]:
+        """Of every layer with an activation, the share of units that are zero on the whole batch."""
+        return {n: float(c.zero_units.float().mean()) for n, c in self.calls.items() if c.zero_units is not None}
+
+    @property
     def gradient_growth(self) -> float:
         """Fitted factor per layer by which the squared gradient grows from output to input."""
         squares = [c.gradient for c in self.calls.values() if c.role == "affine" and c.reached and c.gradient > 0]
@@ -124,16 +127,12 @@ def unchanged(model: nn.Module, training: bool) -> Iterator[None]:
     """Run the model outside of training: eager, in one mode without dropout; buffers, modes, random streams return."""
     modes = [(module, module.training) for module in model.modules()]
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    eager = getattr(torch.compiler, "set_stance", None)
+    stance = getattr(torch.compiler, "set_stance", None)
     try:
         for module, _ in modes:
             module.training = training and hasattr(module, "running_mean")
-        with torch.random.fork_rng(), torch.no_grad():
-            if eager is None:
-                yield
-            else:
-                with eager("force_eager"):
-                    yield
+        with torch.random.fork_rng(), torch.no_grad(), stance("force_eager") if stance else nullcontext():
+            yield
     finally:
         for module, mode in modes:
             module.training = mode

@@ -1,7 +1,5 @@
 """`Monitor`: reads a training run at a beat, warns early, changes nothing."""
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics
@@ -14,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.monitor._blocks import Blocks
-from normgauge.monitor._line import critical_multiple
+from normgauge.monitor._blocks import Blocks, critical_multiple
 from normgauge.monitor._look import Look, unchanged
-from normgauge.monitor._sinks import Sink, finite, sink_of
+from normgauge.monitor._sinks import Sink, sink_of
 from normgauge.monitor._warnings import RULES, EarlyWarning, Health, Seen, explain_spike
 from normgauge.network import owner_of
 from normgauge.objective import call_model, tensors
@@ -84,9 +81,8 @@ class Monitor:
         if every < 1:
             raise InputError("Monitor", "every is a number of steps, at least 1", str(every), "Leave it at 50")
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-        self.compiled = hasattr(inner, "_orig_mod") or any(
-            getattr(module, "_compiled_call_impl", None) is not None for module in inner.modules()
-        )
+        parts = [getattr(module, "_compiled_call_impl", None) for module in inner.modules()]
+        self.compiled = hasattr(inner, "_orig_mod") or any(part is not None for part in parts)
         self.model: nn.Module = getattr(inner, "_orig_mod", inner)
         self.batch = batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
         self._loss_of, self._whole_batch = loss, batch
@@ -97,14 +93,18 @@ class Monitor:
             rule, step = "the optimizer must hold parameters of the model", "Make it from the same model"
             raise InputError("Monitor", rule, type(optimizer).__name__, step)
         self.seen = Seen(self.blocks)
+        held = {owner_of(name) for name, *_ in self.blocks.places}
+        self._trackers = {
+            name: (module, name in held)  # the structure is read once: what keeps statistics, and who is trained
+            for name, module in self.model.named_modules()
+            if isinstance(getattr(module, "running_mean", None), Tensor)
+        }
         self.warnings: list[EarlyWarning] = []
         self.rows: list[dict[str, Any]] = []
         self._sinks, self._pending, self._off = [sink_of(sink) for sink in sinks], [], set()  # type: ignore[var-annotated]
         self._open, self._stepped, self._beaten = ExitStack(), 0, -1
         self._began = False
         self._looking: tuple[ExitStack, bool] | None = None
-
-    # -- life ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self.start()
@@ -118,18 +118,15 @@ class Monitor:
             return self
         self._began = True
         for number, optimizer in enumerate(self.optimizers):
-            before = optimizer.register_step_pre_hook(
-                lambda o, *_: self._guard("weights", self.blocks.before, o, self.steps)
-            )
+            copy_some = lambda o, *_: self._guard("weights", self.blocks.before, o, self.steps)  # noqa: E731
+            self._open.callback(optimizer.register_step_pre_hook(copy_some).remove)
             after = optimizer.register_step_post_hook(lambda o, *_, n=number: self._after_step(o, n == 0))
-            self._open.callback(before.remove)
             self._open.callback(after.remove)
         if not self.compiled:
             entering = self.model.register_forward_pre_hook(lambda *_: self.open_look(inside=True))
             leaving = self.model.register_forward_hook(lambda *_: self.close_look(inside=True), always_call=True)
-            self._open.callback(entering.remove)
-            self._open.callback(leaving.remove)
-            self._open.callback(self.close_look)
+            for undo in (entering.remove, leaving.remove, self.close_look):
+                self._open.callback(undo)
         return self
 
     def close(self) -> None:
@@ -147,18 +144,13 @@ class Monitor:
         a GradScaler skipped are seen as such.
         """
         if not self._began:
-            rule, next_step = (
-                "step is called between start and close",
-                "with ng.Monitor(model, optimizer) as monitor: ...",
-            )
-            raise InputError("Monitor", rule, "a call outside", next_step)
+            next_step = "with ng.Monitor(model, optimizer) as monitor: ..."
+            raise InputError("Monitor", "step is called between start and close", "a call outside", next_step)
         if loss is not None:
             self._pending.append((self.steps, loss.detach() if isinstance(loss, Tensor) else loss))
         if self.steps and self.steps % self.every == 0 and self._beaten != self.steps:
             self._beaten = self.steps
             self._beat()
-
-    # -- seeing -------------------------------------------------------------------------------------------------
 
     def _after_step(self, optimizer: torch.optim.Optimizer, first: bool) -> None:
         self._guard("weights", self.blocks.after, optimizer)
@@ -183,9 +175,7 @@ class Monitor:
             self._looking = None
 
     def _take_look(self, look: Look) -> None:
-        self.seen.look = look
-        if self.seen.first_look is None:
-            self.seen.first_look = look
+        self.seen.look, self.seen.first_look = look, self.seen.first_look or look
 
     def _guard(self, question: str, reading: Callable[..., Any], *args: Any) -> Any:
         """Return a reading; one that fails is switched off, and said once, so that training goes on."""
@@ -198,8 +188,6 @@ class Monitor:
             LOG.warning("normgauge: readings of %r are off from step %d: %r", question, self.steps, error)
             return None
 
-    # -- beats --------------------------------------------------------------------------------------------------
-
     def _beat(self) -> None:
         values: dict[str, float] = {}
         where: dict[str, str] = {}
@@ -210,23 +198,19 @@ class Monitor:
             if layer:
                 where[f"normgauge/{question}/{name}"] = layer
 
-        for question, read in (
-            ("loss", self._read_loss),
-            ("weights", self._read_weights),
-            ("statistics", self._read_statistics),
-        ):
-            self._guard(question, read, note)
+        self._guard("loss", self._read_loss, note)
+        self._guard("weights", self._read_weights, note)
+        self._guard("statistics", self._read_statistics, note)
         if self.compiled and self.batch is not None and slow:
             self._guard("signal", self._look_outside)
         self._guard("signal", self._read_signal, note)
-        if self.batch is not None and slow and any(hasattr(m, "running_mean") for m in self.model.modules()):
+        if self.batch is not None and slow and self._trackers:
             self._guard("mode_gap", self._read_gap, note)
         if self._loss_of is not None and self.batch is not None and slow:
             self._guard("stability", self._read_edge, note)
-        self.seen.latest = finite(values)
-        self.rows += [
-            {"step": self.steps, "name": n, "value": v, "layer": where.get(n, "")} for n, v in self.seen.latest.items()
-        ]
+        self.seen.latest = {name: value for name, value in values.items() if math.isfinite(value)}
+        for name, value in self.seen.latest.items():
+            self.rows.append({"step": self.steps, "name": name, "value": value, "layer": where.get(name, "")})
         for sink in self._sinks:
             self._guard(f"sink {type(sink).__name__}", sink, self.steps, self.seen.latest)
         self._guard("warnings", self._warn)
@@ -249,19 +233,11 @@ class Monitor:
             against = {layer: seen / law for layer, (seen, law) in pairs.items() if 0 < law < math.inf}
             _note_spread(note, "weights", f"{name}_over_predicted", against)
         _note_spread(note, "weights", "relative_update", {t.name: t.relative for t in rest})
-        gains = {
-            name: self.blocks.tracks[name].stuck
-            for name, value, *_ in self.blocks.places
-            if value.ndim < 2 and value.element_size() < 4
-        }
-        _note_spread(note, "weights", "gains_stuck", gains)
+        _note_spread(note, "weights", "gains_stuck", {t.name: t.stuck for _, t in self.blocks.narrow_gains()})
 
     def _read_statistics(self, note: Callable[..., None]) -> None:
-        held = {owner_of(name) for name, *_ in self.blocks.places}
-        for name, module in self.model.named_modules():
-            mean = getattr(module, "running_mean", None)
-            if not isinstance(mean, Tensor):
-                continue
+        for name, (module, trained) in self._trackers.items():
+            mean, own = module.running_mean, list(module.parameters(recurse=False))
             health = self.seen.health.setdefault(name, Health())
             sums = torch.stack([mean.double().sum(), mean.double().abs().sum(), module.running_var.double().sum()])
             mark, first = float(sums @ sums.new_tensor([1.0, math.pi, math.e])), math.isnan(health.mark)
@@ -269,11 +245,8 @@ class Monitor:
             moved = health.finite and not first and mark != health.mark
             called = self.seen.look is None or name in self.seen.look.called_names
             health.still = not first and not moved and health.finite and module.training and called
-            health.moved, health.mark, health.frozen = (
-                moved,
-                mark if health.finite else 0.0,
-                name not in held and _has_frozen(module),
-            )
+            health.moved, health.mark = moved, mark if health.finite else 0.0
+            health.frozen = not trained and bool(own) and not any(value.requires_grad for value in own)
             counted = getattr(module, "num_batches_tracked", None)
             if isinstance(counted, Tensor):
                 health.updates = float(counted)
@@ -294,14 +267,16 @@ class Monitor:
             return
         if look.fault is not None:
             raise look.fault
-        _note_spread(note, "signal", "variance", {name: value for name, (_, value) in look.inputs.items()})
-        dead = {n: float(c.zero_units.float().mean()) for n, c in look.calls.items() if c.zero_units is not None}
-        _note_spread(note, "signal", "dead_share", dead)
-        full = {n: c.saturated / max(c.count, 1) for n, c in look.calls.items() if c.saturates}
-        _note_spread(note, "signal", "saturated_share", full)
-        _note_spread(note, "signal", "eps_share", look.eps_shares)
-        _note_spread(note, "signal", "gain", look.gains)
-        _note_spread(note, "signal", "logits", look.logits)
+        spreads = {
+            "variance": {name: value for name, (_, value) in look.inputs.items()},
+            "dead_share": look.dead_shares,
+            "saturated_share": {n: c.saturated / max(c.count, 1) for n, c in look.calls.items() if c.saturates},
+            "eps_share": look.eps_shares,
+            "gain": look.gains,
+            "logits": look.logits,
+        }
+        for name, values in spreads.items():
+            _note_spread(note, "signal", name, values)
         _note_spread(note, "statistics", "distance", look.distances)
         note("signal", "gradient_growth", look.gradient_growth)
         note("signal", "stream_growth", look.stream_growth)
@@ -316,9 +291,8 @@ class Monitor:
         outputs = []
         for training in (True, False):
             with unchanged(self.model, training):
-                outputs.append(
-                    next(t for t in tensors(call_model(self.model, self.batch)) if t.is_floating_point()).double()
-                )
+                made = tensors(call_model(self.model, self.batch))
+                outputs.append(next(t for t in made if t.is_floating_point()).double())
         note("statistics", "mode_gap", float((outputs[0] - outputs[1]).norm() / outputs[1].norm().clamp_min(1e-30)))
 
     def _read_edge(self, note: Callable[..., None]) -> None:
@@ -335,9 +309,8 @@ class Monitor:
         for rule in RULES:
             fresh = [EarlyWarning(i, self.steps, at, said) for i, at, said in rule(self.seen) if (i, at) not in seen]
             self._tell(fresh)
-        if spike is not None and not any(
-            w.id == "spike" and w.step > self.steps - 2 * self.every for w in self.warnings
-        ):
+        lately = self.steps - 2 * self.every
+        if spike is not None and not any(w.id == "spike" and w.step > lately for w in self.warnings):
             self._tell([EarlyWarning(spike[0], self.steps, *spike[1:])])
 
     def _tell(self, fresh: list[EarlyWarning]) -> None:
@@ -350,8 +323,6 @@ class Monitor:
             more = f" (and {len(fresh) - 1} more like it)" if len(fresh) > 1 else ""
             LOG.warning("normgauge: %s%s", fresh[0], more)
 
-    # -- afterwards ---------------------------------------------------------------------------------------------
-
     def frame(self) -> Any:
         """Return all readings as a table: step, name, value, layer of the worst."""
         import pandas
@@ -363,13 +334,8 @@ class Monitor:
         tracks = {name: dict(vars(track), angles=track.angles[-20:]) for name, track in self.blocks.tracks.items()}
         health = {name: dict(vars(entry)) for name, entry in self.seen.health.items()}
         warnings = [vars(warning) for warning in self.warnings]
-        return {
-            "steps": self.steps,
-            "tracks": tracks,
-            "health": health,
-            "warnings": warnings,
-            "losses": self.seen.losses,
-        }
+        state = {"steps": self.steps, "tracks": tracks, "health": health, "warnings": warnings}
+        return state | {"losses": self.seen.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
@@ -380,11 +346,6 @@ class Monitor:
         self.seen.health = {name: Health(**entry) for name, entry in state["health"].items()}
         self.warnings = [EarlyWarning(**entry) for entry in state["warnings"]]
         self.seen.losses = [(int(step), float(value)) for step, value in state["losses"]]
-
-
-def _has_frozen(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    return bool(own) and not any(value.requires_grad for value in own)
 
 
 def _note_spread(note: Callable[..., None], question: str, name: str, values: Mapping[str, float]) -> None:

@@ -1,10 +1,7 @@
 """Where readings go: any callable `(step, {name: value})`; CSV, TensorBoard, a folder for `normgauge watch`."""
 
-from __future__ import annotations
-
 import csv
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,9 +43,8 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise MissingExtraError(
-                "TensorBoardSink", "it writes with tensorboard", "an environment without it", "pip install tensorboard"
-            ) from error
+            got, step = "an environment without it", "pip install tensorboard"
+            raise MissingExtraError("TensorBoardSink", "it writes with tensorboard", got, step) from error
         self._writer: Any = SummaryWriter(str(folder))
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
@@ -95,11 +91,5 @@ def sink_of(target: Sink | str | Path) -> Sink:
         return target
     if isinstance(target, (str, Path)):
         return CSVSink(target) if str(target).endswith(".csv") else FolderSink(target)
-    raise InputError(
-        "Monitor", "a sink is a callable (step, values) or a path", type(target).__name__, "Pass 'run' or print"
-    )
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the readings that are numbers."""
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+    rule = "a sink is a callable (step, values) or a path"
+    raise InputError("Monitor", rule, type(target).__name__, "Pass 'run' or print")

@@ -1,7 +1,5 @@
 """Early warnings: what the readings of a beat foretell, with the ids of the doctor's checks."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ class EarlyWarning:
     """Something that will hurt later.
 
     Attributes:
-        id: of the doctor's check that proves it.
+        id: of the doctor's check that proves it; "edge" and "spike" are of the run, with no check behind them.
         step: at which it was first seen.
         where: layer or parameter.
         sentence: what was measured, what it leads to, what to do.
@@ -89,13 +87,11 @@ def rate_collapse(seen: Seen) -> Iterator[Sign]:
 
 def stuck_gains(seen: Seen) -> Iterator[Sign]:
     """Entries that have a gradient and do not move: the step is below the spacing of the dtype."""
-    for name, value, *_ in seen.blocks.places:
-        track = seen.blocks.tracks[name]
-        if value.ndim < 2 and value.element_size() < 4 and track.stuck > STUCK:
-            said = (
-                f"{track.stuck:.0%} of its entries have a gradient and did not move: a step is below half the spacing "
-            )
-            yield Sign("NG44", name, f"{said}of {value.dtype}, so they never will. Keep norms in float32.")
+    for value, track in seen.blocks.narrow_gains():
+        if track.stuck > STUCK:
+            said = f"{track.stuck:.0%} of its entries have a gradient and did not move: a step is below half the "
+            said += f"spacing of {value.dtype}, so they never will. Keep norms in float32."
+            yield Sign("NG44", track.name, said)
 
 
 def unhealthy_statistics(seen: Seen) -> Iterator[Sign]:
@@ -108,10 +104,8 @@ def unhealthy_statistics(seen: Seen) -> Iterator[Sign]:
             said = "its parameters are frozen, its stored statistics move: in eval mode it is not what you froze. "
             yield Sign("NG03", name, said + "Keep it in eval mode through train() (ng.freeze_norms).")
         elif health.still and not health.frozen:
-            said = (
-                "it runs in train mode and its stored statistics do not move: eval mode will use what it began with. "
-            )
-            yield Sign("NG05", name, said + "Check its momentum, and that its buffers are updated.")
+            said = "it runs in train mode and its stored statistics do not move: eval mode will use what it began "
+            yield Sign("NG05", name, said + "with. Check its momentum, and that its buffers are updated.")
 
 
 def unhealthy_signal(seen: Seen) -> Iterator[Sign]:
@@ -122,12 +116,9 @@ def unhealthy_signal(seen: Seen) -> Iterator[Sign]:
     layers = sum(call.role == "affine" and call.reached for call in look.calls.values())
     growth = look.gradient_growth
     if layers >= 10 and layers * math.log(growth) > math.log(EXPLODED):
-        said = (
-            f"squared gradients grow {growth:.3g} times per layer towards the input, over {layers} layers: the first "
-        )
-        yield Sign("NG24", "(model)", said + "layers take far larger steps than the last. Add skips, or drop norms.")
-    for name, call in look.calls.items():
-        dead = float(call.zero_units.float().mean()) if call.zero_units is not None else 0.0
+        said = f"squared gradients grow {growth:.3g} times per layer towards the input, over {layers} layers: the "
+        yield Sign("NG24", "(model)", said + "first take far larger steps than the last. Add skips, or drop norms.")
+    for name, dead in look.dead_shares.items():
         if dead > DEAD:
             said = f"{dead:.0%} of its units are zero on the whole batch and get no gradient. "
             yield Sign("NG29", name, said + "Lower the rate, or the shifts before it.")
@@ -141,9 +132,8 @@ def unhealthy_signal(seen: Seen) -> Iterator[Sign]:
             yield Sign("NG34", name, said + "and loss spikes follow. Normalize queries and keys, or lower their rate.")
     if look.stream_growth > STREAM and look.stream_growth > 2 * first.stream_growth:
         said = f"what normalizers read differs {look.stream_growth:.3g}-fold in size over depth: late blocks hardly "
-        yield Sign(
-            "NG50", "(model)", said + "change the stream. Normalize what blocks write, or scale it down with depth."
-        )
+        advice = "change the stream. Normalize what blocks write, or scale it down with depth."
+        yield Sign("NG50", "(model)", said + advice)
 
 
 def mode_gap(seen: Seen) -> Iterator[Sign]:
@@ -151,12 +141,9 @@ def mode_gap(seen: Seen) -> Iterator[Sign]:
     gap = seen.latest.get("normgauge/statistics/mode_gap", math.nan)
     warm = min((health.updates for health in seen.health.values()), default=0.0) >= WARM
     if warm and gap > GAP:
-        said = (
-            f"outputs with stored statistics are {gap:.2g} of their size away from those with the batch's: evaluation "
-        )
-        yield Sign(
-            "NG06", "(model)", said + "will be worse than training. ng.drift names the cause; ng.recalibrate_norms."
-        )
+        said = f"outputs with stored statistics are {gap:.2g} of their size away from those with the batch's: "
+        advice = "evaluation will be worse than training. ng.drift names the cause; ng.recalibrate_norms."
+        yield Sign("NG06", "(model)", said + advice)
 
 
 def beyond_the_edge(seen: Seen) -> Iterator[Sign]:
@@ -167,9 +154,8 @@ def beyond_the_edge(seen: Seen) -> Iterator[Sign]:
         yield Sign("edge", "(model)", said + "expect oscillation or a spike. Lower the rate, or warm up longer.")
 
 
-RULES: tuple[Callable[[Seen], Iterator[Sign]], ...] = (
-    *(rate_collapse, stuck_gains, unhealthy_statistics, unhealthy_signal, mode_gap, beyond_the_edge),
-)
+Rule = Callable[[Seen], Iterator[Sign]]
+RULES: list[Rule] = [rate_collapse, stuck_gains, unhealthy_statistics, unhealthy_signal, mode_gap, beyond_the_edge]
 
 
 def explain_spike(seen: Seen, every: int) -> Sign | None:
@@ -183,9 +169,7 @@ def explain_spike(seen: Seen, every: int) -> Sign | None:
     if not worst > max(middle + SPIKE * spread, 2 * max(earlier)):
         return None
     said = f"the loss rose to {worst:.3g} at step {step} (usually {middle:.3g})"
-    usual = {
-        track.name: statistics.median(track.angles[:-1]) for track in seen.blocks.tracks.values() if track.angles[1:]
-    }
+    usual = {t.name: statistics.median(t.angles[:-1]) for t in seen.blocks.tracks.values() if t.angles[1:]}
     turned = {name: seen.blocks.tracks[name].angle / angle for name, angle in usual.items() if angle > 0}
     name = max(turned, key=turned.__getitem__, default="")
     if not name or turned[name] < TURNED:

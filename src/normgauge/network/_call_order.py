@@ -1,6 +1,4 @@
-"""A forward pass as steps: calls of leaf modules and, outside of them, of functions, each knowing what it reads."""
-
-from __future__ import annotations
+"""A forward pass as it runs: calls of submodules, torch's operations, and steps that each know what they read."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -9,10 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from normgauge.network._modules import is_leaf
-from normgauge.network._watch import ModuleCall, watched
 from normgauge.objective import tensors
 
 # What turns values into Python's numbers: a forward that asks for them may take another way for other inputs.
@@ -21,6 +19,95 @@ _VALUES |= {"is_nonzero", "numpy", "__array__", "__dlpack__", "data_ptr", "untyp
 Shape = tuple[int, ...]
 Leaf = Callable[[nn.Module], bool]
 Arguments = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the tensors among them
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a submodule.
+
+    Attributes:
+        name: of the module, "(model)" for the model itself.
+        module: called.
+        args: given by place.
+        kwargs: given by name.
+        output: what it returned; `None` while it is being entered.
+        leaf: whether no other submodule was called inside.
+    """
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    leaf: bool = True
+
+    @property
+    def given(self) -> Tensor | None:
+        return first_tensor((self.args, self.kwargs))
+
+    @property
+    def made(self) -> Tensor | None:
+        return first_tensor(self.output)
+
+
+def first_tensor(tree: Any) -> Tensor | None:
+    """Return the first tensor of a module's output: itself, or inside a tuple, list, mapping or Hugging Face output."""
+    return next(tensors(tree), None)
+
+
+@contextmanager
+def watched(
+    model: nn.Module,
+    called: Callable[[ModuleCall], object],
+    entering: Callable[[ModuleCall], object] | None = None,
+    *,
+    inside: bool = False,
+) -> Iterator[None]:
+    """Report every call of a submodule to `called`, in order of completion, and to `entering` before it begins.
+
+    Hooks are removed on exit, also after an exception; use it inside an evaluation that leaves no trace. `inside`
+    leaves the model itself out: hooks cannot come and go while its own call is under way.
+    """
+    stack: list[bool] = []  # per open call: is it still a leaf?
+    handles = []
+
+    def hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if stack:
+                stack[-1] = False
+            stack.append(True)
+            if entering is not None:
+                entering(ModuleCall(name, module, args, kwargs))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            called(ModuleCall(name, module, args, kwargs, output, stack.pop() if stack else True))
+
+        return enter, leave
+
+    for name, module in model.named_modules():
+        if inside and module is model:
+            continue
+        enter, leave = hooks(name or "(model)")
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Operations(TorchDispatchMode):
+    """Reports every operation torch carries out, below its functions, as `report(name, args, result)`."""
+
+    def __init__(self, report: Callable[[str, tuple[Any, ...], Any], None]) -> None:
+        super().__init__()
+        self.report = report
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.report(func.overloadpacket.__name__, args, result)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +185,6 @@ class Graph:
         return [step for step in self.steps if number in step.reads]
 
     def times(self, name: str) -> int:
-        """Return how often a module is called."""
         return sum(step.name == name for step in self.steps)
 
 
@@ -130,20 +216,14 @@ class Names:
         self._times: dict[str, int] = {}
 
     def new(self, kind: str) -> str:
-        """Return the next name of this kind."""
         self._times[kind] = times = self._times.get(kind, -1) + 1
         return f"{kind}_{times}" if times else kind
 
 
 class Recorder(TorchFunctionMode):
-    """Records the steps of a model while it runs, and which operations read its parameters.
+    """Records the steps of a model while it runs on `inputs`, and which operations read its parameters.
 
-    What torch.func or compiled extensions make is not seen.
-
-    Args:
-        model: whose submodules are watched.
-        inputs: the tensors the pass begins with.
-        leaf: which modules are one step; what happens inside them is not recorded.
+    What happens inside a `leaf` is one step. What torch.func or compiled extensions make is not seen.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, leaf: Leaf = is_leaf) -> None:
@@ -164,7 +244,6 @@ class Recorder(TorchFunctionMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside."""
         with watched(self._model, self._leave, self._enter), self:
             yield
 
@@ -174,7 +253,6 @@ class Recorder(TorchFunctionMode):
         return Graph(tuple(self.steps), ends, "recorded", tuple(self.steered))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function and note what it reads and makes."""
         if func is Tensor.__iter__:  # what an iterator gives would not be seen
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         kwargs = kwargs or {}
@@ -208,11 +286,8 @@ class Recorder(TorchFunctionMode):
             self._add(call.name, kind, call.module, call.module, arguments, call.output)
 
     def _mark(self, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Arguments:
-        tracked = [tensor for tensor in tensors(arguments) if tensor in self._made]
-        return (
-            replaced(arguments, Tensor, lambda tensor: self._made.get(tensor, tensor)),
-            [tuple(tensor.shape) for tensor in tracked],
-        )
+        shapes = [tuple(tensor.shape) for tensor in tensors(arguments) if tensor in self._made]
+        return replaced(arguments, Tensor, lambda tensor: self._made.get(tensor, tensor)), shapes
 
     def _add(
         self, name: str, kind: str, module: nn.Module | None, function: Any, arguments: Arguments, outputs: Any

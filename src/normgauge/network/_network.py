@@ -10,12 +10,10 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from normgauge.network._call_order import Graph, Leaf, Recorder, Step
-from normgauge.network._copies import copy_model
-from normgauge.network._modules import is_leaf, role_of
-from normgauge.network._precision import KeepDouble, double
+from normgauge.network._arithmetic import KeepDouble, double
+from normgauge.network._call_order import Graph, Leaf, ModuleCall, Recorder, Step, watched
+from normgauge.network._modules import copy_model, is_leaf, role_of
 from normgauge.network._roles import Role, roles_of
-from normgauge.network._watch import ModuleCall, watched
 from normgauge.objective import Mode, Objective, call_model, call_purely, copy_batch, untouched
 
 _NORMALIZING = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
@@ -82,9 +80,8 @@ class Network:
         mode: Mode = "eval",
     ) -> None:
         self.model, self.mode = model, mode
-        self.inputs = copy_batch(
-            dict(inputs) if isinstance(inputs, Mapping) else inputs
-        )  # forwards may write into them
+        # forwards may write into them
+        self.inputs = copy_batch(dict(inputs) if isinstance(inputs, Mapping) else inputs)
         self._call = forward or call_model
         self._evaluate: Callable[..., Any] = self._run
 
@@ -123,7 +120,7 @@ class Network:
 
     def record(self, leaf: Leaf = is_leaf) -> Graph:
         """Return the steps of one forward pass, with other modules than usual as one step."""
-        return self._recording[0] if leaf is is_leaf else self._record(leaf)[0]
+        return (self._recording if leaf is is_leaf else self._record(leaf))[0]
 
     @property
     def calls(self) -> tuple[Step, ...]:
@@ -155,11 +152,9 @@ class Network:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """The normalizers with their neighbours, in order of execution."""
-        graph = self.graph
+        normalizers = [step for step in self.graph.steps if normalizes(step)]
         return tuple(
-            Edge(step.name, self._neighbours(step, backwards=True), self._neighbours(step, backwards=False))
-            for step in graph.steps
-            if normalizes(step)
+            Edge(step.name, *(self._neighbours(step, backwards=way) for way in (True, False))) for step in normalizers
         )
 
     def _neighbours(self, start: Step, *, backwards: bool) -> tuple[Neighbour, ...]:
@@ -201,11 +196,7 @@ class Network:
 
         return self._evaluate(body)
 
-    # -- copies and precision -----------------------------------------------------------------------------------
-
-    def copy(self) -> Network:
-        """Return the same network on a deep copy of the model."""
-        return type(self)(copy_model(self.model), self.inputs, forward=self._call, mode=self.mode)
+    # -- precision -----------------------------------------------------------------------------------
 
     def float64(self) -> Network:
         """Return the same network on a copy in float64 that stays there, whatever its forward asks for."""

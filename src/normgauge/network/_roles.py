@@ -1,7 +1,5 @@
 """What each parameter does to the outputs of the module that reads it: asked by changing it, never by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from normgauge.network._call_order import replaced
-from normgauge.network._precision import KeepDouble, double
-from normgauge.network._watch import ModuleCall, first_tensor
+from normgauge.network._arithmetic import KeepDouble, double
+from normgauge.network._call_order import ModuleCall, first_tensor, replaced
 from normgauge.objective import untouched
 from normgauge.rng import generator
 
@@ -83,7 +80,6 @@ def kind_of(call: ModuleCall, name: str) -> Kind:
 
 
 def same(a: Tensor, b: Tensor, *, within: float = _SAME) -> bool:
-    """Tell whether two outputs agree, relative to the larger."""
     gap, size = (float(t.abs().max()) if t.numel() else 0.0 for t in (a - b, torch.maximum(a.abs(), b.abs())))
     return gap <= within * size
 

@@ -1,7 +1,5 @@
 """A model as torch.export sees it: its operations, alone or put together again into calls of leaf modules."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ class _Called(nn.Module):
         self.model, self.call, self.inputs = model, call, inputs
 
     def forward(self, *leaves: Tensor) -> list[Tensor]:
-        """Return the tensors of the output."""
         given = iter(leaves)
         return list(tensors(self.call(self.model, replaced(self.inputs, Tensor, lambda _: next(given)))))
 
@@ -80,13 +77,9 @@ class Program:
 def export_program(
     model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any, decompositions: Decompositions | None = None
 ) -> Program:
-    """Return `call(model, inputs)` as operations; nothing is computed.
+    """Return `call(model, inputs)` as operations; nothing is computed. What is no tensor among the inputs is constant.
 
-    Args:
-        model: read as it is.
-        call: how it is called.
-        inputs: nested tensors; other things among them are constants.
-        decompositions: operations to be written in others. With them, nothing is changed in place either.
+    `decompositions` are operations to be written in others; with them, nothing is changed in place either.
 
     Raises:
         Exception: of many kinds, where torch.export cannot follow the model.

@@ -1,7 +1,5 @@
 """BatchNorm with stored statistics is y = factors x + shift per channel; and the weights of a layer with it inside."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -45,13 +43,7 @@ def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def fold_channels(layer: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
-    """Multiply output channels (BatchNorm after the layer) or input channels (before it) of a weight.
-
-    Args:
-        layer: Linear, Conv or ConvTranspose, whose geometry the weight has.
-        weight: of any precision.
-        factors: one per channel.
-        after: whether they act on outputs.
+    """Multiply output channels (BatchNorm `after` the layer) or input channels (before it) of a layer's weight.
 
     Raises:
         ModelError: when the number of factors is not that of the channels.

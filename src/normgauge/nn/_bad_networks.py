@@ -1,7 +1,5 @@
 """Networks that are bad on purpose: ReLU nets with a prescribed Lipschitz constant or gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -29,9 +27,6 @@ def cascade(
         norm: a name of the normalizer registry, put between each layer and its ReLU.
         dtype: of the weights; torch's default when `None`.
 
-    Returns:
-        Linear layers without bias, normalizers, ReLUs.
-
     Raises:
         InputError: widths or sizes that make no network, or one whose values the dtype cannot hold.
 
@@ -48,12 +43,8 @@ def cascade(
     """
     _check_widths(widths)
     if len(sizes) != len(widths) - 1 or not all(math.isfinite(size) and size >= 0 for size in sizes):
-        raise InputError(
-            "cascade",
-            f"sizes must be {len(widths) - 1} finite numbers >= 0, one per layer",
-            str(list(sizes)),
-            "Pass one size per pair of neighbouring widths",
-        )
+        rule = f"sizes must be {len(widths) - 1} finite numbers >= 0, one per layer"
+        raise InputError("cascade", rule, str(list(sizes)), "Pass one size per pair of neighbouring widths")
     declaration = registry.get(norm)
     _check_room(sizes, norm, torch.get_default_dtype() if dtype is None else dtype)
     layers: list[nn.Module] = []
@@ -78,11 +69,7 @@ def network_with_slope(
     A slope far above 1 explodes, one far below 1 vanishes, and no weight shows it: at depth K each layer's norm is
     only `slope^(1/K)`. The constant is attained at every input that is positive in its first min(widths) entries.
 
-    Args:
-        slope: the Lipschitz constant without normalization, >= 0.
-        widths: of the input and of every layer.
-        norm: a name of the normalizer registry; with one, the constant is no longer `slope`.
-        dtype: of the weights; torch's default when `None`.
+    Arguments are those of `cascade`; with a norm the constant is no longer `slope`.
 
     Raises:
         InputError: a slope that is negative or not finite, or widths that make no network.
@@ -146,12 +133,9 @@ def network_with_gradient(
     _check_widths(widths)
     depth = len(widths) - 1
     if not (math.isfinite(size) and size > 0) or not 1 <= layer < depth:
-        raise InputError(
-            "network_with_gradient",
-            f"size must be positive and layer lie between 1 and {depth - 1}, below the last layer",
-            f"size={size!r}, layer={layer!r}",
-            "Pass size=1e12 and more widths, or a lower layer",
-        )
+        rule = f"size must be positive and layer lie between 1 and {depth - 1}, below the last layer"
+        step = "Pass size=1e12 and more widths, or a lower layer"
+        raise InputError("network_with_gradient", rule, f"size={size!r}, layer={layer!r}", step)
     inputs, targets = batch
     unit = _append_last_layer(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
     place = 2 * (layer - 1)
@@ -159,12 +143,9 @@ def network_with_gradient(
     (gradient,) = torch.autograd.grad(loss(unit(inputs), targets), variable)
     norm = float(gradient.norm())
     if not (math.isfinite(norm) and norm > 0):
-        raise InputError(
-            "network_with_gradient",
-            "the loss must have a slope at these data",
-            f"a gradient of norm {norm:g} for the net of unit sizes",
-            "Pass inputs with positive entries among the first min(widths), or other targets",
-        )
+        rule, got = "the loss must have a slope at these data", f"a gradient of norm {norm:g} for the net of unit sizes"
+        step = "Pass inputs with positive entries among the first min(widths), or other targets"
+        raise InputError("network_with_gradient", rule, got, step)
     factor = size / norm
     above = depth - layer
     sizes = [1.0] * layer + [factor ** (1 / above)] * above
@@ -187,19 +168,13 @@ def _check_room(sizes: Sequence[float], norm: str, dtype: torch.dtype) -> None:
     # a normalizer starts anew at each layer, but takes squares; else what was gained adds up, from either end
     reached = [2 * log for log in logs] if norm != "none" else [*accumulate(logs), *accumulate(reversed(logs))]
     if not math.log10(room.tiny) < min(reached) <= max(reached) < math.log10(room.max):
-        raise InputError(
-            "sizes",
-            f"{dtype} holds numbers from {room.tiny:.1e} to {room.max:.1e}, and the network must stay among them",
-            f"values from 10^{min(reached):.1f} to 10^{max(reached):.1f}",
-            "Pass dtype=torch.float64, or less extreme sizes" if dtype != torch.float64 else "Pass milder sizes",
-        )
+        rule = f"{dtype} holds numbers from {room.tiny:.1e} to {room.max:.1e}, and the network must stay among them"
+        got = f"values from 10^{min(reached):.1f} to 10^{max(reached):.1f}"
+        step = "Pass dtype=torch.float64, or less extreme sizes" if dtype != torch.float64 else "Pass milder sizes"
+        raise InputError("sizes", rule, got, step)
 
 
 def _check_widths(widths: Sequence[int]) -> None:
     if len(widths) < 2 or not all(isinstance(width, int) and width > 0 for width in widths):
-        raise InputError(
-            "widths",
-            "a network needs the width of its input and of at least one layer, all positive",
-            str(list(widths)),
-            "Pass for example widths=[4, 8, 8, 3]",
-        )
+        rule = "a network needs the width of its input and of at least one layer, all positive"
+        raise InputError("widths", rule, str(list(widths)), "Pass for example widths=[4, 8, 8, 3]")

@@ -1,19 +1,14 @@
 """Geometry of a normalized linear layer at a batch: effective weights, their ellipsoid, what the batch cannot see."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError, NonFiniteError
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
-
-if TYPE_CHECKING:
-    import altair
 
 SAME = 0.05  # relative distance of effective weights: within, batch and weight norm are the same layer in practice
 COLLAPSED = 0.5  # share of a row's variance that eps leaves
@@ -80,19 +75,17 @@ class LayerGeometry(Result):
         return "\n".join(sentences)
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "row": row,
-                "effective_norm": float(self.effective_weights[row].norm()),
-                "effective_bias": float(self.effective_bias[row]),
-                "on_ellipsoid": float(self.on_ellipsoid[row]),
-                "radius": float(self.radius[row]),
-                "kernel_share": float(self.kernel_share[row]),
-                "centred_norm": float(self.centred_weights[row].norm()),
-                "gradient_share": float(self.gradient_share[row]),
-            }
-            for row in range(self.effective_weights.shape[0])
-        ]
+        columns = {
+            "effective_norm": self.effective_weights.norm(dim=1),
+            "effective_bias": self.effective_bias,
+            "on_ellipsoid": self.on_ellipsoid,
+            "radius": self.radius,
+            "kernel_share": self.kernel_share,
+            "centred_norm": self.centred_weights.norm(dim=1),
+            "gradient_share": self.gradient_share,
+        }
+        rows = range(len(self.effective_weights))
+        return [{"row": row, **{name: float(values[row]) for name, values in columns.items()}} for row in rows]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the distance from weight normalization, rank, kernel, and per row what eps leaves of the ellipsoid."""
@@ -111,9 +104,8 @@ class LayerGeometry(Result):
         if collapsed:
             why = f"eps is over {1 - COLLAPSED:.0%} of their variance on this batch"
             return f"{collapsed} rows have collapsed to their bias ({why}): lower eps, or use a larger batch."
-        blind = (
-            f"this batch of {self.batch} does not see {self.kernel_dimension} of {self.covariance.shape[0]} directions"
-        )
+        unseen = f"{self.kernel_dimension} of {self.covariance.shape[0]} directions"
+        blind = f"this batch of {self.batch} does not see {unseen}"
         said = f"Batch norm is {self.weight_norm_error:.3g} from weight norm here"
         if self.weight_norm_error <= SAME:
             return f"{said} (under {SAME:g}): dividing by the weight's norm would do the same; {blind}."
@@ -122,14 +114,13 @@ class LayerGeometry(Result):
     def _notes(self) -> str:
         return f"eps {self.eps:g} takes {float(1 - self.on_ellipsoid.min()):.2g} of a row's variance at most"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return a chart of the ellipsoid's semi-axes (needs the `lab` extra)."""
         from normgauge.charts import curves
 
         rows = [{"axis": i, "semi-axis": v, "series": "semi-axis"} for i, v in enumerate(self.semi_axes.tolist(), 1)]
-        return curves(
-            rows, x="axis", y="semi-axis", legend=False, title="Semi-axes of the effective weights' ellipsoid"
-        )
+        title = "Semi-axes of the effective weights' ellipsoid"
+        return curves(rows, x="axis", y="semi-axis", legend=False, title=title)
 
 
 @instrument
@@ -188,12 +179,11 @@ def layer_geometry(
     variance = outputs.square().mean(0)
     scale = (variance + eps).sqrt()
     outside_kernel = variance > (tolerance * w.norm(dim=1)).square()  # below, the row is in the kernel up to rounding
-    effective = gain[:, None] * w / torch.where(scale > 0, scale, torch.ones_like(scale))[:, None]
+    divisor = torch.where(scale > 0, scale, torch.ones_like(scale))
+    effective = gain[:, None] * w / divisor[:, None]
     covariance = centred.T @ centred / samples
     standard = gain[:, None] * w / w.norm(dim=1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    normalized = torch.where(
-        outside_kernel, outputs / torch.where(scale > 0, scale, torch.ones_like(scale)), 0 * outputs
-    )
+    normalized = torch.where(outside_kernel, outputs / divisor, 0 * outputs)
     identity = torch.eye(x.shape[1], dtype=x.dtype)
     return LayerGeometry(
         effective_weights=effective,
@@ -203,9 +193,7 @@ def layer_geometry(
         rank=rank,
         kernel_dimension=x.shape[1] - rank,
         kernel_share=(w @ kernel).square().sum(1) / w.square().sum(1).clamp_min(torch.finfo(w.dtype).tiny),
-        on_ellipsoid=torch.where(
-            outside_kernel, variance / torch.where(scale > 0, scale, torch.ones_like(scale)).square(), 0.0
-        ),
+        on_ellipsoid=torch.where(outside_kernel, variance / divisor.square(), 0.0),
         radius=(gain.abs() * normalized.norm(dim=0)),
         centred_weights=w - w.mean(0),
         weight_norm_error=float(_row_error(effective, standard)),
@@ -236,27 +224,21 @@ def _row_error(effective: Tensor, standard: Tensor) -> Tensor:
 def _check_layer(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     w, x = weight.detach().double().cpu().flatten(1), inputs.detach().double().cpu()
     if x.dim() != 2 or x.shape[1] != w.shape[1]:
-        raise InputError(
-            "layer_geometry",
-            "inputs are (B, n) with n the entries of a row of the weight",
-            f"inputs {tuple(inputs.shape)} and weight {tuple(weight.shape)}",
-            "Flatten the inputs, or cut a convolution's inputs into patches with torch.nn.functional.unfold",
-        )
+        rule = "inputs are (B, n) with n the entries of a row of the weight"
+        got = f"inputs {tuple(inputs.shape)} and weight {tuple(weight.shape)}"
+        step = "Flatten the inputs, or cut a convolution's inputs into patches with torch.nn.functional.unfold"
+        raise InputError("layer_geometry", rule, got, step)
     if len(x) < 2:
         raise DataError("layer_geometry", "the batch needs at least two samples", f"{len(x)}", "Give a larger batch")
     if not bool(torch.isfinite(w).all() and torch.isfinite(x).all()):
-        raise NonFiniteError(
-            "layer_geometry", "weights and inputs are finite", "inf or nan", "Look for a diverged layer"
-        )
+        rule = "weights and inputs are finite"
+        raise NonFiniteError("layer_geometry", rule, "inf or nan", "Look for a diverged layer")
     return w, x
 
 
 def _per_row(name: str, value: Tensor, weight: Tensor) -> Tensor:
     if value.shape != (len(weight),):
-        raise InputError(
-            "layer_geometry",
-            f"{name} has one number per row",
-            f"shape {tuple(value.shape)} for {len(weight)} rows",
-            "Pass the normalizer's own parameter",
-        )
+        got = f"shape {tuple(value.shape)} for {len(weight)} rows"
+        step = "Pass the normalizer's own parameter"
+        raise InputError("layer_geometry", f"{name} has one number per row", got, step)
     return value.detach().double().cpu()

@@ -1,27 +1,36 @@
 """Population statistics: what evaluation uses in place of a batch, gathered over the batches of training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError
-from normgauge.nn._layout import check_channels, check_enough, per_channel, reduced_axes
+from normgauge.nn._layout import apply_per_channel, check_channels, check_enough, reduced_axes
+
+
+class Shared(TypedDict, total=False):
+    """What all layers with statistics of the batch take: `eps`, `momentum`, and `affine` to learn `weight` and `bias`.
+
+    `momentum` is the weight of a new batch in the stored statistics; `None` weights all batches equally.
+    """
+
+    eps: float
+    momentum: float | None
+    affine: bool
 
 
 class BatchStatisticsNorm(torch.nn.Module):
     """Base of the layers that normalize by statistics of the batch and remember averages of them for evaluation.
 
     A subclass says what its two statistics per channel are, a centre and a moment, and how a moment becomes a scale.
-    Parameters and buffers are named as in torch's batch normalization where they mean the same.
+    Parameters and buffers are named as in torch's batch normalization where they mean the same; axis 1 holds the
+    `num_features` channels.
 
-    Args:
-        num_features: channels, on axis 1.
-        eps: stabilizer of the scale.
-        momentum: weight of a new batch (exponential average); `None` weights all batches equally (cumulative).
-        affine: learn `weight` and `bias` per channel.
+    Raises:
+        InputError: for settings out of range.
+        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
     """
 
     running_mean: Tensor
@@ -36,9 +45,8 @@ class BatchStatisticsNorm(torch.nn.Module):
         if num_features < 1:
             raise InputError(type(self).__name__, "num_features is at least 1", str(num_features), "Count the channels")
         if momentum is not None and not 0 <= momentum <= 1:
-            raise InputError(
-                type(self).__name__, "momentum is between 0 and 1, or None", str(momentum), "Use 0.1 or None"
-            )
+            rule = "momentum is between 0 and 1, or None"
+            raise InputError(type(self).__name__, rule, str(momentum), "Use 0.1 or None")
         self.num_features, self.eps, self.momentum, self.affine = num_features, eps, momentum, affine
         self.weight = torch.nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = torch.nn.Parameter(torch.zeros(num_features)) if affine else None
@@ -64,7 +72,7 @@ class BatchStatisticsNorm(torch.nn.Module):
         gain = 1 / self._scale(self.running_moment)
         gain = gain if self.weight is None else gain * self.weight
         offset = -self.running_mean * gain if self.bias is None else self.bias - self.running_mean * gain
-        return torch.addcmul(per_channel(offset, x), x.to(gain.dtype), per_channel(gain, x)).to(x.dtype)
+        return apply_per_channel(x, gain, offset)
 
     def _remember(self, mean: Tensor, moment: Tensor) -> None:
         """Average the batch's statistics into the population's."""
@@ -90,9 +98,6 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
     Args:
         batches: tensors `(batch, channels, *space)`, each with at least two values per channel.
-
-    Returns:
-        `(mean, var)` per channel.
 
     Raises:
         DataError: for no batches, and for a batch with one value per channel.

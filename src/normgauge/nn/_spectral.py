@@ -1,7 +1,5 @@
 """Spectral normalization by the norm of the layer as an operator, not of its reshaped weight."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +18,9 @@ class SpectralNorm(nn.Module):
 
     right: Tensor | None
 
-    def __init__(self, steps: int, name: str) -> None:
+    def __init__(self, steps: int) -> None:
         super().__init__()
-        self.steps, self.name = steps, name
+        self.steps = steps
         self.operator: Convolution | None = None
         self.register_buffer("right", None)
 
@@ -32,7 +30,7 @@ class SpectralNorm(nn.Module):
         wanted = tuple(size) if stored is None else tuple(max(a, b) for a, b in zip(stored, size, strict=True))
         if wanted == stored:
             return
-        raw = layer.parametrizations[self.name].original.detach()  # type: ignore[index, union-attr]
+        raw: Tensor = layer.parametrizations.weight.original.detach()  # type: ignore[operator, union-attr]
         operator = Convolution.of(layer, wanted, raw)
         if self.right is None or self.right.shape[1:] != operator.input_shape:
             working = operator if raw.dtype in (torch.float32, torch.float64) else operator.to(torch.float32)
@@ -50,12 +48,9 @@ class SpectralNorm(nn.Module):
     def forward(self, raw: Tensor) -> Tensor:
         """Return the weight divided by the norm of its operator."""
         if self.operator is None or self.right is None:
-            raise InputError(
-                "spectral_norm",
-                "the norm of a convolution depends on the size of its input, which is learned at the first forward",
-                "a weight asked for before any forward",
-                "Run the layer once, or wrap it with input_shape=(height, width)",
-            )
+            rule = "the norm of a convolution depends on the size of its input, which is learned at the first forward"
+            step = "Run the layer once, or wrap it with input_shape=(height, width)"
+            raise InputError("spectral_norm", rule, "a weight asked for before any forward", step)
         kernel = raw.unsqueeze(-1) if raw.ndim == 2 else raw
         with torch.autocast(raw.device.type, enabled=False):
             if self.training:
@@ -83,19 +78,12 @@ class SpectralNorm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class _LearnSize:
-    """Forward pre-hook that tells the parametrization the size of the layer's input."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not inputs or not parametrize.is_parametrized(layer, self.name):
-            return
-        for part in layer.parametrizations[self.name]:  # type: ignore[index]
+def _learn_size(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Tell the parametrization the size of the layer's input, before its forward."""
+    if inputs and parametrize.is_parametrized(layer, "weight"):
+        for part in layer.parametrizations["weight"]:  # type: ignore[index]
             if isinstance(part, SpectralNorm):
-                axes = len(layer.kernel_size)  # type: ignore[arg-type]
-                part.learn(layer, inputs[0].shape[-axes:])
+                part.learn(layer, inputs[0].shape[-len(layer.kernel_size) :])  # type: ignore[arg-type]
 
 
 def spectral_norm(
@@ -118,9 +106,6 @@ def spectral_norm(
         input_shape: spatial size of the layer's input; not needed for Linear.
         steps: power iterations per training forward.
 
-    Returns:
-        The same module.
-
     Raises:
         InputError: when the module is none of these, is normalized already, or the weight of a convolution is asked
             for before its input size is known.
@@ -140,24 +125,18 @@ def spectral_norm(
     References: miyato2018, sun2020.
     """
     if not isinstance(module, _LAYERS) or name != "weight":
-        raise InputError(
-            "spectral_norm",
-            "the module must be Linear, Conv or ConvTranspose, normalized by its weight",
-            f"{type(module).__name__}, {name!r}",
-            "Wrap each layer of the model itself",
-        )
+        rule = "the module must be Linear, Conv or ConvTranspose, normalized by its weight"
+        got = f"{type(module).__name__}, {name!r}"
+        raise InputError("spectral_norm", rule, got, "Wrap each layer of the model itself")
     if parametrize.is_parametrized(module, name):
-        raise InputError(
-            "spectral_norm",
-            "the weight may carry one normalizer",
-            "a layer that is parametrized already",
-            "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
-        )
+        got = "a layer that is parametrized already"
+        step = "Take it off with torch.nn.utils.parametrize.remove_parametrizations first"
+        raise InputError("spectral_norm", "the weight may carry one normalizer", got, step)
     if steps < 1:
         raise InputError("spectral_norm", "steps is at least 1", repr(steps), "Use steps=1")
     if not bool(module.weight.detach().any()):
         raise InputError("spectral_norm", "the weight must not be zero", "zeros", "Initialize it first")
-    part = SpectralNorm(steps, name)
+    part = SpectralNorm(steps)
     # unsafe: torch's check would ask for the weight before the size is known
     parametrize.register_parametrization(module, name, part, unsafe=True)
     if isinstance(module, nn.Linear):
@@ -167,9 +146,8 @@ def spectral_norm(
             axes = len(module.kernel_size)
             if len(input_shape) < axes:
                 parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-                raise InputError(
-                    "spectral_norm", f"input_shape has {axes} sizes", str(tuple(input_shape)), "Give the spatial size"
-                )
+                got = str(tuple(input_shape))
+                raise InputError("spectral_norm", f"input_shape has {axes} sizes", got, "Give the spatial size")
             part.learn(module, tuple(input_shape)[-axes:])
-        module.register_forward_pre_hook(_LearnSize(name))
+        module.register_forward_pre_hook(_learn_size)
     return module

@@ -1,18 +1,15 @@
 """l_p batch normalization: the mean removed, the scale an l_p average of the uncentred values."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from normgauge.nn import registry
-from normgauge.nn._eager import plain_autograd
-from normgauge.nn._layout import per_channel, reduced_axes
-from normgauge.nn._population import BatchStatisticsNorm
-from normgauge.nn.functional._lp import check_power, lp_moment, lp_norm, lp_norm_backward, lp_root
+from normgauge.nn._layout import apply_per_channel, at_least_float32, per_channel, plain_autograd, reduced_axes
+from normgauge.nn._population import BatchStatisticsNorm, Shared
+from normgauge.nn.functional import check_power, lp_moment, lp_norm, lp_norm_backward, lp_root
 
 
 class LpBatchNorm(BatchStatisticsNorm):
@@ -28,13 +25,10 @@ class LpBatchNorm(BatchStatisticsNorm):
     Args:
         num_features: channels, on axis 1.
         p: at least 1; `math.inf` takes the maximum.
-        eps: added to the mean of the powers (to the maximum for p = inf).
-        momentum: weight of a new batch in the stored statistics; `None` weights all batches equally.
-        affine: learn `weight` and `bias`.
+        **shared: `eps`, added to the mean of the powers (to the maximum for p = inf), `momentum` and `affine`.
 
     Raises:
         InputError: for p below 1.
-        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
 
     Examples:
         >>> LpBatchNorm(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).flatten().tolist()
@@ -43,11 +37,9 @@ class LpBatchNorm(BatchStatisticsNorm):
     References: santurkar2018.
     """
 
-    def __init__(
-        self, num_features: int, p: float = 1.0, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True
-    ) -> None:
+    def __init__(self, num_features: int, p: float = 1.0, **shared: Unpack[Shared]) -> None:
         check_power(p)
-        super().__init__(num_features, eps, momentum, affine)
+        super().__init__(num_features, **shared)
         self.p = float(p)
 
     def _train(self, x: Tensor) -> Tensor:
@@ -67,7 +59,7 @@ def lp_normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the normalized input with the batch's mean and moment; low precision is computed in float32."""
-    exact = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    exact = at_least_float32(x)
     if plain_autograd():
         y, mean, moment = _Fused.apply(exact, weight, bias, p, eps)
     else:
@@ -92,7 +84,7 @@ class _Fused(torch.autograd.Function):
         scale = lp_root(moment, p, eps)
         gain = 1 / scale if weight is None else weight / scale
         offset = -mean * gain if bias is None else bias - mean * gain
-        y = torch.addcmul(per_channel(offset, x), x, per_channel(gain, x))
+        y = apply_per_channel(x, gain, offset)
         ctx.save_for_backward(x, weight, bias, mean, scale, *extremes)
         ctx.p, ctx.eps = p, eps
         ctx.mark_non_differentiable(mean, moment)
@@ -112,19 +104,7 @@ def _fast_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, statistics: tuple[Tensor, Tensor], p: float, extremes: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean, scale = statistics
-    # The kernel's two sums: sum(grad * (x - mean)) / scale and sum(grad), in one pass.
-    _, along, total = torch.ops.aten.native_batch_norm_backward(
-        grad,
-        x,
-        torch.ones_like(mean),
-        running_mean=None,
-        running_var=None,
-        save_mean=mean,
-        save_invstd=1 / scale,
-        train=True,
-        eps=0.0,
-        output_mask=[False, True, True],
-    )
+    along, total = gradient_sums(grad, x, mean, 1 / scale)
     count = x.numel() // x.shape[1]
     gain = 1 / scale if weight is None else weight / scale
     shift, first = per_channel(-gain * total / count, x), per_channel(gain, x)
@@ -137,6 +117,14 @@ def _fast_backward(
     # The power goes into the memory of the result: a fresh temporary would cost more than the passes over it.
     dx = x.sign() if p == 1 else x.abs().pow_(p - 1).copysign_(x)
     return torch.addcmul(shift, dx, slope, out=dx).addcmul_(grad, first), along, total
+
+
+def gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `sum(grad * (x - mean)) * inverse` and `sum(grad)` per channel, in one pass of batch norm's kernel."""
+    mask = [False, True, True]
+    kernel = torch.ops.aten.native_batch_norm_backward
+    _, along, total = kernel(grad, x, torch.ones_like(mean), None, None, mean, inverse, True, 0.0, mask)
+    return along, total
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,28 +147,6 @@ def _add_at_extremes(dx: Tensor, x: Tensor, amount: Tensor, high: Tensor, low: T
     return dx
 
 
-def _declare(name: str, p: float, formula: str) -> None:
-    registry.register(
-        registry.Declaration(
-            name=name,
-            title=f"l_{'inf' if math.isinf(p) else int(p)} batch normalization",
-            placement="activation",
-            axes="batch and space per channel",
-            statistics="batch",
-            behaviour="Training uses the batch's mean and the l_p average of its uncentred values; evaluation the "
-            "stored averages of both. Not invariant to shifts, since the average is uncentred.",
-            formula=formula,
-            cite=("santurkar2018",),
-            invariances=(
-                registry.Invariance("input", "scale", "row", exact=False, modes=("train",)),
-                registry.Invariance("weights", "scale", "row", exact=False, modes=("train",)),
-            ),
-            make=lambda channels, spatial: LpBatchNorm(channels, p=p),
-            smallest=2,
-        )
-    )
-
-
-_declare("lp1_batch", 1.0, r"y = \gamma \frac{x - \mu_B}{\frac{1}{m} \sum_B |x| + \epsilon} + \beta")
-_declare("lp2_batch", 2.0, r"y = \gamma \frac{x - \mu_B}{\sqrt{\frac{1}{m} \sum_B x^2 + \epsilon}} + \beta")
-_declare("lpinf_batch", math.inf, r"y = \gamma \frac{x - \mu_B}{\max_B |x| + \epsilon} + \beta")
+registry.declare("lp1_batch", make=lambda channels, spatial: LpBatchNorm(channels, p=1.0))
+registry.declare("lp2_batch", make=lambda channels, spatial: LpBatchNorm(channels, p=2.0))
+registry.declare("lpinf_batch", make=lambda channels, spatial: LpBatchNorm(channels, p=math.inf))

@@ -1,49 +1,179 @@
-"""Weight normalizers for layers, on `torch.nn.utils.parametrize`, and the facts the register declares about them.
+"""Weight normalizers for layers, on `torch.nn.utils.parametrize`.
 
-Rows are output channels: axis 0 of Linear and Conv weights, the matching slices of ConvTranspose weights. Assigning
-`layer.weight = w` stores a raw value whose normalized form is w again if w lies where normalized weights live, and
-the normalized form of w otherwise. `module` is a Linear, Conv or ConvTranspose throughout, `name` that of its weight.
+Rows are output channels: axis 0 of Linear and Conv weights, the matching slices of ConvTranspose weights (torch takes
+axis 0 for all). n counts the entries of a row. Assigning `layer.weight = w` stores a raw value whose normalized form is
+w again if w lies where normalized weights live, and the normalized form of w otherwise. `module` is a Linear, Conv or
+ConvTranspose throughout, `name` that of its weight, changed in place and returned. A module without such a weight,
+one that is normalized already, and a weight without direction (a zero row) are refused by an InputError.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import InputError
-from normgauge.nn import registry
-from normgauge.nn._rows import (
-    CenteredWeightNorm,
-    Gain,
-    Hyperball,
-    RowParametrization,
-    UnitColumns,
-    UnitSphere,
-    WeightNorm,
-    WeightStandardization,
-)
+from normgauge.nn import functional, registry
 from normgauge.nn._spectral import spectral_norm
-from normgauge.nn.functional._weights import centered_weight_norm as centered_weight_norm_of_rows
 
+Gain = Literal["none", "row"]
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))  # 1 / standard deviation of relu(standard normal)
+RELU_MEAN, RELU_STD = math.sqrt(1 / (2 * math.pi)), math.sqrt((1 - 1 / math.pi) / 2)  # of relu(standard normal)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class RowParametrization(nn.Module):
+    """Base of parametrizations that act on each output channel's weights as one vector."""
+
+    centered = False
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.transposed = isinstance(layer, _TRANSPOSED)
+        self.groups = int(getattr(layer, "groups", 1))
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Return the weight as `[output channels, entries]`."""
+        if not self.transposed:
+            return weight.flatten(1)
+        grouped = weight.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        return grouped.reshape(self.groups * weight.shape[1], -1)
+
+    def unrows(self, rows: Tensor, like: Tensor) -> Tensor:
+        """Return rows in the layout of the weight `like`."""
+        if not self.transposed:
+            return rows.reshape(like.shape)
+        per_group = like.shape[0] // self.groups
+        grouped = rows.reshape(self.groups, like.shape[1], per_group, *like.shape[2:])
+        return grouped.transpose(1, 2).reshape(like.shape)
+
+
+class WeightNorm(RowParametrization):
+    """w = g v / ||v|| per row; `original0` is g, `original1` is v."""
+
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return self.unrows(functional.weight_norm(self.rows(v), g), v)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lengths and the weight itself."""
+        return _lengths(self.rows(weight)), weight
+
+
+class CenteredWeightNorm(RowParametrization):
+    """w = (v - mean) / ||v - mean|| per row, times g (`original0`) with gain "row"."""
+
+    centered = True
+
+    def __init__(self, layer: nn.Module, gain: Gain) -> None:
+        super().__init__(layer)
+        self.gain = gain
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        rows = functional.centered_weight_norm(self.rows(originals[-1]))
+        return self.unrows(_apply_gain(rows, originals), originals[-1])
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the weight, and with gain "row" first its centred lengths."""
+        rows = self.rows(weight)
+        lengths = _lengths(rows - rows.mean(1, keepdim=True), "a row must not be constant")
+        return weight if self.gain == "none" else (lengths, weight)
+
+
+class WeightStandardization(RowParametrization):
+    """w = scale (v - mean) / sqrt(var + eps) per row, times g (`original0`) with gain "row"."""
+
+    centered = True
+
+    def __init__(self, layer: nn.Module, gain: Gain, eps: float, scale: float) -> None:
+        super().__init__(layer)
+        self.gain, self.eps, self.scale = gain, eps, scale
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        rows = functional.weight_standardization(self.rows(originals[-1]), self.eps)
+        return self.unrows(_apply_gain(rows if self.scale == 1.0 else rows * self.scale, originals), originals[-1])
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the weight, and with gain "row" first the gain that gives it back."""
+        rows = self.rows(weight)
+        if self.gain == "none":
+            return weight
+        return (rows.var(1, correction=0) + self.eps).sqrt() / self.scale, weight
+
+
+class UnitSphere(RowParametrization):
+    """w = radius v / ||v|| per row."""
+
+    def __init__(self, layer: nn.Module, radius: float) -> None:
+        super().__init__(layer)
+        self.length = radius
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return self.unrows(functional.unit_sphere(self.rows(v), self.length), v)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself."""
+        _lengths(self.rows(weight))
+        return weight
+
+
+class UnitColumns(RowParametrization):
+    """w = v / ||v|| per input unit: columns of a matrix, all entries that one input channel reaches."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v / self._lengths(v)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself."""
+        _lengths(self._lengths(weight).flatten()[:, None], "a column must not be zero")
+        return weight
+
+    def _lengths(self, v: Tensor) -> Tensor:
+        axis = 0 if self.transposed else 1
+        return torch.linalg.vector_norm(v, dim=[other for other in range(v.ndim) if other != axis], keepdim=True)
+
+
+class Hyperball(RowParametrization):
+    """w = R v / ||v|| for the whole tensor, R its norm when wrapped or assigned."""
+
+    def __init__(self, layer: nn.Module, weight: Tensor) -> None:
+        super().__init__(layer)
+        self.length: Tensor
+        self.register_buffer("length", torch.linalg.vector_norm(weight.detach()))
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the normalized weight."""
+        return v * (self.length / torch.linalg.vector_norm(v))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return the weight itself, whose norm is the radius from now on."""
+        self.length.copy_(_lengths(weight.detach().reshape(1, -1), "the weight must not be zero")[0])
+        return weight
+
+
+def _apply_gain(rows: Tensor, originals: tuple[Tensor, ...]) -> Tensor:
+    return rows if len(originals) == 1 else rows * originals[0].unsqueeze(1)
+
+
+def _lengths(rows: Tensor, rule: str = "a row must not be zero") -> Tensor:
+    lengths = torch.linalg.vector_norm(rows, dim=1)
+    if bool((lengths == 0).any()):
+        number = int((lengths == 0).nonzero()[0])
+        raise InputError("weight normalizer", f"{rule}: it has no direction", f"row {number}", "Initialize it first")
+    return lengths
 
 
 def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
     """Reparametrize a layer's rows by length and direction, w = g v / ||v||, in place; the function stays the same.
 
-    Row i lives on S^(n-1) of radius |g_i| (n entries per row), g_i learned. The raw direction v has a flat direction:
-    its own length. Rows are output channels, also for ConvTranspose (torch takes axis 0 for all).
-
-    Returns:
-        The same module, with `parametrizations.weight.original0` = g and `original1` = v.
-
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or a row is zero.
+    Row i lives on S^(n-1) of radius |g_i|, g_i learned: `parametrizations.weight.original0` is g, `original1` v. The
+    raw direction v has a flat direction: its own length.
 
     Deviations: akbar2025 states invariance under (v, g) -> (a v, g / a); it is (v, g) -> (a v, g). See
     `normgauge.nn.functional.weight_norm`.
@@ -62,15 +192,8 @@ def weight_norm(module: nn.Module, name: str = "weight") -> nn.Module:
 def centered_weight_norm(module: nn.Module, name: str = "weight", *, gain: Gain = "none") -> nn.Module:
     """Hold each row of a layer's weight at mean zero and length one, in place.
 
-    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius 1, or |g_i| with gain "row".
-
-    Args:
-        module: to wrap.
-        name: of its weight.
-        gain: "none", or "row" for a learned length per output channel, which starts at the row's own.
-
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or a row is constant.
+    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius 1; with gain "row" of radius |g_i|, a learned length
+    per output channel, which starts at the row's own. A constant row is refused.
 
     Examples:
         >>> layer = centered_weight_norm(torch.nn.Linear(5, 2))
@@ -88,17 +211,9 @@ def weight_standardization(
 ) -> nn.Module:
     """Hold each row of a layer's weight at mean zero and variance one, in place.
 
-    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius sqrt(n) for eps = 0, times |g_i| with gain "row".
-    Meant to stand before GroupNorm or BatchNorm: alone it multiplies the signal by about sqrt(n).
-
-    Args:
-        module: to wrap.
-        name: of its weight.
-        gain: "none", or "row" for a learned factor per output channel, which starts at the row's standard deviation.
-        eps: added to the variance.
-
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or rows have a single entry.
+    Row i lives on S^(n-2), orthogonal to (1, ..., 1), of radius sqrt(n) for eps = 0 (added to the variance); with gain
+    "row" times |g_i|, a learned factor per output channel, which starts at the row's standard deviation. Meant to stand
+    before GroupNorm or BatchNorm: alone it multiplies the signal by about sqrt(n). Rows of one entry are refused.
 
     Deviations: qiao2019's code uses the unbiased deviation and eps = 1e-5 outside the root; sun2020 has neither.
 
@@ -119,18 +234,9 @@ def scaled_weight_standardization(
     """Hold each row at mean zero and length gamma |g_i|, in place: the control without activation statistics.
 
     w = gamma g (v - mean) / sqrt(n (var + eps)), g_i learned from 1. Row i lives on S^(n-2) of radius gamma |g_i|
-    (for eps = 0). With gamma = 1 / (standard deviation of the activation of a standard normal), the default is that
-    of ReLU, sqrt(2 / (1 - 1 / pi)), inputs that are activations of unit Gaussians give outputs of mean zero and
-    variance one over the draw of the weights; training aligns weights with inputs, and the variance then grows.
-
-    Args:
-        module: to wrap.
-        name: of its weight.
-        gamma: gain of the activation before the layer.
-        eps: added to the variance.
-
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or rows have a single entry.
+    (for eps = 0). gamma is 1 / (standard deviation of the activation of a standard normal) for the activation before
+    the layer, by default ReLU's sqrt(2 / (1 - 1 / pi)): inputs that are activations of unit Gaussians then give outputs
+    of mean zero and variance one over the draw of the weights; training aligns weights with inputs, and it grows.
 
     Deviations: brock2021's code clamps n var at eps; here eps is added to var.
 
@@ -152,15 +258,7 @@ def scaled_weight_standardization(
 def unit_sphere(module: nn.Module, name: str = "weight", *, radius: float = 1.0) -> nn.Module:
     """Hold each row of a layer's weight at one length, in place: a point of the oblique manifold.
 
-    Row i lives on S^(n-1) of `radius`.
-
-    Args:
-        module: to wrap.
-        name: of its weight.
-        radius: of every row.
-
-    Raises:
-        InputError: when the module has no such weight, is normalized already, a row is zero, or radius is not positive.
+    Row i lives on S^(n-1) of `radius`, which must be positive.
 
     Examples:
         >>> bool(torch.allclose(unit_sphere(torch.nn.Linear(5, 2)).weight.norm(dim=1), torch.ones(2)))
@@ -179,9 +277,6 @@ def unit_columns(module: nn.Module, name: str = "weight") -> nn.Module:
     nGPT keeps every vector of the stream's width on the sphere: rows of matrices that read the stream (`unit_sphere`),
     columns of those that write to it.
 
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or a column is zero.
-
     Examples:
         >>> bool(torch.allclose(unit_columns(torch.nn.Linear(5, 2)).weight.norm(dim=0), torch.ones(5)))
         True
@@ -197,9 +292,6 @@ def hyperball(module: nn.Module, name: str = "weight") -> nn.Module:
     The constraint of hyperball optimizers as a parametrization: any optimizer of v moves w on that sphere. They
     normalize the update as well, `theory.weight_dynamics.hyperball_equilibrium`.
 
-    Raises:
-        InputError: when the module has no such weight, is normalized already, or the weight is zero.
-
     Examples:
         >>> layer = torch.nn.Linear(5, 2)
         >>> before = layer.weight.detach().clone()
@@ -211,10 +303,60 @@ def hyperball(module: nn.Module, name: str = "weight") -> nn.Module:
     return _attach(module, name, Hyperball(module, _weight_of(module, name, "Hyperball")))
 
 
+class UnitRows(nn.Module):
+    """`gain[i] * v[i] / ||v[i]||`; gains start where the mean square of the Jacobian is one after a rectifier."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((rows,), math.sqrt(1 - 1 / math.pi)))
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Return the weight of the raw rows v."""
+        return functional.weight_norm(v, self.gain)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Return raw rows; their norm is forgotten, so that assigning a weight sets its directions only."""
+        return weight
+
+
+def norm_propagation(module: nn.Module, *, after: Literal["relu", "data"] = "relu") -> nn.Module:
+    r"""Normalize a Linear or Conv layer by its weights and the moments of its input, without looking at data.
+
+    `after` says what comes in: the output of a rectifier, or standardized data.
+    `z_i = gain_i * v_i . xhat / ||v_i|| + bias_i` with `xhat = x` for standardized data, and
+    `xhat = (x - c2) / c1`, `c1 = sqrt((1 - 1/pi) / 2)`, `c2 = sqrt(1 / (2 pi))` for the output of a rectifier: mean and
+    standard deviation of max(0, u) for u ~ N(0, 1). If xhat has uncorrelated entries of mean 0 and variance 1, so has
+    each z_i / gain_i mean 0 and variance 1.
+
+    Deviations:
+        arpit2016 standardizes after the rectifier; here the next layer does it to its input, which is the same map and
+        leaves the activation alone. Zero padding then pads the standardized input, by its mean.
+
+    Examples:
+        >>> layer = norm_propagation(torch.nn.Linear(3, 2), after="data")
+        >>> torch.allclose(layer.weight.norm(dim=1), torch.full((2,), (1 - 1 / math.pi) ** 0.5))
+        True
+
+    References: arpit2016.
+    """
+    if after not in ("relu", "data"):
+        raise InputError("norm_propagation", "after is 'relu' or 'data'", repr(after), "Say what comes in")
+    weight = _weight_of(module, "weight", "norm_propagation")
+    rows = UnitRows(weight.shape[0]).to(weight.device, weight.dtype)
+    parametrize.register_parametrization(module, "weight", rows)
+    if after == "relu":
+        module.register_forward_pre_hook(_standardize_rectified)
+    return module
+
+
+def _standardize_rectified(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return ((inputs[0] - RELU_MEAN) / RELU_STD, *inputs[1:])
+
+
 def _attach(module: nn.Module, name: str, parametrization: RowParametrization) -> nn.Module:
     weight = _weight_of(module, name, type(parametrization).__name__)
     if parametrization.centered and parametrization.rows(weight).shape[1] < 2:
-        centered_weight_norm_of_rows(parametrization.rows(weight))  # which explains
+        functional.centered_weight_norm(parametrization.rows(weight))  # which explains
     parametrize.register_parametrization(module, name, parametrization)
     return module
 
@@ -222,19 +364,11 @@ def _attach(module: nn.Module, name: str, parametrization: RowParametrization) -
 def _weight_of(module: nn.Module, name: str, subject: str) -> Tensor:
     weight = getattr(module, name, None) if isinstance(module, nn.Module) else None
     if not isinstance(weight, Tensor) or weight.ndim < 2 or isinstance(weight, nn.UninitializedParameter):
-        raise InputError(
-            subject,
-            f"the module must have a tensor {name!r} with at least two axes, as Linear and Conv have",
-            type(module).__name__,
-            "Wrap each Linear or Conv layer of the model itself",
-        )
+        rule = f"the module must have a tensor {name!r} with at least two axes, as Linear and Conv have"
+        raise InputError(subject, rule, type(module).__name__, "Wrap each Linear or Conv layer of the model itself")
     if parametrize.is_parametrized(module, name):
-        raise InputError(
-            subject,
-            f"the {name} may carry one normalizer",
-            "a layer that is parametrized already",
-            "Take it off with torch.nn.utils.parametrize.remove_parametrizations first",
-        )
+        step = "Take it off with torch.nn.utils.parametrize.remove_parametrizations first"
+        raise InputError(subject, f"the {name} may carry one normalizer", "a layer that is parametrized already", step)
     return weight
 
 
@@ -243,110 +377,12 @@ def _check_gain(subject: str, gain: str) -> None:
         raise InputError(subject, "gain is 'none' or 'row'", repr(gain), "Use one of them")
 
 
-def _declare(builder: Callable[[nn.Module], nn.Module], name: str, title: str, formula: str, **facts: Any) -> None:
-    """Declare a weight normalizer; `lives` says where its weights are, `says` what else there is to say."""
-    says = facts.pop("says", "The same map in training and evaluation.")
-    registry.register(
-        registry.Declaration(
-            name=name,
-            title=title,
-            formula=formula,
-            placement="weights",
-            statistics="weights",
-            axes=facts.pop("axes", "entries of each row of the weights"),
-            behaviour=f"{says} Lives: {facts.pop('lives')}.",
-            parametrize=builder,
-            **facts,
-        )
-    )
-
-
-def _scale(per: registry.Per = "row", **options: Any) -> registry.Invariance:
-    return registry.Invariance("weights", "scale", per, **options)
-
-
-_SHIFT = registry.Invariance("weights", "shift", "row")
-_declare(
-    weight_norm,
-    "weight",
-    "weight normalization",
-    r"w_i = g_i \frac{v_i}{\lVert v_i \rVert_2}",
-    lives="row i on S^(n-1), radius |g_i|",
-    cite=("salimans2016", "sun2020"),
-    invariances=(_scale(),),
-    says="The same map in training and evaluation; g starts at the row's length, so wrapping changes nothing at first. "
-    "Not invariant to (a v, g / a): that divides the row by a.",
-)
-_declare(
-    centered_weight_norm,
-    "centered_weight",
-    "centred weight normalization",
-    r"w_i = \frac{v_i - \bar v_i}{\lVert v_i - \bar v_i \rVert_2}",
-    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius 1",
-    cite=("huang2017", "sun2020"),
-    invariances=(_scale(), _SHIFT),
-)
-_declare(
-    weight_standardization,
-    "weight_standardization",
-    "weight standardization",
-    r"w_i = \frac{v_i - \bar v_i}{\sqrt{\operatorname{var} v_i + \epsilon}}",
-    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius sqrt(n) for eps = 0",
-    cite=("qiao2019", "sun2020"),
-    invariances=(_scale(exact=False), _SHIFT),
-    says="The same map in training and evaluation; stands before an activation normalizer.",
-)
-_declare(
-    scaled_weight_standardization,
-    "scaled_weight_standardization",
-    "scaled weight standardization",
-    r"w_i = \gamma\, g_i \frac{v_i - \bar v_i}{\sqrt{n (\operatorname{var} v_i + \epsilon)}}",
-    lives="row i on S^(n-2) orthogonal to (1, ..., 1), radius gamma |g_i| for eps = 0",
-    cite=("brock2021",),
-    invariances=(_scale(exact=False), _SHIFT),
-    says="The same map in training and evaluation; a control that needs no activation statistics.",
-)
-_declare(
-    spectral_norm,
-    "spectral",
-    "spectral normalization by the true operator norm",
-    r"W = V / \lVert x \mapsto V * x \rVert_2",
-    axes="all weights of the layer, through its largest singular value as an operator",
-    lives="the tensor on the unit sphere of the operator norm",
-    cite=("miyato2018", "sun2020"),
-    invariances=(_scale("tensor"),),
-    says="One power iteration per training forward, none in evaluation; a convolution learns its input size at the "
-    "first forward.",
-    detached=True,  # the iterated vector is a constant in the gradient
-)
-_declare(
-    unit_sphere,
-    "unit_sphere",
-    "rows on the unit sphere (oblique)",
-    r"w_i = \frac{v_i}{\lVert v_i \rVert_2}",
-    lives="row i on S^(n-1), radius 1",
-    cite=("salimans2016", "sun2020"),
-    invariances=(_scale(),),
-)
-_declare(
-    unit_columns,
-    "unit_columns",
-    "columns on the unit sphere",
-    r"W_{\cdot j} = \frac{V_{\cdot j}}{\lVert V_{\cdot j} \rVert_2}",
-    axes="entries of each column of the weights, those of one input",
-    lives="column j on S^(m-1), radius 1",
-    cite=("loshchilov2025",),
-    invariances=(_scale("column", flips=False),),
-    says="The same map in training and evaluation; for matrices that write to a stream, as nGPT has them.",
-)
-_declare(
-    hyperball,
-    "hyperball",
-    "the weights of a layer on a sphere (hyperball)",
-    r"W = R \frac{V}{\lVert V \rVert_F}",
-    axes="all weights of the layer",
-    lives="the tensor on a sphere of the radius it had when wrapped",
-    cite=("wen2026",),
-    invariances=(_scale("tensor"),),
-    says="The same map in training and evaluation; wrapping changes nothing at first.",
-)
+registry.declare("weight", parametrize=weight_norm)
+registry.declare("centered_weight", parametrize=centered_weight_norm)
+registry.declare("weight_standardization", parametrize=weight_standardization)
+registry.declare("scaled_weight_standardization", parametrize=scaled_weight_standardization)
+registry.declare("spectral", parametrize=spectral_norm)
+registry.declare("unit_sphere", parametrize=unit_sphere)
+registry.declare("unit_columns", parametrize=unit_columns)
+registry.declare("hyperball", parametrize=hyperball)
+registry.declare("norm_propagation", parametrize=norm_propagation)

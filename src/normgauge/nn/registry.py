@@ -1,10 +1,10 @@
 """The register of normalizers: each one declared as data, looked up by name, built by its declaration."""
 
-from __future__ import annotations
-
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 
@@ -23,7 +23,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "of": ("input", "weights"),
     "kind": ("scale", "shift"),
     "per": get_args(Per),
-    "sign": ("any", "positive"),
     "gain": get_args(Gain),
     "eps_place": get_args(EpsPlace),
 }
@@ -33,12 +32,8 @@ def _check_words(record: Any) -> None:
     for item in fields(record):
         value = getattr(record, item.name)
         if item.name in _WORDS and value not in _WORDS[item.name]:
-            raise InputError(
-                type(record).__name__,
-                f"{item.name} is one of {', '.join(_WORDS[item.name])}",
-                repr(value),
-                "Use one of these words, or extend the vocabulary in nn/registry.py",
-            )
+            rule = f"{item.name} is one of {', '.join(_WORDS[item.name])}"
+            raise InputError(type(record).__name__, rule, repr(value), "Use one of these words")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +43,13 @@ class Invariance:
     Args:
         of: `input`, the tensor given to the normalizer; `weights`, those of the layer before it together with
             their bias (placement activation) or the raw weights of the layer itself (placement weights).
-        kind: `scale` multiplies by a factor. `shift` adds: to an input, one number per block; to the weights before
-            an activation normalizer, one vector to every row of the block (and one number to their biases); to the
-            raw weights of a weight normalizer, one number to every entry of the block.
+        kind: `scale` multiplies by a positive factor. `shift` adds: to an input, one number per block; to the weights
+            before an activation normalizer, one vector to every row of the block (and one number to their biases);
+            to the raw weights of a weight normalizer, one number to every entry of the block.
         per: the block that may have its own factor: `row` (channel, unit), `column` (input of raw weights), `group` (of
             channels), `tensor` (one for all), `sample`, `sample_row`, `sample_group`.
-        sign: `positive`, promised for positive factors; `any`, for every factor but zero. Shifts take any sign.
-        flips: for a positive scale, whether a negative factor flips the sign of the normalized output (before gain
-            and bias) and does nothing else.
+        flips: of a scale, whether a negative factor flips the sign of the normalized output (before gain and bias)
+            and does nothing else.
         exact: True, for every eps; False, only for eps = 0, and nearly where the scale is far above eps.
         modes: the modes in which it holds.
         spatial: the numbers of spatial axes for which it holds.
@@ -68,7 +62,6 @@ class Invariance:
     of: Literal["input", "weights"]
     kind: Literal["scale", "shift"]
     per: Per
-    sign: Literal["any", "positive"] = "positive"
     flips: bool = True
     exact: bool = True
     modes: tuple[Mode, ...] = ("train", "eval")
@@ -80,7 +73,7 @@ class Invariance:
 
     def __str__(self) -> str:
         """Return the law in words."""
-        sign = "" if self.kind == "shift" else "any " if self.sign == "any" else "positive "
+        sign = "" if self.kind == "shift" else "positive "
         limits = ([] if self.exact else ["eps = 0"]) + (list(self.modes) if len(self.modes) == 1 else [])
         limits += ["without space"] if self.spatial == (0,) else []
         tail = f" ({'; '.join(limits)})" if limits else ""
@@ -136,15 +129,12 @@ class Declaration:
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary and a declaration that cannot be built."""
         _check_words(self)
-        wanted = self.parametrize if self.placement == "weights" else self.make
-        if wanted is None:
-            needed = "parametrize" if self.placement == "weights" else "make"
-            raise InputError(
-                f"Declaration({self.name!r})",
-                f"placement {self.placement!r} needs {needed}",
-                f"{needed}=None",
-                "Give the function that builds the normalizer",
-            )
+        needed = "parametrize" if self.placement == "weights" else "make"
+        if getattr(self, needed) is None:
+            self._refuse(f"placement {self.placement!r} needs {needed}", "None", "Give the function that builds it")
+
+    def _refuse(self, rule: str, got: str, step: str) -> NoReturn:
+        raise InputError(f"normalizer {self.name!r}", rule, got, step)
 
     def layer(self, channels: int, spatial: int) -> torch.nn.Module:
         """Return a fresh layer for inputs `(batch, channels, *space)` with `spatial` axes of space.
@@ -153,19 +143,10 @@ class Declaration:
             InputError: for a weight normalizer, and for sizes that make no layer.
         """
         if self.make is None:
-            raise InputError(
-                f"normalizer {self.name!r}",
-                "layer() is for placement 'activation' and 'none'",
-                f"placement {self.placement!r}",
-                "Use wrap(module) on the Linear or Conv layer",
-            )
+            self._refuse("layer() is for activations", "placement 'weights'", "Use wrap(module) on the Linear or Conv")
         if channels < 1 or spatial not in (0, 1, 2, 3):
-            raise InputError(
-                f"normalizer {self.name!r}",
-                "channels is at least 1 and spatial is 0, 1, 2 or 3",
-                f"channels={channels}, spatial={spatial}",
-                "Count the axes after (batch, channels)",
-            )
+            rule, got = "channels is at least 1 and spatial is 0, 1, 2 or 3", f"channels={channels}, spatial={spatial}"
+            self._refuse(rule, got, "Count the axes after (batch, channels)")
         return self.make(channels, spatial)
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -175,20 +156,12 @@ class Declaration:
             InputError: for an activation normalizer, and for a module without a weight.
         """
         if self.parametrize is None:
-            raise InputError(
-                f"normalizer {self.name!r}",
-                "wrap() is for placement 'weights'",
-                f"placement {self.placement!r}",
-                "Put layer(channels, spatial) behind the Linear or Conv layer",
-            )
+            step = "Put layer(channels, spatial) behind the Linear or Conv layer"
+            self._refuse("wrap() is for placement 'weights'", f"placement {self.placement!r}", step)
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.dim() < 2:
-            raise InputError(
-                f"normalizer {self.name!r}",
-                "wrap() needs a module with a weight of at least two axes, as Linear and Conv have",
-                type(module).__name__,
-                "Wrap the Linear or Conv layer itself",
-            )
+            rule = "wrap() needs a module with a weight of at least two axes, as Linear and Conv have"
+            self._refuse(rule, type(module).__name__, "Wrap the Linear or Conv layer itself")
         return self.parametrize(module)
 
 
@@ -227,8 +200,11 @@ PLACEMENTS: dict[str, BlockPlacement] = {
     )
 }
 
+_OURS = tomllib.loads(Path(__file__).with_name("normalizers.toml").read_text(encoding="utf-8"))
 _DECLARATIONS: dict[str, Declaration] = {}
-_FAMILIES: dict[str, Callable[[str], Declaration]] = {}
+FAMILIES: dict[
+    str, Callable[[str], Declaration]
+] = {}  # what `get("name:options")` builds from the text after the colon
 
 
 def register(declaration: Declaration) -> Declaration:
@@ -239,27 +215,22 @@ def register(declaration: Declaration) -> Declaration:
     """
     taken = declaration.name in _DECLARATIONS
     if taken or ":" in declaration.name:
-        raise InputError(
-            "registry.register",
-            "a normalizer needs a name of its own, without a colon",
-            f"{declaration.name!r}, {'already registered' if taken else 'with a colon'}",
-            "Choose another name",
-        )
+        got = f"{declaration.name!r}, {'already registered' if taken else 'with a colon'}"
+        rule = "a normalizer needs a name of its own, without a colon"
+        raise InputError("registry.register", rule, got, "Choose another name")
     _DECLARATIONS[declaration.name] = declaration
     return declaration
 
 
-def register_family(name: str, build: Callable[[str], Declaration]) -> None:
-    """Let `get("name:options")` build design points of a family; `build` gets the text after the colon.
+def declare(name: str, **builder: Any) -> None:
+    """Register one of our own, whose words and laws stand in `normalizers.toml`, with its `make` or `parametrize`."""
+    facts = {"placement": "activation", **_OURS[name], **builder}
+    laws = [Invariance(**_tuples(law)) for law in facts.pop("invariances", ())]
+    register(Declaration(name=name, invariances=tuple(laws), **_tuples(facts)))
 
-    Raises:
-        InputError: if the family exists.
-    """
-    if name in _FAMILIES:
-        raise InputError(
-            "registry.register_family", "a family needs a name of its own", repr(name), "Choose another name"
-        )
-    _FAMILIES[name] = build
+
+def _tuples(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 def names() -> tuple[str, ...]:
@@ -285,6 +256,9 @@ def get(name: str) -> Declaration:
     if name in _DECLARATIONS:
         return _DECLARATIONS[name]
     family, colon, options = name.partition(":")
-    if colon and family in _FAMILIES:
-        return _FAMILIES[family](options)
+    if colon and family in FAMILIES:
+        return FAMILIES[family](options)
     raise unknown_name("normalizer", name, _DECLARATIONS, "Your own: ng.nn.registry.register(Declaration(...)) first")
+
+
+declare("none", make=lambda channels, spatial: torch.nn.Identity())

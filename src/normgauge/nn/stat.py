@@ -1,21 +1,35 @@
-"""StatNorm: the design space of normalizers: which values are averaged, what is the centre, what is the scale."""
-
-from __future__ import annotations
+"""StatNorm: the design space of normalizers, its points by name (`stat:axes=layer,scale=l1`), with the laws of each."""
 
 import math
 import re
-from typing import Literal
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, unknown_name
-from normgauge.nn._population import BatchStatisticsNorm
-from normgauge.nn.functional._lp import check_power, lp_root
+from normgauge.nn import registry
+from normgauge.nn._layout import at_least_float32, fitting_groups, per_channel
+from normgauge.nn._population import BatchStatisticsNorm, Shared
+from normgauge.nn.functional import check_power, lp_root
 from normgauge.nn.lp_batch import lp_normalize
 
-Axes = Literal["batch", "layer", "instance", "group"]
-AXES = ("batch", "layer", "instance", "group")
+
+class _Axes(NamedTuple):
+    """What is averaged, in words; the source of statistics; blocks of the input and of the weights before it."""
+
+    words: str
+    source: registry.Source
+    input_block: registry.Per
+    weight_block: registry.Per
+
+
+AXES = {
+    "batch": _Axes("batch and space per channel", "batch", "row", "row"),
+    "layer": _Axes("channels and space per sample", "sample", "sample", "tensor"),
+    "instance": _Axes("space per sample and channel", "sample", "sample_row", "row"),
+    "group": _Axes("channels of a group and space per sample", "group", "sample_group", "group"),
+}
 CENTERS = ("mean", "median", "none")
 SCALES = ("std", "rms", "l1", "l2", "linf", "quantile")
 
@@ -42,9 +56,7 @@ class StatNorm(BatchStatisticsNorm):
         scale: std, rms, l1, l2, linf, any other l<p>, or quantile.
         quantile: the lower share of `scale="quantile"`, between 0 and 0.5.
         groups: number of groups for `axes="group"`.
-        eps: stabilizer of the scale.
-        momentum: weight of a new batch in the stored statistics; `None` weights all batches equally.
-        affine: learn `weight` and `bias` per channel.
+        **shared: `eps`, `momentum` and `affine`, as batch normalization has them.
 
     Raises:
         UnknownNameError: for a word outside the lists.
@@ -68,21 +80,16 @@ class StatNorm(BatchStatisticsNorm):
         scale: str = "std",
         quantile: float = 0.25,
         groups: int = 1,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine)
+        super().__init__(num_features, **shared)
         _check_words(axes, center, scale, quantile)
         if groups < 1 or num_features % groups:
-            raise InputError(
-                "StatNorm",
-                "groups divides the channels",
-                f"{groups} groups for {num_features} channels",
-                "Choose a divisor",
-            )
+            got = f"{groups} groups for {num_features} channels"
+            raise InputError("StatNorm", "groups divides the channels", got, "Choose a divisor")
         self.axes, self.center, self.scale, self.quantile, self.groups = axes, center, scale, quantile, groups
-        self.power = _power(scale)
+        words = {"std": 2.0, "rms": 2.0, "quantile": 1.0, "linf": math.inf}
+        self.power = words[scale] if scale in words else float(scale[1:])
         self.smallest = 2 if axes == "batch" else 1
         if axes != "batch":  # nothing of the batch, nothing to store
             del self.running_mean, self.running_moment, self.num_batches_tracked
@@ -92,11 +99,12 @@ class StatNorm(BatchStatisticsNorm):
             y, center, moment = lp_normalize(x, self.weight, self.bias, 2.0, self.eps)
             self._remember(center, moment)
             return y
-        exact = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        blocks = self._blocks(exact)
+        blocks = self._blocks(at_least_float32(x))
         center, moment = self._center(blocks), self._moment(blocks)
         normalized = (blocks - center[:, None]) / self._scale(moment)[:, None]
-        y = self._affine(self._unblock(normalized, x))
+        y = self._unblock(normalized, x)
+        y = y if self.weight is None else y * per_channel(self.weight, y)
+        y = y if self.bias is None else y + per_channel(self.bias, y)
         if self.axes == "batch":
             count = blocks.shape[1]
             self._remember(center, moment * (count / (count - 1)) if self.scale == "std" else moment)
@@ -111,13 +119,14 @@ class StatNorm(BatchStatisticsNorm):
     def _center(self, blocks: Tensor) -> Tensor:
         if self.center == "mean":
             return blocks.mean(1)
-        return _middle(blocks, 0.5) if self.center == "median" else torch.zeros_like(blocks[:, 0])
+        if self.center == "none":
+            return torch.zeros_like(blocks[:, 0])
+        return (_order_statistic(blocks, 0.5) + _order_statistic(blocks, 0.5, upper=True)) / 2
 
     def _moment(self, blocks: Tensor) -> Tensor:
         if self.scale == "quantile":
-            return (
-                _order_statistic(blocks, 1 - self.quantile, upper=True) - _order_statistic(blocks, self.quantile)
-            ) / 2
+            upper = _order_statistic(blocks, 1 - self.quantile, upper=True)
+            return (upper - _order_statistic(blocks, self.quantile)) / 2
         if self.scale == "std":
             return blocks.var(1, correction=0)
         if math.isinf(self.power):
@@ -135,11 +144,6 @@ class StatNorm(BatchStatisticsNorm):
             return blocks.view(x.shape[1], x.shape[0], *x.shape[2:]).transpose(0, 1)
         return blocks.view(x.shape)
 
-    def _affine(self, y: Tensor) -> Tensor:
-        shape = (1, -1, *(1,) * (y.dim() - 2))
-        y = y if self.weight is None else y * self.weight.view(shape)
-        return y if self.bias is None else y + self.bias.view(shape)
-
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""
         return f"{super().extra_repr()}, axes={self.axes}, center={self.center}, scale={self.scale}"
@@ -152,16 +156,6 @@ def _order_statistic(blocks: Tensor, share: float, *, upper: bool = False) -> Te
     return blocks.kthvalue(count - rank if upper else 1 + rank, dim=1).values
 
 
-def _middle(blocks: Tensor, share: float) -> Tensor:
-    return (_order_statistic(blocks, share) + _order_statistic(blocks, share, upper=True)) / 2
-
-
-def _power(scale: str) -> float:
-    if scale in ("std", "rms", "quantile"):
-        return 2.0 if scale != "quantile" else 1.0
-    return math.inf if scale == "linf" else float(scale[1:])
-
-
 def _check_words(axes: str, center: str, scale: str, quantile: float) -> None:
     if axes not in AXES:
         raise unknown_name("axes of StatNorm", axes, AXES)
@@ -172,6 +166,72 @@ def _check_words(axes: str, center: str, scale: str, quantile: float) -> None:
             raise unknown_name("scale of StatNorm", scale, SCALES, "Any l<p> with p at least 1 is known too")
         check_power(float(scale[1:]))
     if not 0 <= quantile < 0.5:
-        raise InputError(
-            "StatNorm", "quantile is at least 0 and below 0.5", str(quantile), "Use 0.25 for the quartiles"
-        )
+        rule = "quantile is at least 0 and below 0.5"
+        raise InputError("StatNorm", rule, str(quantile), "Use 0.25 for the quartiles")
+
+
+def stat_point(options: str) -> registry.Declaration:
+    """Return the declaration of a design point from `key=value` pairs joined by commas.
+
+    Raises:
+        UnknownNameError: for a key or word that does not exist.
+        InputError: for text that is not `key=value`.
+
+    Examples:
+        >>> stat_point("center=median,scale=rms").layer(3, 2).center
+        'median'
+    """
+    settings: dict[str, Any] = {"axes": "batch", "center": "mean", "scale": "std", "quantile": 0.25}
+    for pair in filter(None, options.split(",")):
+        key, sign, value = pair.partition("=")
+        if not sign:
+            raise InputError("stat:", "options are key=value, joined by commas", repr(pair), "Write stat:center=median")
+        if key not in settings:
+            raise unknown_name("option of StatNorm", key, settings)
+        try:
+            settings[key] = float(value) if key == "quantile" else value
+        except ValueError:
+            raise InputError("stat:", "quantile is a number", repr(value), "Write stat:quantile=0.1") from None
+    _check_words(**settings)
+    axes, center, scale = settings["axes"], settings["center"], settings["scale"]
+
+    def make(channels: int, spatial: int) -> StatNorm:
+        block = "layer" if axes == "instance" and not spatial else axes
+        groups = fitting_groups(channels, 2 if spatial else 8) if axes == "group" else 1
+        return StatNorm(channels, groups=groups, **{**settings, "axes": block})
+
+    stored = "Training uses the batch's centre and scale; evaluation the stored averages."
+    same = "The same map in training and evaluation; no statistics are stored."
+    return registry.Declaration(
+        name=f"stat:{options}" if options else "stat",
+        title=f"StatNorm ({center} and {scale}, {axes})",
+        placement="activation",
+        axes=AXES[axes].words,
+        statistics=AXES[axes].source,
+        behaviour=stored if axes == "batch" else same,
+        formula=rf"y = \gamma \frac{{x - c(x)}}{{s(x)}} + \beta,\quad c = \mathrm{{{center}}},\ s = \mathrm{{{scale}}}",
+        cite=("santurkar2018", "akbar2025"),
+        invariances=_laws(axes, center, scale),
+        make=make,
+        spatial=(1, 2, 3) if axes == "instance" else (0, 1, 2, 3),
+        smallest=2 if axes == "batch" else 1,
+    )
+
+
+def _laws(axes: str, center: str, scale: str) -> tuple[registry.Invariance, ...]:
+    modes: tuple[registry.Mode, ...] = ("train",) if axes == "batch" else ("train", "eval")
+    block, rows = AXES[axes].input_block, AXES[axes].weight_block
+    laws = [
+        registry.Invariance("input", "scale", block, exact=False, modes=modes),
+        registry.Invariance("weights", "scale", rows, exact=False, modes=modes),
+    ]
+    # A shift is divided out only if neither the centred value nor the scale sees it.
+    if center != "none" and scale in ("std", "quantile"):
+        laws.append(registry.Invariance("input", "shift", block, modes=modes))
+        if axes in ("layer", "group"):
+            laws.append(registry.Invariance("weights", "shift", rows, modes=modes, spatial=(0,)))
+    return tuple(laws)
+
+
+registry.register(stat_point(""))
+registry.FAMILIES["stat"] = stat_point

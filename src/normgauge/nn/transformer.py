@@ -1,17 +1,13 @@
 """Normalizers of transformers beside LayerNorm and RMSNorm: ScaleNorm, QK-norm, the unit stream, DyT and Derf."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.nn import registry
-from normgauge.nn._layout import ChannelsLast, at_least_float32, check_not_empty
-from normgauge.nn.group import fitting_groups
-from normgauge.nn.rms import RMSNorm
+from normgauge.nn._layout import ChannelsLast, at_least_float32, check_not_empty, fitting_groups
+from normgauge.nn.standard import RMSNorm
 
 
 class ScaleNorm(nn.Module):
@@ -121,81 +117,14 @@ class DynamicErf(DynamicTanh):
         return torch.erf(self.alpha * x + self.shift)
 
 
-def _declare(make: Callable[[int], nn.Module], says: str, **facts: Any) -> None:
+def _declare(name: str, make: Callable[[int], nn.Module]) -> None:
     """Declare a layer over the last axis; on maps the channels of each place are a sample of their own."""
-    usual: dict[str, Any] = {"statistics": "sample", "axes": "channels per sample", "eps_place": "inside", "gain": "w"}
-    behaviour = f"The same map in training and evaluation; {says}. On maps the channels of each place are a sample."
-    registry.register(
-        registry.Declaration(
-            placement="activation",
-            spatial=(0,),
-            behaviour=behaviour,
-            make=lambda channels, spatial: ChannelsLast(make(channels)) if spatial else make(channels),
-            **{**usual, **facts},
-        )
-    )
+    registry.declare(name, make=lambda channels, spatial: ChannelsLast(make(channels)) if spatial else make(channels))
 
 
-def _scales(inputs: registry.Per, weights: registry.Per, exact: bool = False) -> tuple[registry.Invariance, ...]:
-    return (
-        registry.Invariance("input", "scale", inputs, exact=exact),
-        registry.Invariance("weights", "scale", weights, exact=exact),
-    )
-
-
-_declare(
-    ScaleNorm,
-    "exact above eps, which is a floor",
-    name="scale_norm",
-    title="ScaleNorm",
-    cite=("nguyen2019",),
-    formula=r"y = g \frac{x}{\max(\lVert x \rVert_2, \epsilon)}",
-    invariances=_scales("sample", "tensor"),
-    eps_place="outside",
-)
-_declare(
-    lambda channels: UnitStream(),
-    "no gain and no eps, and zero stays zero",
-    name="unit_stream",
-    title="the stream on the unit sphere",
-    cite=("loshchilov2025",),
-    formula=r"y = \frac{x}{\lVert x \rVert_2}",
-    invariances=_scales("sample", "tensor", exact=True),
-    gain="none",
-    eps_place="none",
-)
-_declare(
-    lambda channels: HeadRMSNorm(fitting_groups(channels, smallest=2, most=8), channels),
-    "for queries and keys, one gain for all heads; built here with up to eight heads of two channels or more",
-    name="qk_head",
-    title="QK-norm per head",
-    cite=("henry2020", "dehghani2023"),
-    statistics="group",
-    axes="channels of a head per sample",
-    formula=r"y_h = \gamma \frac{x_h}{\sqrt{\frac{1}{d} \sum_{j \in h} x_j^2 + \epsilon}}",
-    invariances=_scales("sample_group", "group"),
-)
-_declare(
-    lambda channels: RMSNorm(channels, eps=1e-6),
-    "RMS normalization of queries or keys before they are cut into heads",
-    name="qk_full",
-    title="QK-norm over all heads",
-    cite=("henry2020", "olmo2024"),
-    formula=r"y = \gamma \frac{x}{\sqrt{\frac{1}{n} \sum_j x_j^2 + \epsilon}}",
-    invariances=_scales("sample", "tensor"),
-)
-for _layer, _name, _title, _cite, _formula in (
-    (DynamicTanh, "dyt", "Dynamic Tanh", "zhu2025", r"y = \gamma \tanh(\alpha x) + \beta"),
-    (DynamicErf, "derf", "Derf", "chen2025", r"y = \gamma\, \mathrm{erf}(\alpha x + s) + \beta"),
-):
-    _declare(
-        _layer,
-        "invariant to neither scale nor shift, so that weights before it keep their scale",
-        name=_name,
-        title=_title,
-        cite=(_cite,),
-        formula=_formula,
-        statistics="none",
-        axes="nothing: each value on its own",
-        eps_place="none",
-    )
+_declare("scale_norm", ScaleNorm)
+_declare("unit_stream", lambda channels: UnitStream())
+_declare("qk_head", lambda channels: HeadRMSNorm(fitting_groups(channels, smallest=2, most=8), channels))
+_declare("qk_full", lambda channels: RMSNorm(channels, eps=1e-6))
+_declare("dyt", DynamicTanh)
+_declare("derf", DynamicErf)

@@ -1,7 +1,5 @@
 """Kernels of torch whose derivative is missing or wrong, replaced by compositions that have it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -106,10 +104,7 @@ class TwiceDifferentiable(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, or its composition."""
-        if func is torch._weight_norm and not fused_weight_norm_is_right(_device(*args, **(kwargs or {}))):
-            return composed_weight_norm(*args, **(kwargs or {}))
+        if func is torch._weight_norm:
+            v = args[0] if args else kwargs["v"]
+            func = func if fused_weight_norm_is_right(v.device.type) else composed_weight_norm
         return func(*args, **(kwargs or {}))
-
-
-def _device(v: Tensor, *_: Any, **__: Any) -> str:
-    return v.device.type

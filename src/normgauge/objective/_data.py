@@ -1,7 +1,5 @@
 """Batches: tell one from many, refuse sources that cannot be read twice, weigh, move, fingerprint."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -100,17 +98,10 @@ class Batches:
         data: Any,
         *,
         single: Callable[[Any], bool],
-        check: Callable[[Any, int], None],
+        check: Callable[[Any, int], None] | None = None,
         weight: Callable[[Any], float] | None = None,
     ) -> None:
-        """Wrap `data`.
-
-        Args:
-            data: one batch, or a re-iterable of batches.
-            single: tells whether `data` is one batch.
-            check: raises for a batch of the wrong form; called with the batch and its number.
-            weight: returns the share of a batch; the number of its samples by default.
-        """
+        """Wrap `data`; `single` tells whether it is one batch, `check` raises for a batch of the wrong form."""
         self.weight = weight or sample_count
         self._total: float | None = None
         self.source: Iterable[Any] = [data] if single(data) else _reiterable(data)
@@ -124,9 +115,12 @@ class Batches:
         prints: list[tuple[Any, ...]] = []
         count, total = 0, 0.0
         for number, batch in enumerate(self.source if self._stable else self._stream.read(self.source)):
-            self._check(batch, number)
+            if self._check is not None:
+                self._check(batch, number)
             if not self._stable:
-                self._compare(number, batch, prints)
+                prints.append(fingerprint(batch))
+                if self._prints is not None and self._prints[number : number + 1] != prints[-1:]:
+                    raise _changed_data_error(f"another batch {number} than in the first pass")
             count, total = count + 1, total + self.size(batch)
             yield number, batch
         if count == 0:
@@ -152,37 +146,19 @@ class Batches:
             self._total = sum(self.size(batch) for _, batch in self)
         return self._total
 
-    def _compare(self, number: int, batch: Any, prints: list[tuple[Any, ...]]) -> None:
-        mark = fingerprint(batch)
-        prints.append(mark)
-        if self._prints is not None and (number >= len(self._prints) or self._prints[number] != mark):
-            raise _changed_data_error(f"another batch {number} than in the first pass")
-
 
 def _changed_data_error(difference: str) -> DataError:
-    return DataError(
-        "Objective",
-        "data must give the same batches at every pass",
-        difference,
-        "Turn off shuffling and random augmentation, or pass ng.take(loader, n)",
-    )
+    step = "Turn off shuffling and random augmentation, or pass ng.take(loader, n)"
+    return DataError("Objective", "data must give the same batches at every pass", difference, step)
 
 
 def _reiterable(data: Any) -> Iterable[Any]:
     if not isinstance(data, Iterable):
-        raise DataError(
-            "Objective",
-            "data is one batch (inputs, targets) or a re-iterable of batches",
-            type(data).__name__,
-            "Pass a tuple (inputs, targets), a list of them, or a DataLoader",
-        )
+        rule, got = "data is one batch (inputs, targets) or a re-iterable of batches", type(data).__name__
+        raise DataError("Objective", rule, got, "Pass a tuple (inputs, targets), a list of them, or a DataLoader")
     if isinstance(data, Iterator):
-        raise DataError(
-            "Objective",
-            "data must be readable more than once",
-            f"a one-shot {type(data).__name__}",
-            "Pass ng.take(source, n), which materialises n batches",
-        )
+        step = "Pass ng.take(source, n), which materialises n batches"
+        raise DataError("Objective", "data must be readable more than once", f"a one-shot {type(data).__name__}", step)
     return data
 
 
@@ -195,16 +171,9 @@ def check_pair(batch: Any, number: int) -> None:
     """Raise unless the batch is `(inputs, targets)` with at least one sample."""
     if not is_pair(batch):
         size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-        raise DataError(
-            "Objective",
-            "each batch is a pair (inputs, targets)",
-            f"{type(batch).__name__}{size} as batch {number}",
-            "Pass one batch as a tuple (inputs, targets), or use Objective.from_step for other batches",
-        )
-
-
-def check_anything(batch: Any, number: int) -> None:
-    """Accept any batch: the step function knows what it is."""
+        rule = "each batch is a pair (inputs, targets)"
+        step = "Pass one batch as a tuple (inputs, targets), or use Objective.from_step for other batches"
+        raise DataError("Objective", rule, f"{type(batch).__name__}{size} as batch {number}", step)
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -277,19 +246,11 @@ def sample_count(batch: Any) -> int:
     Raises:
         DataError: when no tensor has an axis to count.
     """
-    if is_pair(batch):
-        targets = next((t for t in tensors(batch[1]) if t.ndim > 0), None)
-        if targets is not None:
-            return targets.shape[0]
-    for tensor in tensors(batch):
+    for tensor in tensors([batch[1], batch] if is_pair(batch) else batch):
         if tensor.ndim > 0:
             return tensor.shape[0]
-    raise DataError(
-        "Objective",
-        "a batch must hold a tensor whose first axis counts samples",
-        type(batch).__name__,
-        "Pass weight=lambda batch: ... to Objective.from_step",
-    )
+    rule = "a batch must hold a tensor whose first axis counts samples"
+    raise DataError("Objective", rule, type(batch).__name__, "Pass weight=lambda batch: ... to Objective.from_step")
 
 
 def fingerprint(batch: Any) -> tuple[Any, ...]:

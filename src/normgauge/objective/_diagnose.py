@@ -1,7 +1,6 @@
-"""Turn failures inside the user's model or loss into the rule, what came, and the next step."""
+"""Turn failures inside the user's model or loss into the rule, what came, and the next step; walk autograd graphs."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge
 
 from normgauge.errors import InputError, ModelError, NonFiniteError, NormgaugeError, NotDifferentiableError
-from normgauge.objective._graph import graph_nodes
+from normgauge.objective._data import tensors
 
 
 def check_callable(subject: str, rule: str, value: Any) -> None:
@@ -28,46 +28,33 @@ def check_scalar(value: Any, name: str, number: int) -> None:
             "Objective", f"{name} must be a 0-d tensor", type(value).__name__, "Return the tensor, not .item()"
         )
     if value.ndim != 0 or not value.is_floating_point():
-        raise InputError(
-            "Objective",
-            f"{name} must be a real 0-d tensor, the mean over the samples",
-            f"shape {tuple(value.shape)} of {value.dtype} in batch {number}",
-            "Use reduction='mean', or call .mean() in the loss",
-        )
+        rule = f"{name} must be a real 0-d tensor, the mean over the samples"
+        step = "Use reduction='mean', or call .mean() in the loss"
+        raise InputError("Objective", rule, f"shape {tuple(value.shape)} of {value.dtype} in batch {number}", step)
 
 
 def check_finite(value: Tensor, name: str, number: int) -> None:
     """Raise when a loss term is infinite or not a number, naming the batch."""
     if not bool(torch.isfinite(value.detach())):
-        raise NonFiniteError(
-            "Objective",
-            f"{name} must be finite",
-            f"{float(value.detach())} in batch {number}",
-            "Look at that batch's inputs and targets, lower the learning rate, or use float64",
-        )
+        step = "Look at that batch's inputs and targets, lower the learning rate, or use float64"
+        raise NonFiniteError("Objective", f"{name} must be finite", f"{float(value.detach())} in batch {number}", step)
 
 
 def check_depends(value: Tensor) -> None:
     """Raise unless the loss depends on the variables through differentiable operations."""
     if not value.requires_grad:
-        raise NotDifferentiableError(
-            "Objective",
-            "the loss must depend on the selected parameters by differentiable operations",
-            "a loss without graph",
-            "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters",
-        )
+        rule = "the loss must depend on the selected parameters by differentiable operations"
+        step = "Remove .detach(), .item(), argmax or no_grad from forward and loss, or select other parameters"
+        raise NotDifferentiableError("Objective", rule, "a loss without graph", step)
 
 
 def check_same_values(leaves: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
     """Raise where a forward has written into a parameter: the derivative would be that of another point."""
     for name, leaf in leaves.items():
         if not torch.equal(leaf, before[name]) and not bool(leaf.isnan().any()):
-            raise NotDifferentiableError(
-                f"parameter {name!r}",
-                "a forward whose derivative is asked must not write into its parameters",
-                "values that differ after the forward",
-                "Do it after the optimizer's step, or as a parametrization (torch.nn.utils.parametrize)",
-            )
+            rule = "a forward whose derivative is asked must not write into its parameters"
+            step = "Do it after the optimizer's step, or as a parametrization (torch.nn.utils.parametrize)"
+            raise NotDifferentiableError(f"parameter {name!r}", rule, "values that differ after the forward", step)
 
 
 def check_recomputes_nothing(value: Tensor) -> None:
@@ -78,12 +65,9 @@ def check_recomputes_nothing(value: Tensor) -> None:
     """
     for node in graph_nodes(value):
         if "checkpoint" in node.name().lower():
-            raise NotDifferentiableError(
-                "Objective",
-                "activations must not be computed again in the backward pass",
-                f"{node.name()}, an activation checkpoint",
-                "Turn activation checkpointing off in the model; torch.utils.checkpoint may stay",
-            )
+            rule = "activations must not be computed again in the backward pass"
+            step = "Turn activation checkpointing off in the model; torch.utils.checkpoint may stay"
+            raise NotDifferentiableError("Objective", rule, f"{node.name()}, an activation checkpoint", step)
 
 
 def check_twice_differentiable(value: Tensor) -> None:
@@ -96,12 +80,7 @@ def check_twice_differentiable(value: Tensor) -> None:
     for node in graph_nodes(value):
         backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
         if getattr(backward, "__code__", None) is _ONCE_DIFFERENTIABLE:
-            raise NotDifferentiableError(
-                "Objective",
-                "every operation in model and loss must be twice differentiable",
-                f"{node.name()}, whose backward is marked once_differentiable",
-                "Write its backward with differentiable operations, or measure first derivatives only",
-            )
+            raise not_twice_differentiable("Objective", f"{node.name()}, whose backward is marked once_differentiable")
 
 
 # Every function decorated by once_differentiable shares the code of the decorator's inner wrapper.
@@ -115,38 +94,22 @@ def explain_failures(model: nn.Module, mode: str, number: int) -> Iterator[None]
         yield
     except NormgaugeError:
         raise
-    except ValueError as error:
-        if "more than 1 value per channel" in str(error) or "more than 1 spatial element" in str(error):
-            layer = _deepest_module(model, error.__traceback__)
-            raise ModelError(
-                f"layer {layer}",
-                f"batch statistics in mode={mode!r} need more than one value per channel",
-                f"{str(error).rsplit('got ', 1)[-1]} in batch {number}",
-                "Use batches of two or more samples (drop_last=True), or mode='eval'",
-            ) from error
-        _note(error, model, mode, number)
-        raise
-    except RuntimeError as error:
-        if "derivative for" in str(error) and "not implemented" in str(error):
+    except Exception as error:
+        text, layer = str(error), _deepest_module(model, error.__traceback__)
+        if isinstance(error, ValueError) and re.search("more than 1 (value per channel|spatial element)", text):
+            rule = f"batch statistics in mode={mode!r} need more than one value per channel"
+            step = "Use batches of two or more samples (drop_last=True), or mode='eval'"
+            raise ModelError(f"layer {layer}", rule, f"{text.rsplit('got ', 1)[-1]} in batch {number}", step) from error
+        if isinstance(error, RuntimeError) and "derivative for" in text and "not implemented" in text:
             raise NotDifferentiableError(
                 "Objective",
                 "every operation in model and loss must have the derivative asked for",
-                str(error).splitlines()[0],
+                text.splitlines()[0],
                 "Replace the operation, or measure something that needs first derivatives only",
             ) from error
-        _note(error, model, mode, number)
+        where = f"inside the model (layer {layer})" if layer else "outside the model, in the loss or in its call,"
+        error.add_note(f"normgauge: raised {where} in mode={mode!r} on batch {number}.")
         raise
-    except Exception as error:
-        _note(error, model, mode, number)
-        raise
-
-
-def _note(error: Exception, model: nn.Module, mode: str, number: int) -> None:
-    layer = _deepest_module(model, error.__traceback__)
-    where = (
-        f"inside the model (layer {layer})" if layer else "outside the model, in the loss or in the call of the model,"
-    )
-    error.add_note(f"normgauge: raised {where} in mode={mode!r} on batch {number}.")
 
 
 def _deepest_module(model: nn.Module, traceback: TracebackType | None) -> str:
@@ -159,3 +122,60 @@ def _deepest_module(model: nn.Module, traceback: TracebackType | None) -> str:
             layer = f"{names[id(owner)]!r} ({type(owner).__name__})"
         traceback = traceback.tb_next
     return layer
+
+
+def not_twice_differentiable(
+    subject: str, what: str, step: str = "Write its backward with differentiable operations on saved tensors"
+) -> NotDifferentiableError:
+    """Return the error for an operation without a second derivative."""
+    return NotDifferentiableError(subject, "every operation in model and loss must be twice differentiable", what, step)
+
+
+def graph_nodes(built: Any) -> Iterator[Any]:
+    """Yield every node of the graph behind the tensors of a nested structure, or behind a list of edges, once."""
+    edges = [edge.node for edge in built if isinstance(edge, GradientEdge)] if isinstance(built, list) else []
+    pending = edges + [tensor.grad_fn for tensor in tensors(built) if tensor.grad_fn is not None]
+    visited = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in visited:
+                visited.add(following)
+                pending.append(following)
+
+
+def graph_bytes(built: Any) -> int:
+    """Return the bytes held by the graph of the tensors in a nested structure, those tensors included.
+
+    Examples:
+        >>> import torch
+        >>> x = torch.ones(100, requires_grad=True)
+        >>> graph_bytes(x.exp().sin()) == 3 * 400  # x, exp(x) and the result
+        True
+    """
+    storages: dict[int, int] = {}
+    held = list(tensors(built))
+    for node in graph_nodes(built):
+        held += _saved_tensors(node)
+    for tensor in held:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def check_differentiable(subject: str, slopes: Any) -> None:
+    """Raise where a graph of first derivatives contains a node that refuses to be differentiated.
+
+    `torch.autograd.grad` skips such a node when nothing behind it leads to the inputs, which is always so for
+    `once_differentiable`: the product would come out without its terms, and without an error.
+    """
+    for node in graph_nodes(slopes):
+        if node.name() == "torch::autograd::Error":
+            raise not_twice_differentiable(subject, "an operation marked once_differentiable")
+
+
+def _saved_tensors(node: Any) -> list[Tensor]:
+    """Return what a node has saved: built-in nodes show it as `_saved_*`, custom functions as `saved_tensors`."""
+    names = [name for name in dir(type(node)) if name.startswith("_saved_") or name in ("saved_tensors", "variable")]
+    return [tensor for name in names for tensor in tensors(getattr(node, name))]

@@ -1,8 +1,7 @@
 """`Objective`: model, loss, data and mode as one pure function of the parameters."""
 
-from __future__ import annotations
-
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -23,10 +22,9 @@ from normgauge.objective._diagnose import (
     check_twice_differentiable,
     explain_failures,
 )
-from normgauge.objective._functional import call_purely
 from normgauge.objective._operators import HessianOperator
 from normgauge.objective._outputs import EmpiricalFisherOperator, GaussNewtonOperator, JacobianOperator
-from normgauge.objective._purity import Mode, differentiating, twice_differentiable, untouched
+from normgauge.objective._purity import Mode, call_purely, differentiating, twice_differentiable, untouched
 from normgauge.objective._recipe import LossRecipe, Recipe, StepRecipe, Terms, call_model
 from normgauge.objective._recompute import BlockFinder, forget_inside
 from normgauge.objective._select import Selection, select_parameters
@@ -126,19 +124,11 @@ class Objective:
 
     def _set_up(self, model: nn.Module, recipe: Recipe, data: Any, mode: Mode, selection: Selection) -> None:
         if not isinstance(model, nn.Module):
-            raise InputError(
-                "Objective",
-                "model is a torch.nn.Module",
-                type(model).__name__,
-                "Write Objective(model, loss, data, mode='train'); wrap functions in a module",
-            )
+            step = "Write Objective(model, loss, data, mode='train'); wrap functions in a module"
+            raise InputError("Objective", "model is a torch.nn.Module", type(model).__name__, step)
         if mode not in ("train", "eval"):
-            raise InputError(
-                "Objective",
-                "mode must be 'train' or 'eval'",
-                repr(mode),
-                "Pass mode='train' to measure with batch statistics, mode='eval' with stored ones",
-            )
+            remedy = "Pass mode='train' to measure with batch statistics, mode='eval' with stored ones"
+            raise InputError("Objective", "mode must be 'train' or 'eval'", repr(mode), remedy)
         self.model = model
         self.mode: Mode = mode
         with MEASURING:
@@ -147,8 +137,6 @@ class Objective:
         self._batches = recipe.batches(data)
         self._fixed: dict[str, Tensor] = {}
         self._terms: tuple[str, ...] | None = None
-
-    # -- values -------------------------------------------------------------------------------------------------
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -170,11 +158,7 @@ class Objective:
     @property
     def dtype(self) -> torch.dtype:
         """The widest floating type among the variables, which flat vectors have."""
-        dtypes = [value.dtype for value in self.parameters.values()]
-        widest = dtypes[0]
-        for dtype in dtypes[1:]:
-            widest = torch.promote_types(widest, dtype)
-        return widest
+        return functools.reduce(torch.promote_types, (value.dtype for value in self.parameters.values()))
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Join a dict of tensors, one per variable, into one flat vector in the order of `names`."""
@@ -184,18 +168,11 @@ class Objective:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a flat vector into a dict shaped and typed like the variables."""
         if vector.shape != (self.dimension,):
-            raise InputError(
-                "Objective.unflatten",
-                f"a flat vector of the variables has shape ({self.dimension},)",
-                str(tuple(vector.shape)),
-                "Use objective.flatten to make one",
-            )
-        result, start = {}, 0
-        for name, value in self.parameters.items():
-            piece = vector[start : start + value.numel()]
-            result[name] = piece.reshape(value.shape).to(value.dtype)
-            start += value.numel()
-        return result
+            rule = f"a flat vector of the variables has shape ({self.dimension},)"
+            raise InputError("Objective.unflatten", rule, str(tuple(vector.shape)), "Use objective.flatten to make one")
+        here = self.parameters
+        pieces = zip(here.items(), vector.split([value.numel() for value in here.values()]), strict=True)
+        return {name: piece.reshape(value.shape).to(value.dtype) for (name, value), piece in pieces}
 
     def at(self, parameters: Parameters) -> Self:
         """Return the same objective at other values (a dict, possibly of some variables only, or a flat vector)."""
@@ -204,12 +181,8 @@ class Objective:
         current = dict(self.model.named_parameters())
         for name, value in values.items():
             if value.shape != current[name].shape:
-                raise InputError(
-                    f"Objective.at({name!r})",
-                    f"the value must have the parameter's shape {tuple(current[name].shape)}",
-                    str(tuple(value.shape)),
-                    "Reshape it",
-                )
+                rule = f"the value must have the parameter's shape {tuple(current[name].shape)}"
+                raise InputError(f"Objective.at({name!r})", rule, str(tuple(value.shape)), "Reshape it")
         other = copy.copy(self)
         other._fixed = {**self._fixed, **{name: value.detach().to(current[name]) for name, value in values.items()}}
         return other
@@ -241,14 +214,9 @@ class Objective:
                 raise unknown_name("parameter", name, parameters)
         missing = [name for name in self.names if name not in values] if complete else []
         if missing:
-            raise InputError(
-                "Objective.flatten",
-                f"a value is needed for each of the {len(self.names)} variables",
-                f"none for {', '.join(missing[:3])}",
-                "Start from dict(objective.parameters)",
-            )
-
-    # -- evaluation ---------------------------------------------------------------------------------------------
+            rule = f"a value is needed for each of the {len(self.names)} variables"
+            step = "Start from dict(objective.parameters)"
+            raise InputError("Objective.flatten", rule, f"none for {', '.join(missing[:3])}", step)
 
     def loss(self) -> Tensor:
         """Return the weighted mean loss over the data, a detached 0-d tensor (one forward pass)."""
@@ -315,12 +283,9 @@ class Objective:
         where their other axes agree; anything else comes as a list with one entry per batch.
         """
         with torch.no_grad():
-            collected = list(self.each_batch(lambda model, _, batch: self.outputs_of(model, batch)))
-        if len(collected) == 1:
-            return collected[0]
-        if all(isinstance(out, Tensor) and out.shape[1:] == collected[0].shape[1:] and out.ndim for out in collected):
-            return torch.cat(collected)
-        return collected
+            found = list(self.each_batch(lambda model, _, batch: self.outputs_of(model, batch)))
+        alike = all(isinstance(out, Tensor) and out.shape[1:] == found[0].shape[1:] and out.ndim for out in found)
+        return found[0] if len(found) == 1 else torch.cat(found) if alike else found
 
     def hessian(self) -> HessianOperator:
         """Return the Hessian of the loss as an operator on the variables (see `HessianOperator` for its cost)."""
@@ -388,8 +353,6 @@ class Objective:
         with twice_differentiable(), untouched(self.model, self.mode, number):
             yield
 
-    # -- the model itself, for instruments that look inside -----------------------------------------------------
-
     def evaluate(
         self,
         number: int,
@@ -441,11 +404,7 @@ class Objective:
     def terms_of(self, model: nn.Module, number: int, batch: Any, *, copied: bool = True) -> Terms:
         """Return the named losses of one batch that count, for use inside `evaluate`; they may be infinite.
 
-        Args:
-            model: what `evaluate` gave.
-            number: of the batch.
-            batch: it is copied, since forwards may write into their inputs.
-            copied: false for a batch of the caller's own, whose tensors are to be met in the forward.
+        The batch is copied, since forwards may write into their inputs, unless its tensors are to be met in them.
         """
         self._count(batch, forwards=1)
         return self._select_terms(self._recipe.terms(model, copy_batch(batch) if copied else batch), number)
@@ -492,8 +451,7 @@ class Objective:
             weight = self.weight(batch)
             weights += weight
             for name, value in batch_values(number, batch).items():
-                scaled = value * weight
-                total[name] = total[name] + scaled if name in total else scaled
+                total[name] = total[name] + value * weight if name in total else value * weight
         return {name: value / checked_weight(weights) for name, value in total.items()}
 
     def __repr__(self) -> str:

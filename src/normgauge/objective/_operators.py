@@ -1,68 +1,24 @@
 """Curvature of an Objective as operators: exact products on retained graphs, within a memory budget."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, Self
+from contextlib import contextmanager, nullcontext
+from typing import Any, Self
 
 import torch
+import torch.distributed
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from normgauge.errors import NonFiniteError, NormgaugeError, NotDifferentiableError, OutOfMemoryError
+from normgauge.errors import NonFiniteError, NormgaugeError, OutOfMemoryError
 from normgauge.linalg import Operator
-from normgauge.objective._graph import check_differentiable, graph_bytes
+from normgauge.objective._diagnose import check_differentiable, graph_bytes, not_twice_differentiable
 from normgauge.results import spend
 
 DEFAULT_MEMORY = 2 << 30
 AGREEMENT = 1e-3  # of a gradient computed again: rounding is below, a missing term is of order one
 Products = list[Tensor | None]
-
-
-class Differentiable(Protocol):
-    """What an operator asks of an objective, which is built upon operators and cannot be named here."""
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The variables by name."""
-
-    @property
-    def dimension(self) -> int:
-        """The number of variables."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the variables."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of flat vectors."""
-
-    def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Join a dict of tensors into a flat vector."""
-
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a flat vector into a dict of tensors."""
-
-    def at(self, parameters: Mapping[str, Tensor] | Tensor) -> Self:
-        """Return the same objective at other values."""
-
-    def batches(self) -> Iterator[tuple[int, Any]]:
-        """Yield `(number, batch)`."""
-
-    def weight(self, batch: Any) -> float:
-        """Return the share of a batch in the mean."""
-
-    def graph(
-        self, number: int, batch: Any, *, outputs: bool = False, lean: bool = False
-    ) -> tuple[dict[str, Tensor], Any, Tensor]:
-        """Return leaves, outputs (if asked) and loss of one batch with a graph."""
-
-    def ready(self, number: int) -> AbstractContextManager[None]:
-        """Hold the model in the state in which the blocks of a lean graph are computed again."""
 
 
 class ObjectiveOperator(Operator):
@@ -81,7 +37,7 @@ class ObjectiveOperator(Operator):
 
     self_adjoint = True
 
-    def __init__(self, objective: Differentiable, *, memory: int = DEFAULT_MEMORY) -> None:
+    def __init__(self, objective: Any, *, memory: int = DEFAULT_MEMORY) -> None:
         self.objective = objective.at({name: value.clone() for name, value in objective.parameters.items()})
         self.shape = (objective.dimension, objective.dimension)
         self.dtype, self.device = objective.dtype, objective.device
@@ -89,7 +45,8 @@ class ObjectiveOperator(Operator):
         self.matvecs = self.builds = 0
         self._kept: dict[int, tuple[Any, float]] | None = None
         self._complete = False  # whether every batch's graph is kept, so that the data are not read again
-        self._pieces = [(value.shape, value.numel(), value.dtype) for value in objective.parameters.values()]
+        self._pieces = [(value.shape, value.dtype) for value in objective.parameters.values()]
+        self._sizes = [value.numel() for value in objective.parameters.values()]
 
     @abstractmethod
     def _build(self, number: int, batch: Any) -> Any:
@@ -117,70 +74,56 @@ class ObjectiveOperator(Operator):
     def _matvec(self, vector: Tensor) -> Tensor:
         self.matvecs += 1
         spend("products")
-        pieces, start = [], 0
-        for shape, count, dtype in self._pieces:
-            pieces.append(vector[start : start + count].view(shape).to(dtype))
-            start += count
-        total: Tensor | None = None
-        weights = 0.0
+        parts = zip(vector.split(self._sizes), self._pieces, strict=True)
+        pieces = [part.view(shape).to(dtype) for part, (shape, dtype) in parts]
+        name, weights, total = type(self).__name__, 0.0, vector
         try:
             for number, built, weight in self._graphs():
-                with explain_product_failures(type(self).__name__, number):
+                with explain_product_failures(name, number):
                     product = self._flatten(self._apply(built, pieces))
-                _check_finite(type(self).__name__, product, number)
+                del built  # before the next is built
+                # A finite sum proves finite terms in one cheap pass; a sum can overflow where its terms do not.
+                if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
+                    step = "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss"
+                    raise NonFiniteError(name, "products must be finite", f"inf or nan from batch {number}", step)
                 # The running weighted mean: with one batch nothing has to be scaled.
                 weights += weight
-                total = product if total is None else total.lerp_(product, weight / weights)
+                total = product if total is vector else total.lerp_(product, weight / weights)
         except BaseException:
             self.close()
             raise
-        if total is None:
-            raise AssertionError("an Objective has at least one batch")
         return total
 
     def _graphs(self) -> Iterator[tuple[int, Any, float]]:
         """Yield batch number, graph and weight; keep graphs while they fit, rebuild the others."""
         if self._kept is not None and self._complete:
-            for number, (built, weight) in self._kept.items():
-                yield number, built, weight
+            yield from ((number, *entry) for number, entry in self._kept.items())
             return
         first = self._kept is None
-        kept = self._kept = {} if self._kept is None else self._kept
-        used, count = 0, 0
+        kept = self._kept = self._kept or {}
+        used = count = number = 0
+        entry: tuple[Any, float] | None = None
         for number, batch in self.objective.batches():
             count += 1
-            if number in kept:
-                yield number, *kept[number]
-                continue
-            with explain_product_failures(type(self).__name__, number):
-                built = self._build(number, batch)
-            self.builds += 1
-            weight = self.objective.weight(batch)
-            if first:
-                used += graph_bytes(self._graph_tensors(built))
-                if used <= self.memory or count == 1:
-                    kept[number] = (built, weight)
-            yield number, built, weight
-            del built
-        if (
-            count > 1
-            and used > self.memory
-            and 0 in kept
-            and graph_bytes(self._graph_tensors(kept[0][0])) > self.memory
-        ):
-            del kept[0]  # it was kept in case it would be the only one
+            entry = kept.get(number)  # the last graph goes before the next is built
+            if entry is None:
+                with explain_product_failures(type(self).__name__, number):
+                    entry = self._build(number, batch), self.objective.weight(batch)
+                self.builds += 1
+                used += graph_bytes(self._graph_tensors(entry[0])) if first else 0
+                if first and used <= self.memory:
+                    kept[number] = entry
+            yield number, *entry
+        if count == 1 and entry is not None:
+            kept[number] = entry
         self._complete = len(kept) == count
 
     def _flatten(self, products: Products) -> Tensor:
         """Join products into a new flat vector; `None` stands for zeros."""
-        return torch.cat(
-            [
-                torch.zeros(count, dtype=self.dtype, device=self.device)
-                if product is None
-                else product.detach().reshape(-1).to(self.dtype)
-                for product, (_, count, _) in zip(products, self._pieces, strict=True)
-            ]
-        )
+        parts = zip(products, self._sizes, strict=True)
+        most = max(self._sizes) if any(p is None for p in products) else 0
+        zeros = torch.zeros(most, dtype=self.dtype, device=self.device)
+        return torch.cat([zeros[:size] if p is None else p.detach().reshape(-1).to(self.dtype) for p, size in parts])
 
     def close(self) -> None:
         """Free the retained graphs; the next product builds them again."""
@@ -214,13 +157,11 @@ class HessianOperator(ObjectiveOperator):
             if lean is not None:
                 return lean
             leaves, _, value = self.objective.graph(number, batch)
-        slopes = torch.autograd.grad(
-            value, list(leaves.values()), create_graph=True, allow_unused=True, materialize_grads=False
-        )
+        slopes = torch.autograd.grad(value, list(leaves.values()), create_graph=True, allow_unused=True)
         check_differentiable(type(self).__name__, slopes)
         live = [index for index, slope in enumerate(slopes) if slope is not None and slope.requires_grad]
-        flat = {name: slope for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
-        flat = {name: slope for name, slope in flat.items() if not slope.requires_grad}
+        named = zip(leaves, slopes, strict=True)
+        flat = {name: slope for name, slope in named if slope is not None and not slope.requires_grad}
         if flat:
             self._check_constant(number, batch, flat)
         return list(leaves.values()), [get_gradient_edge(slopes[index]) for index in live], live, None
@@ -267,26 +208,56 @@ class HessianOperator(ObjectiveOperator):
         """
         size = torch.finfo(self.dtype).eps ** 0.4
         draw = torch.Generator().manual_seed(number)
-        moves = {
-            name: (torch.randn(value.shape, generator=draw) * (value.abs().mean().cpu() + 1e-3)).to(value)
-            for name, value in self.objective.parameters.items()
-        }
+        here = self.objective.parameters
+        sizes = {name: value.abs().mean().cpu() + 1e-3 for name, value in here.items()}
+        moves = {n: (torch.randn(v.shape, generator=draw) * sizes[n]).to(v) for n, v in here.items()}
         shifts = []
         for factor in (size, 2.0 * size):
-            moved = self.objective.at(
-                {name: value + factor * moves[name] for name, value in self.objective.parameters.items()}
-            )
-            leaves, _, value = moved.graph(number, batch)
+            moved = {name: value + factor * moves[name] for name, value in here.items()}
+            leaves, _, value = self.objective.at(moved).graph(number, batch)
             gradients = torch.autograd.grad(value, [leaves[name] for name in slopes], materialize_grads=True)
             shifts.append([float((new - old).norm()) for new, old in zip(gradients, slopes.values(), strict=True)])
         for name, once, twice in zip(slopes, *shifts, strict=True):
             if once > 0.01 * size * float(slopes[name].norm()) and 1.6 < twice / once < 2.4:
-                raise NotDifferentiableError(
-                    type(self).__name__,
-                    "every operation in model and loss must be twice differentiable",
-                    f"a gradient of {name!r} that comes without a graph, though it changes with the parameters",
-                    "Write the custom backward with differentiable operations on saved tensors",
-                )
+                what = f"a gradient of {name!r} that comes without a graph, though it changes with the parameters"
+                raise not_twice_differentiable(type(self).__name__, what)
+
+
+class ShardedOperator(Operator):
+    """The mean of the ranks' operators, weighted by their samples: A v = sum_r n_r A_r v / sum_r n_r.
+
+    Every rank makes its objective on its own share of the data, with equal parameters, and calls the same products
+    in the same order; each gets the same result. Batch statistics in train mode are those of each rank's batches,
+    as when the shards were batches of one process; nothing is synchronized but products.
+
+    Args:
+        local: this rank's operator.
+        group: the process group; the default group of `torch.distributed` if `torch.distributed.group.WORLD`.
+    """
+
+    self_adjoint = True
+
+    def __init__(self, local: ObjectiveOperator, group: Any) -> None:
+        self.local, self.group = local, group
+        self.shape, self.dtype, self.device = local.shape, local.dtype, local.device
+        self.weight = local.weight
+        total = torch.tensor([self.weight], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total, group=group)
+        self.total = float(total)
+
+    def _matvec(self, vector: Tensor) -> Tensor:
+        failure: BaseException | None = None
+        try:
+            product = self.local.matvec(vector).mul_(self.weight / self.total)
+        except Exception as error:  # noqa: BLE001 (raised again below, after the others have been told)
+            failure, product = error, torch.full_like(vector, float("nan"))
+        torch.distributed.all_reduce(product, group=self.group)
+        if failure is not None:
+            raise failure
+        if not bool(torch.isfinite(product.sum())) and not bool(torch.isfinite(product).all()):
+            rule, got = "products of all ranks must be finite", "inf or nan from another rank"
+            raise NonFiniteError("ShardedOperator", rule, got, "Look at the error of the other ranks")
+        return product
 
 
 @contextmanager
@@ -307,23 +278,8 @@ def explain_product_failures(subject: str, number: int) -> Iterator[None]:
                 "or select fewer parameters",
             ) from error
         if "derivative" in text or "differentiat" in text or "does not require grad" in text:
-            raise NotDifferentiableError(
-                subject,
-                "every operation in model and loss must be twice differentiable",
-                text,
-                "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton "
-                "matrix, which bends the loss but not the model",
-            ) from error
+            step = (
+                "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton matrix, "
+            )
+            raise not_twice_differentiable(subject, text, f"{step}which bends the loss but not the model") from error
         raise
-
-
-def _check_finite(subject: str, product: Tensor, number: int) -> None:
-    # A finite sum proves finite terms in one cheap pass; a sum can overflow where its terms do not.
-    if math.isfinite(float(product.sum())) or bool(torch.isfinite(product).all()):
-        return
-    raise NonFiniteError(
-        subject,
-        "products must be finite",
-        f"inf or nan from batch {number}",
-        "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss",
-    )

@@ -1,7 +1,6 @@
 """Operators through the outputs of a model: Gauss-Newton, empirical Fisher, and the Jacobian itself."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +9,23 @@ from torch import Tensor
 from normgauge.errors import DataError, NotDifferentiableError
 from normgauge.linalg import Operator
 from normgauge.objective._data import sample_count, tensors
-from normgauge.objective._graph import check_differentiable
-from normgauge.objective._operators import Differentiable, ObjectiveOperator, Products, explain_product_failures
+from normgauge.objective._diagnose import check_differentiable
+from normgauge.objective._operators import ObjectiveOperator, Products, explain_product_failures
 from normgauge.results import spend
 
 
 def output_tensors(outputs: Any) -> list[Tensor]:
     """Return the differentiable tensors of an output structure, in order."""
     return [tensor for tensor in tensors(outputs) if tensor.requires_grad]
+
+
+def _slope(values: Sequence[Tensor | None], by: list[Tensor], along: Sequence[Tensor | None]) -> Products:
+    """Return the derivatives of sum <values, along> by some tensors on a kept graph; `None` stands for zeros."""
+    pairs = [(v, a) for v, a in zip(values, along, strict=True) if v is not None and v.requires_grad and a is not None]
+    if not pairs:
+        return [None] * len(by)
+    kept, directions = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(kept, by, directions, retain_graph=True, allow_unused=True))
 
 
 class _Linearized:
@@ -27,38 +35,16 @@ class _Linearized:
         self.leaves, self.outputs = leaves, outputs
         # J v is the derivative of J^T u, linear in the dummy u, with respect to u.
         self.dummies = [torch.zeros_like(output, requires_grad=True) for output in outputs]
-        self.pulled = torch.autograd.grad(
-            outputs, leaves, grad_outputs=self.dummies, create_graph=True, allow_unused=True
-        )
+        self.pulled = torch.autograd.grad(outputs, leaves, self.dummies, create_graph=True, allow_unused=True)
 
     def push(self, vectors: list[Tensor]) -> list[Tensor]:
         """Return J v, one tensor per output."""
-        pairs = [(p, v) for p, v in zip(self.pulled, vectors, strict=True) if p is not None and p.requires_grad]
-        if not pairs:
-            return [torch.zeros_like(output) for output in self.outputs]
-        pushed = torch.autograd.grad(
-            [p for p, _ in pairs],
-            self.dummies,
-            grad_outputs=[v for _, v in pairs],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        pushed = _slope(self.pulled, self.dummies, vectors)
         return [torch.zeros_like(o) if p is None else p for o, p in zip(self.outputs, pushed, strict=True)]
 
-    def pull(self, cotangents: list[Tensor | None]) -> Products:
+    def pull(self, cotangents: Sequence[Tensor | None]) -> Products:
         """Return J^T u, one tensor per variable."""
-        kept = [(o, u) for o, u in zip(self.outputs, cotangents, strict=True) if u is not None]
-        if not kept:
-            return [None] * len(self.leaves)
-        return list(
-            torch.autograd.grad(
-                [o for o, _ in kept],
-                self.leaves,
-                grad_outputs=[u for _, u in kept],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        )
+        return _slope(self.outputs, self.leaves, cotangents)
 
 
 class GaussNewtonOperator(ObjectiveOperator):
@@ -100,18 +86,7 @@ class GaussNewtonOperator(ObjectiveOperator):
 
     def _bend(self, line: _Linearized, slopes: list[Tensor], pushed: list[Tensor], samples: int) -> Products:
         """Return (d^2 loss / d output^2) J v."""
-        curved = [(slope, push) for slope, push in zip(slopes, pushed, strict=True) if slope.requires_grad]
-        if not curved:
-            return [None] * len(pushed)
-        return list(
-            torch.autograd.grad(
-                [slope for slope, _ in curved],
-                line.outputs,
-                grad_outputs=[push for _, push in curved],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        )
+        return _slope(slopes, line.outputs, pushed)
 
 
 class EmpiricalFisherOperator(GaussNewtonOperator):
@@ -151,7 +126,7 @@ class JacobianOperator(Operator):
     kept until `close()`.
     """
 
-    def __init__(self, objective: Differentiable) -> None:
+    def __init__(self, objective: Any) -> None:
         self._inner = _JacobianGraphs(objective)
         self.dtype, self.device = objective.dtype, objective.device
         self._lines = [line for _, line, _ in self._inner._graphs()]
@@ -170,9 +145,7 @@ class JacobianOperator(Operator):
         parts = iter(vector.split(self.sizes))
         total = torch.zeros(self.shape[1], dtype=self.dtype, device=self.device)
         for line in self._lines:
-            cotangents: list[Tensor | None] = [
-                next(parts).view(output.shape).to(output.dtype) for output in line.outputs
-            ]
+            cotangents = [next(parts).view(output.shape).to(output.dtype) for output in line.outputs]
             total += self._inner._flatten(line.pull(cotangents))
         return total
 

@@ -1,14 +1,13 @@
-"""Leave no trace: run a model in a mode and give back its flags, attributes and random state as they were."""
-
-from __future__ import annotations
+"""Leave no trace: run any function of a model on functional parameters; flags, attributes, random state come back."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 from torch.utils import checkpoint
@@ -19,6 +18,7 @@ from normgauge.rng import preserved_rng, seed_everything
 from normgauge.threads import MEASURING
 
 Mode = Literal["train", "eval"]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -49,7 +49,15 @@ def as_written() -> Iterator[None]:
 
     Random states are those from before afterwards. One thread at a time is inside.
     """
-    with preserved_rng(), _computed_once(), _uncached(), _uncompiled():
+    compiled = "torch._dynamo" in sys.modules  # else nothing was compiled, and importing it takes seconds
+    with (
+        preserved_rng(),
+        _computed_once(),
+        _replaced(parametrize, "_cache_enabled", 0),  # a user's open `parametrize.cached()` holds weights of its start
+        _replaced(parametrize, "_cache", {}),
+        # compiled graphs cannot be differentiated twice
+        torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+    ):
         yield
 
 
@@ -86,23 +94,6 @@ def _recompute_nothing(*_: Any, **__: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _uncached() -> Iterator[None]:
-    """Compute parametrized weights anew though a user's `parametrize.cached()` is open: it holds those of its start."""
-    with _replaced(parametrize, "_cache_enabled", 0), _replaced(parametrize, "_cache", {}):
-        yield
-
-
-@contextmanager
-def _uncompiled() -> Iterator[None]:
-    """Run what was compiled as it was written: compiled graphs cannot be differentiated twice."""
-    if "torch._dynamo" not in sys.modules:  # then nothing was compiled, and importing it takes seconds
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-@contextmanager
 def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
     original = getattr(place, name)
     setattr(place, name, value)
@@ -129,3 +120,49 @@ def twice_differentiable() -> Iterator[None]:
         if torch.cuda.is_initialized():
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         yield
+
+
+class _Bound(nn.Module):
+    """Lets `functional_call` run any function of the model, not only its `forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, body: Callable[[nn.Module], T]) -> T:
+        """Run the function."""
+        return body(self.model)
+
+
+def call_purely(
+    model: nn.Module,
+    values: Mapping[str, Tensor],
+    body: Callable[[nn.Module], T],
+    dtype: torch.dtype | None = None,
+    *,
+    aliases: Sequence[Alias] = (),
+) -> T:
+    """Return `body(model)` with the given parameter values, the model's own elsewhere; they and buffers are cloned.
+
+    Some forwards write into parameters (`nn.Embedding(max_norm=1.0)`), so nothing of the model's is handed out.
+
+    Args:
+        model: the module; its parameters and buffers are not touched.
+        values: parameters by name; gradients flow to those that require them, and these are not cloned.
+        body: any function of the model.
+        dtype: if given, floating parameters and buffers are converted to it.
+        aliases: from `untouched`: lists and dicts in which the model keeps parameters besides, given their values too.
+    """
+    names = {id(own): name for name, own in (*model.named_parameters(), *model.named_buffers())}
+    state = {name: values.get(name, own.detach()) for name, own in model.named_parameters()}
+    state = {name: value if value.requires_grad else value.clone() for name, value in state.items()}
+    batched = torch._C._functorch.is_batchedtensor
+    tie = next((0.0 * value.reshape(-1)[0] for value in values.values() if batched(value)), None)
+    for name, buffer in model.named_buffers():
+        # Under vmap BatchNorm writes batched statistics in place, so the clone must be batched as well.
+        state[name] = buffer + tie if tie is not None and buffer.is_floating_point() else buffer.clone()
+    if dtype is not None:
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    for put, place, own in aliases:
+        put(place, state[names[id(own)]])
+    return functional_call(_Bound(model), {f"model.{name}": value for name, value in state.items()}, (body,))

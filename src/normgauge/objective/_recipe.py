@@ -1,45 +1,19 @@
 """How a batch becomes named losses and outputs: from `loss(output, target)` or from a user's `step`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError
-from normgauge.objective._data import Batches, check_anything, check_pair, is_pair, sample_count, tensors
+from normgauge.objective._data import Batches, check_pair, is_pair, sample_count, tensors
 from normgauge.rng import generator
 
 Terms = dict[str, Tensor]
-
-
-class Recipe(Protocol):
-    """What an Objective needs to know about model calls; both kinds below follow it."""
-
-    def batches(self, data: Any) -> Batches:
-        """Wrap the user's data."""
-        ...
-
-    def weight(self, batch: Any) -> float:
-        """Return the batch's share."""
-        ...
-
-    def terms(self, model: nn.Module, batch: Any) -> Terms:
-        """Return the named scalar losses of one batch."""
-        ...
-
-    def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return the model's outputs for one batch."""
-        ...
-
-    def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
-        """Return both from one graph, so that the losses can be differentiated by the outputs."""
-        ...
 
 
 def pairs(data: Any) -> Batches:
@@ -95,7 +69,7 @@ class StepRecipe:
 
     def batches(self, data: Any) -> Batches:
         """Wrap one batch (a tensor, tuple or mapping) or a re-iterable of batches."""
-        return Batches(data, single=_one_batch, check=check_anything, weight=self.weight)
+        return Batches(data, single=_one_batch, weight=self.weight)
 
     def weight(self, batch: Any) -> float:
         """Return the user's weight, else the number of samples."""
@@ -113,18 +87,18 @@ class StepRecipe:
             InputError: when the objective was made without `outputs`.
         """
         if self.outputs_of is None:
-            raise InputError(
-                "Objective.from_step",
-                "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs",
-                "outputs=None",
-                "Pass outputs=lambda model, batch: ... to Objective.from_step",
-            )
+            rule = "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs"
+            step = "Pass outputs=lambda model, batch: ... to Objective.from_step"
+            raise InputError("Objective.from_step", rule, "outputs=None", step)
         return self.outputs_of(model, batch)
 
     def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
         """Return outputs and losses of one graph: equal calls of the model inside are answered once."""
         with _remember_answers(model):
             return self.outputs(model, batch), self.terms(model, batch)
+
+
+Recipe = LossRecipe | StepRecipe
 
 
 @contextmanager
@@ -167,25 +141,18 @@ def _remember_answers(model: nn.Module) -> Iterator[None]:
 
 def _one_pair(data: Any) -> bool:
     if isinstance(data, Mapping):
-        raise DataError(
-            "Objective",
-            "data is one batch (inputs, targets) or a re-iterable of batches",
-            f"a mapping with keys {', '.join(map(str, list(data)[:5]))}",
-            "Pass (mapping, targets), or use Objective.from_step for batches that carry their own targets",
-        )
+        rule = "data is one batch (inputs, targets) or a re-iterable of batches"
+        step = "Pass (mapping, targets), or use Objective.from_step for batches that carry their own targets"
+        raise DataError("Objective", rule, f"a mapping with keys {', '.join(map(str, list(data)[:5]))}", step)
     if isinstance(data, list) and is_pair(data) and all(isinstance(part, Tensor) for part in data):
-        raise DataError(
-            "Objective",
-            "one batch is a tuple (inputs, targets), a list is a list of batches",
-            "a list of two tensors",
-            "Pass (inputs, targets) as a tuple",
-        )
-    return isinstance(data, tuple) and is_pair(data) and not all(_looks_like_batch(part) for part in data)
-
-
-def _looks_like_batch(part: Any) -> bool:
-    """Tell whether both halves of a pair are themselves pairs: then it is a tuple of two batches."""
-    return isinstance(part, (tuple, list)) and is_pair(part) and next(tensors(part), None) is not None
+        got, remedy = "a list of two tensors", "Pass (inputs, targets) as a tuple"
+        raise DataError("Objective", "one batch is a tuple (inputs, targets), a list is a list of batches", got, remedy)
+    # where both halves of a pair are themselves pairs it is a tuple of two batches
+    return (
+        isinstance(data, tuple)
+        and is_pair(data)
+        and not all(is_pair(p) and any(True for _ in tensors(p)) for p in data)
+    )
 
 
 def _one_batch(data: Any) -> bool:

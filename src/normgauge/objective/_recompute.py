@@ -1,7 +1,5 @@
 """Graphs that keep only what passes between the blocks of a model; the inside of a block is computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +8,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import functional_call
 
-from normgauge.errors import NotDifferentiableError
 from normgauge.objective._composites import ClipsNothingInPlace, TwiceDifferentiable
-from normgauge.objective._graph import check_differentiable
+from normgauge.objective._diagnose import check_differentiable, not_twice_differentiable
 from normgauge.rng import save_global_states
 
 CONSTANTS = (type(None), bool, int, float, str)
@@ -151,12 +148,7 @@ class _BlockSlopes(Function):
         wanted = [direction for direction, need in zip(directions, ctx.needs, strict=True) if need]
         pairs = [(s, d) for s, d in zip(slopes, wanted, strict=True) if s is not None and d is not None]
         if any(not s.requires_grad for s, _ in pairs):  # a slope is linear in `slope`, so it has a graph
-            raise NotDifferentiableError(
-                type(ctx.call.module).__name__,
-                "every operation in model and loss must be twice differentiable",
-                "a gradient that comes without a graph",
-                "Write the custom backward with differentiable operations on saved tensors",
-            )
+            raise not_twice_differentiable(type(ctx.call.module).__name__, "a gradient that comes without a graph")
         check_differentiable(type(ctx.call.module).__name__, [s for s, _ in pairs])
         if not pairs:
             return (None,) * (3 + len(tensors))

@@ -1,7 +1,5 @@
 """Which parameters are the variables: a glob, names, or a predicate over the trainable ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -29,13 +27,8 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
     trainable = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
     if not trainable:
         description = f"{len(every)} parameters, all frozen" if every else "none"
-        raise ModelError(
-            f"Objective({type(model).__name__})",
-            "the model must have a trainable parameter",
-            description,
-            "Set requires_grad_(True) on what should vary",
-        )
-    _check_one_device(model, every)
+        rule, step = "the model must have a trainable parameter", "Set requires_grad_(True) on what should vary"
+        raise ModelError(f"Objective({type(model).__name__})", rule, description, step)
     _check_values(model, every)
     chosen = tuple(trainable) if selection is None else tuple(_matching_names(model, every, trainable, selection))
     if not chosen:
@@ -54,7 +47,9 @@ def _matching_names(
     if callable(selection):
         return [name for name, parameter in trainable.items() if selection(name, parameter)]
     patterns = [selection] if isinstance(selection, str) else list(selection or ())
-    aliases = _aliases(model)
+    first: dict[int, str] = {}  # every name, tied ones included, leads to the first name of the same tensor
+    named = model.named_parameters(remove_duplicate=False)
+    aliases = {name: first.setdefault(id(parameter), name) for name, parameter in named}
     wanted: set[str] = set()
     for pattern in patterns:
         if not any(mark in pattern for mark in "*?["):
@@ -66,36 +61,16 @@ def _matching_names(
     return [name for name in trainable if name in wanted]
 
 
-def _aliases(model: nn.Module) -> dict[str, str]:
-    """Map every name, tied ones included, to the first name of the same tensor."""
-    first: dict[int, str] = {}
-    return {
-        name: first.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
-
-
 def _check_values(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
-        if lazy or parameter.is_meta:
-            raise ModelError(
-                f"Objective({type(model).__name__})",
-                "parameters must have values",
-                f"{name!r}, " + ("which has no shape yet" if lazy else "on the meta device"),
-                "Call the model once" if lazy else "Call model.to_empty(device='cpu') and load its weights",
-            )
-
-
-def _check_one_device(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    places: dict[str, str] = {}
+    subject, places = f"Objective({type(model).__name__})", dict[str, str]()
     for name, parameter in parameters.items():
         places.setdefault(str(parameter.device), name)
     if len(places) > 1:
         devices = ", ".join(f"{name} on {device}" for device, name in places.items())
-        raise ModelError(
-            f"Objective({type(model).__name__})",
-            "all parameters must be on one device",
-            devices,
-            "Call model.to(device) first",
-        )
+        raise ModelError(subject, "all parameters must be on one device", devices, "Call model.to(device) first")
+    for name, parameter in parameters.items():
+        lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+        if lazy or parameter.is_meta:
+            got = f"{name!r}, " + ("which has no shape yet" if lazy else "on the meta device")
+            step = "Call the model once" if lazy else "Call model.to_empty(device='cpu') and load its weights"
+            raise ModelError(subject, "parameters must have values", got, step)

@@ -1,7 +1,5 @@
 """What hangs on a model besides its parameters and buffers, as it was: attributes, containers, arrays, generators."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections import OrderedDict, deque
@@ -76,11 +74,11 @@ class Snapshot:
             self._registers.update((id(value._parameters), id(value._buffers)))
             self._save(value.__dict__, depth)
         elif isinstance(value, (list, deque)):
-            self._restores.append(_save_sequence(value))
+            self._restores.append(_save_elements(value))
             self._save_items(list(enumerate(value)), value.__setitem__, depth)
         elif isinstance(value, (tuple, set, frozenset)):
             if isinstance(value, set):
-                self._restores.append(_save_set(value))
+                self._restores.append(_save_elements(value))
             self._save_items(list(enumerate(value)), None, depth)
         elif (restore := save_generator(value)) is not None:
             self._restores.append(restore)
@@ -130,24 +128,13 @@ def _save_dict(container: dict[Any, Any]) -> Restore:
     return restore
 
 
-def _save_sequence(container: Any) -> Restore:
+def _save_elements(container: Any) -> Restore:
     items = list(container)
 
     def restore() -> None:
         if len(container) != len(items) or any(a is not b for a, b in zip(container, items, strict=True)):
             container.clear()
-            container.extend(items)
-
-    return restore
-
-
-def _save_set(container: set[Any]) -> Restore:
-    items = set(container)
-
-    def restore() -> None:
-        if container != items:
-            container.clear()
-            container.update(items)
+            (container.update if isinstance(container, set) else container.extend)(items)
 
     return restore
 

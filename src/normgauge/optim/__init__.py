@@ -1,10 +1,10 @@
 """Optimizers that know the geometry: spheres, projections, normalized parametrization; plain `nn.Parameter`s."""
 
+from normgauge.optim._gdnp import GDNPNetworkRun as GDNPNetworkRun
 from normgauge.optim._gdnp import GDNPRecord as GDNPRecord
 from normgauge.optim._gdnp import GDNPRun as GDNPRun
 from normgauge.optim._gdnp import gdnp as gdnp
-from normgauge.optim._gdnp_network import GDNPNetworkRun as GDNPNetworkRun
-from normgauge.optim._gdnp_network import gdnp_network as gdnp_network
+from normgauge.optim._gdnp import gdnp_network as gdnp_network
 from normgauge.optim._gdnp_optimizer import GDNP as GDNP
 from normgauge.optim._gdnp_problems import GaussianHalfspace as GaussianHalfspace
 from normgauge.optim._gdnp_problems import SampleHalfspace as SampleHalfspace

@@ -1,7 +1,5 @@
 """What our optimizers share: groups with a geometry, radii, refusals, and the split into flat and curved parts."""
 
-from __future__ import annotations
-
 import math
 import operator
 import warnings
@@ -28,7 +26,6 @@ class GeometricOptimizer(Optimizer):
     "tensor", or a number of equal blocks. A subclass gives `_step_flat` and `_step_curved`.
     """
 
-    geometries: tuple[str, ...] = GEOMETRIES
     row_numbers: tuple[str, ...] = ("radius",)
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -56,10 +53,8 @@ class GeometricOptimizer(Optimizer):
             self.param_groups.pop()
             raise
         self._warn_about_decay(group)
-        if (
-            "radius" in self.row_numbers and group.get("radius") is not None
-        ):  # so that the first gradient is taken there
-            for param in group["params"]:
+        if "radius" in self.row_numbers and group.get("radius") is not None:
+            for param in group["params"]:  # at once, so that the first gradient is taken there
                 if self.is_curved(param, group) and not param.is_complex():
                     self._start(orient(param.detach(), group["granularity"]), group)
 
@@ -170,12 +165,10 @@ class GeometricOptimizer(Optimizer):
         view = param.reshape(count_rows(param, group["granularity"]), -1)
         norms = torch.linalg.vector_norm(view, dim=1, dtype=working_dtype(param.dtype))
         if not bool((norms > 0).all()):  # the only look at values; once per parameter
-            raise InputError(
-                type(self).__name__,
-                "a row on a sphere needs a direction, so it must not be zero",
-                f"{int((norms == 0).sum())} zero rows in a parameter of shape {tuple(param.shape)}",
-                "Put it into a group with geometry='euclidean', or initialize it otherwise",
-            )
+            rule = "a row on a sphere needs a direction, so it must not be zero"
+            got = f"{int((norms == 0).sum())} zero rows in a parameter of shape {tuple(param.shape)}"
+            step = "Put it into a group with geometry='euclidean', or initialize it otherwise"
+            raise InputError(type(self).__name__, rule, got, step)
         if radius is None:
             return norms.to(param.dtype)
         scaled = view.to(norms.dtype) * (radius / norms).unsqueeze(1)
@@ -185,15 +178,11 @@ class GeometricOptimizer(Optimizer):
     # -- refusals -----------------------------------------------------------------------------------------------
 
     def _refuse(self, param: Tensor, grad: Tensor) -> None:
+        name, step = type(self).__name__, "Use torch.optim.SGD for sparse embeddings"
         if grad.layout != torch.strided:
-            raise InputError(
-                type(self).__name__,
-                "gradients must be dense",
-                str(grad.layout),
-                "Use torch.optim.SGD for sparse embeddings",
-            )
+            raise InputError(name, "gradients must be dense", str(grad.layout), step)
         if param.is_complex():
-            raise InputError(type(self).__name__, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
+            raise InputError(name, "parameters must be real", str(param.dtype), "Use torch.view_as_real")
 
     def _check(self, group: dict[str, Any]) -> None:
         name, lr = type(self).__name__, group["lr"]
@@ -212,26 +201,20 @@ class GeometricOptimizer(Optimizer):
             if not 0 <= float(beta) < 1:
                 raise InputError(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it")
         if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise InputError(
-                f"{name}(nesterov)",
+            rule, got = (
                 "Nesterov momentum needs momentum > 0 and dampening = 0",
-                f"momentum={group['momentum']}, dampening={group['dampening']}",
-                "Pass momentum=0.9, dampening=0",
+                "momentum={momentum}, dampening={dampening}",
             )
-        if group["geometry"] not in (None, *self.geometries):
-            raise InputError(
-                f"{name}(geometry)",
-                f"geometry is None or one of {', '.join(self.geometries)}",
-                repr(group["geometry"]),
-                "Correct the group",
-            )
+            raise InputError(f"{name}(nesterov)", rule, got.format(**group), "Pass momentum=0.9, dampening=0")
+        if group["geometry"] not in (None, *GEOMETRIES):
+            rule = f"geometry is None or one of {', '.join(GEOMETRIES)}"
+            raise InputError(f"{name}(geometry)", rule, repr(group["geometry"]), "Correct the group")
         radius = group.get("radius")
         if radius is not None and not 0 < float(radius) < math.inf:
             raise InputError(f"{name}(radius)", "a radius is positive", str(radius), "Pass None to keep norms")
         if group["fused"] and group["foreach"]:
-            raise InputError(
-                name, "fused and foreach exclude each other, as in torch.optim", "both True", "Pass one of them"
-            )
+            rule = "fused and foreach exclude each other, as in torch.optim"
+            raise InputError(name, rule, "both True", "Pass one of them")
         for param in group["params"]:
             if self.is_curved(param, group):
                 count_rows(orient(param, group["granularity"]), group["granularity"])
@@ -241,16 +224,10 @@ class GeometricOptimizer(Optimizer):
             return
         if any(self.is_curved(param, group) for param in group["params"]):
             self._warned = True
-            warnings.warn(
-                explain(
-                    type(self).__name__,
-                    "weight decay shrinks a norm, and on a sphere the norm is fixed, so it is left out there",
-                    f"weight_decay={group['weight_decay']}",
-                    "Pass weight_decay=0 for sphere groups; it still acts on Euclidean ones",
-                ),
-                NormgaugeWarning,
-                stacklevel=4,
-            )
+            rule = "weight decay shrinks a norm, and on a sphere the norm is fixed, so it is left out there"
+            step = "Pass weight_decay=0 for sphere groups; it still acts on Euclidean ones"
+            said = explain(type(self).__name__, rule, f"weight_decay={group['weight_decay']}", step)
+            warnings.warn(said, NormgaugeWarning, stacklevel=4)
 
 
 def rate_of(group: dict[str, Any]) -> float:

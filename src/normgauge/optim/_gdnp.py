@@ -1,25 +1,21 @@
-"""Gradient descent in normalized parametrization: `gdnp`, with a record of every quantity in its bounds."""
-
-from __future__ import annotations
+"""Gradient descent in normalized parametrization, with a record of every quantity in its bounds; one hidden layer."""
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError
-from normgauge.optim._gdnp_problems import LOSSES, GaussianHalfspace, LeastSquares, Problem
-from normgauge.records import Reading, Status
-from normgauge.results import Result, instrument
+from normgauge.optim._gdnp_problems import LOSSES, GaussianHalfspace, LeastSquares, Problem, _samples, _second_moment
+from normgauge.records import Chart, Reading, Status
+from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator
 from normgauge.theory.gdnp import largest_coefficient
 
-if TYPE_CHECKING:
-    import altair
-
 _ROUNDING = 1e-12  # relative, of the quadrature
+ALIGNED = 0.99  # |cos|: within 8 degrees of the line
 CONVERGED = 1e-6  # of the first gradient: half the digits of float64, where losses no longer tell points apart
 
 
@@ -102,18 +98,18 @@ class GDNPRun(Result):
         )
 
     def _meaning(self) -> str:
-        first, last = self.records[0], self.records[-1]
-        said = f"In {last.iteration} steps the gradient went from {first.gradient_norm:.3g} to {last.gradient_norm:.3g}"
-        if last.gradient_norm > CONVERGED * max(first.gradient_norm, 1.0):
-            pace = f"condition {self.condition:.3g} sets the pace"
-            return f"{said} (limit {CONVERGED:g} of the start): allow more steps; {pace}."
-        return f"{said} (limit {CONVERGED:g} of the start): a critical point, loss {self.loss:.4g}."
+        first, last = self.records[0].gradient_norm, self.records[-1].gradient_norm
+        way = f"In {len(self.records) - 1} steps the gradient went from {first:.3g} to {last:.3g}"
+        end = f"a critical point, loss {self.loss:.4g}"
+        if last > CONVERGED * max(first, 1.0):
+            end = f"allow more steps; condition {self.condition:.3g} sets the pace"
+        return f"{way} (limit {CONVERGED:g} of the start): {end}."
 
     def _notes(self) -> str:
         bounds = "bounds apply" if self.bounds_apply else "bounds do not apply (samples that need not be Gaussian)"
         return f"{bounds}; {self.halvings} halvings"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the gap of the Rayleigh quotient and the gradient norm with their bounds, on a log scale."""
         from normgauge.charts import curves
 
@@ -183,7 +179,10 @@ def gdnp(
     mu, L = float(spectrum[0]), float(spectrum[-1])
     w = torch.randn(len(u), generator=generator(seed), dtype=u.dtype) if start is None else start.to(u).clone()
     _check_start(w, u)
-    zeta = _check_smoothness(problem, smoothness, L)
+    if smoothness is not None and not 0 < smoothness < math.inf:
+        step = "Leave it out for sup|phi''| L"
+        raise InputError("gdnp", "smoothness is a positive number", repr(smoothness), step)
+    zeta = smoothness or L * (2 if isinstance(problem, LeastSquares) else LOSSES[problem.loss][2])
     best = -float(u @ torch.linalg.solve(S, u))
     rho0, shrink, limit = _rayleigh(w, u, S), 1 - mu / L, _coefficient_limit(problem, best)
     records: list[GDNPRecord] = []
@@ -204,7 +203,7 @@ def gdnp(
         rho, bound = _rayleigh(w, u, S), shrink ** (2 * number) * (rho0 - best)
         error = zeta / mu * 2.0**-bisections * bracket
         last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not has_minimum
-        step = math.nan if last else -(norm**3) / (L * gamma * h)
+        stride = math.nan if last else -(norm**3) / (L * gamma * h)
         total = math.sqrt(limit**2 * bound + error**2)
         records.append(
             GDNPRecord(
@@ -217,7 +216,7 @@ def gdnp(
                 length_slope=slope,
                 length_bound=error,
                 stopping=h,
-                step=step,
+                step=stride,
                 gradient_norm=full,
                 gradient_bound=total,
             )
@@ -230,13 +229,13 @@ def gdnp(
             break
         slope_w = gamma / norm * (means.gradient - S @ w * (float(w @ means.gradient) / norm**2))
         for _ in range(40):
-            moved = w - step * slope_w
+            moved = w - stride * slope_w
             moved = moved / moved.norm()
             gamma, bracket, has_minimum = _length(problem, moved, S, bisections)
             after = problem.means(gamma / math.sqrt(float(moved @ S @ moved)) * moved).loss
             if problem.gaussian or after <= means.loss + 1e-15:
                 break
-            step, halvings = step / 2, halvings + 1
+            stride, halvings = stride / 2, halvings + 1
         w = moved
     weights = gamma / math.sqrt(float(w @ S @ w)) * w
     return GDNPRun(
@@ -288,19 +287,166 @@ def _coefficient_limit(problem: Problem, best: float) -> float:
     return math.nan
 
 
-def _check_smoothness(problem: Problem, smoothness: float | None, L: float) -> float:
-    if smoothness is None:
-        return 2 * L if isinstance(problem, LeastSquares) else LOSSES[problem.loss][2] * L
-    if not 0 < smoothness < math.inf:
-        raise InputError("gdnp", "smoothness is a positive number", repr(smoothness), "Leave it out for sup|phi''| L")
-    return smoothness
-
-
 def _check_start(w: Tensor, u: Tensor) -> None:
     if float(w @ w) == 0 or abs(float(u @ w)) <= 1e-14 * float(u.norm() * w.norm()):
-        raise InputError(
-            "gdnp",
-            "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical",
-            f"u^T w = {float(u @ w):.3g}",
-            "Pass another start, for example -u",
-        )
+        rule = "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical"
+        raise InputError("gdnp", rule, f"u^T w = {float(u @ w):.3g}", "Pass another start, for example -u")
+
+
+@dataclass(frozen=True)
+class GDNPNetworkRun(Result):
+    """A run of `gdnp_network`.
+
+    Attributes:
+        weights: hidden weights, one row per unit.
+        output: the output weights, as given.
+        losses: after each sweep over the units, the first before any.
+        gradient_norms: `|gradient by a unit's weights|` in the norm of `S^-1`, the largest over units, per sweep.
+        evaluations: of the loss and its gradient, from the start to each sweep; the searches of steps are counted too.
+        alignments: per sweep, the smallest `|cos|` (S metric) of a unit with `S^-1 u`, S3's line of critical points.
+    """
+
+    weights: Tensor
+    output: Tensor
+    losses: tuple[float, ...]
+    gradient_norms: tuple[float, ...]
+    alignments: tuple[float, ...]
+    evaluations: tuple[int, ...]
+
+    def _title(self) -> str:
+        return f"GDNP on {len(self.output)} tanh units: loss {self.losses[-1]:.6g} after {len(self.losses) - 1} sweeps"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        names = ("loss", "gradient_norm", "alignment", "evaluations")
+        columns = zip(self.losses, self.gradient_norms, self.alignments, self.evaluations, strict=True)
+        return [{"sweep": i, **dict(zip(names, values, strict=True))} for i, values in enumerate(columns)]
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return loss, largest gradient norm and smallest alignment at the end."""
+        ends = {"loss": self.losses, "gradient norm": self.gradient_norms, "alignment": self.alignments}
+        return tuple(Reading(name, values[-1]) for name, values in ends.items())
+
+    def _meaning(self) -> str:
+        said = f"{len(self.losses) - 1} sweeps took the loss from {self.losses[0]:.4g} to {self.losses[-1]:.4g}; "
+        if self.alignments[-1] >= ALIGNED:
+            return f"{said}every unit lies along S^-1 u (|cos| at least {ALIGNED:g}), as for Gaussian data."
+        off = f"a unit is off the line S^-1 u (|cos| {self.alignments[-1]:.3g}, under {ALIGNED:g})"
+        return f"{said}{off}: what holds for Gaussian data does not hold here."
+
+    def _notes(self) -> str:
+        return "samples, so no rate is promised"
+
+    def chart(self) -> Chart:
+        """Return loss, gradient norm and alignment over the sweeps, side by side."""
+        from normgauge.charts import panels
+
+        ys = {"loss": "loss", "gradient_norm": "largest gradient norm", "alignment": "smallest |cos| with S^-1 u"}
+        return panels(self._rows(), x="sweep", ys=ys)
+
+
+@instrument
+def gdnp_network(
+    x: Tensor,
+    y: Tensor,
+    *,
+    output: Tensor,
+    start: Tensor | None = None,
+    sweeps: int = 20,
+    iterations: int = 1,
+    seed: int = 0,
+) -> GDNPNetworkRun:
+    """Train the hidden weights of `F(x) = sum_i theta_i tanh(x^T w_i)` for `mean(softplus(-y F))`, unit by unit.
+
+    The other units and the output weights stay fixed while one unit's direction takes a step against the S-tangent part
+    of its gradient, of length 1 / L in the S metric and halved until the loss falls, and its length is searched.
+
+    Args:
+        x: samples `[n, d]`, centred.
+        y: labels -1 and 1.
+        output: theta, one weight per unit; not trained.
+        start: first hidden weights `[units, d]`; random when `None`.
+        sweeps: over all units.
+        iterations: of the direction per unit and sweep.
+        seed: of a random start.
+
+    Raises:
+        InputError: for shapes that do not fit.
+
+    Deviations: S3 takes the stopping criterion and step size of the halfspace; with other units present the gradient
+        of a unit is not `c1 u + c2 S w` for one common u on samples, so the step is chosen by descent. That all
+        critical units lie on the line of `S^-1 u` is a statement about Gaussian data; `alignments` shows how far it
+        holds.
+
+    References: kohler2019, batchnorm_article
+    """
+    x, y = _samples(x, y, "gdnp_network")
+    theta, S = output.to(x), _second_moment(x)
+    units, d = len(theta), x.shape[1]
+    W = torch.randn(units, d, generator=generator(seed), dtype=x.dtype) if start is None else start.to(x).clone()
+    if W.shape != (units, d):
+        raise InputError("gdnp_network", f"start is [{units}, {d}]", str(tuple(W.shape)), "One row per output weight")
+    inverse, L = torch.linalg.inv(S), float(torch.linalg.eigvalsh(S)[-1])
+    target = inverse @ (-(y @ x) / len(x))
+
+    count = 0
+
+    def loss_and_slopes(hidden: Tensor) -> tuple[float, Tensor]:
+        nonlocal count
+        count += 1
+        spend("gradients")
+        t = torch.tanh(x @ hidden.T)
+        margin = y * (t @ theta)
+        weight = -y * torch.sigmoid(-margin) / len(x)
+        slopes = (weight[:, None] * (1 - t * t) * theta).T @ x
+        return float(torch.nn.functional.softplus(-margin).mean()), slopes
+
+    def state(hidden: Tensor) -> tuple[float, float, float, int]:
+        value, slopes = loss_and_slopes(hidden)
+        sizes = ((slopes @ inverse) * slopes).sum(1).clamp_min(0).sqrt()
+        lengths = ((hidden @ S) * hidden).sum(1).sqrt() * math.sqrt(float(target @ S @ target))
+        cosines = (hidden @ S @ target).abs() / lengths
+        return value, float(sizes.max()), float(cosines.min()), count
+
+    history = [state(W)]
+    for _ in range(sweeps):
+        for unit in range(units):
+            for _ in range(iterations):
+                _improve(W, unit, S, L, loss_and_slopes)
+        history.append(state(W))
+    losses, norms, cosines, counts = zip(*history, strict=True)
+    return GDNPNetworkRun(W, theta, losses, norms, cosines, counts)
+
+
+def _improve(W: Tensor, unit: int, S: Tensor, L: float, loss_and_slopes: Any) -> None:
+    """Turn one unit, then stretch it; every accepted change lowers the loss."""
+    value, slopes = loss_and_slopes(W)
+    w, g = W[unit].clone(), slopes[unit]
+    length2 = float(w @ S @ w)
+    across = g - S @ w * (float(w @ g) / length2)
+    size = math.sqrt(max(float(across @ across), 0.0))
+    step = math.sqrt(length2 / L) / size if size > 0 else 0.0
+    for _ in range(40):
+        turned = w - step * across
+        W[unit] = turned * math.sqrt(length2 / float(turned @ S @ turned))
+        after = loss_and_slopes(W)[0]
+        if after <= value:
+            value = after
+            break
+        W[unit] = w
+        step /= 2
+    factor, base = 2.0, W[unit].clone()
+
+    def loss_at(row: Tensor) -> float:
+        W[unit] = row
+        return float(loss_and_slopes(W)[0])
+
+    for _ in range(40):
+        tried = [(loss_at(base * f), f) for f in (factor, 1 / factor)]
+        best = min(tried)
+        if best[0] < value:
+            value, base = best[0], base * best[1]
+        else:
+            factor = math.sqrt(factor)
+            if factor < 1 + 1e-9:
+                break
+    W[unit] = base

@@ -4,8 +4,6 @@ Each gives `u`, `S`, the loss, its gradient, and the means of phi' and phi'' at 
 means are those of the quadratic; for halfspaces `z = -y x`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,12 +66,9 @@ def _second_moment(z: Tensor) -> Tensor:
 def _check_regular(S: Tensor, subject: str) -> Tensor:
     low = float(torch.linalg.eigvalsh(S)[0])
     if not low > 0:
-        raise DataError(
-            subject,
-            "the second moment S = E[x x^T] must be positive definite",
-            f"a smallest eigenvalue of {low:.3g}",
-            "Pass more samples than features, or drop features that repeat others",
-        )
+        rule = "the second moment S = E[x x^T] must be positive definite"
+        step = "Pass more samples than features, or drop features that repeat others"
+        raise DataError(subject, rule, f"a smallest eigenvalue of {low:.3g}", step)
     return S
 
 
@@ -170,12 +165,8 @@ Problem = LeastSquares | GaussianHalfspace | SampleHalfspace
 
 def _samples(x: Tensor, y: Tensor, subject: str) -> tuple[Tensor, Tensor]:
     if x.ndim != 2 or y.shape != x.shape[:1]:
-        raise InputError(
-            subject,
-            "x is [samples, features] and y is [samples]",
-            f"{tuple(x.shape)} and {tuple(y.shape)}",
-            "Reshape them",
-        )
+        got = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise InputError(subject, "x is [samples, features] and y is [samples]", got, "Reshape them")
     return x.double(), y.double()
 
 
@@ -216,11 +207,10 @@ def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> Gauss
     """
     _loss(loss)
     u, S = u.double(), _check_regular(S.double(), "gaussian_halfspace")
-    if float(u @ torch.linalg.solve(S, u)) >= 1:
-        raise DataError(
-            "gaussian_halfspace",
+    if (size := float(u @ torch.linalg.solve(S, u))) >= 1:
+        rule, step = (
             "S - u u^T must be a covariance, so u^T S^-1 u < 1",
-            f"{float(u @ torch.linalg.solve(S, u)):.3g}",
-            "S is the second moment E[z z^T], not the covariance",
+            "S is the second moment E[z z^T], no covariance",
         )
+        raise DataError("gaussian_halfspace", rule, f"{size:.3g}", step)
     return GaussianHalfspace(u, S, loss)

@@ -3,23 +3,59 @@
 A block is what an update works on: two-dimensional tensors of equal shape, one row per sphere, about `CHUNK` elements
 large so that the passes of an update stay in the cache. Big tensors are cut into blocks of rows and changed in place;
 small ones of equal row length are gathered into one block and written back.
-"""
 
-from __future__ import annotations
+Row sums, and arithmetic on one number per row, are numpy's on a CPU, where a call costs a third of torch's: `vecdot`
+runs BLAS's dot product over the rows without writing the products, in half the time of torch's norm. Elsewhere the same
+formulas run on tensors of shape `[rows, 1]`; numpy before 2.0 has no `vecdot` and gets torch's sums.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError
-from normgauge.optim._sums import Column, numbers
 
 CHUNK = 1 << 19  # elements: of 64k to 2M the fastest or next to it; less costs calls, more leaves a cache of 32 MiB
 SMALL = 1 << 15  # below this many elements the calls cost more than the copies
+
+#: A number per row, `[rows, 1]`: a numpy array for rows on a CPU, a tensor elsewhere.
+Column = Any
+
+_ON_HOST = (torch.float32, torch.float64)
+
+
+def numbers(tensor: Tensor) -> Any:
+    """Return what numpy or torch calculates with: the same memory as an array, or the tensor itself."""
+    return tensor.numpy() if tensor.device.type == "cpu" and tensor.dtype in _ON_HOST else tensor
+
+
+def sums(a: Any, b: Any) -> Column:
+    """Return `<a, b>` per row of two arrays or two tensors."""
+    if isinstance(a, Tensor):
+        return (a * b).sum(1, keepdim=True)
+    if hasattr(np, "vecdot"):
+        return np.vecdot(a, b)[:, None]
+    return torch.linalg.vecdot(torch.from_numpy(a), torch.from_numpy(b)).unsqueeze(1).numpy()
+
+
+def column(values: Column) -> Tensor:
+    """Return a column as a tensor."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+
+
+def functions(values: Column) -> Any:
+    """Return the module with `sqrt`, `cos`, `where` and the like for a column."""
+    return torch if isinstance(values, Tensor) else np
+
+
+def vanishes(values: Column, bound: float) -> bool:
+    """Tell whether all numbers are within a bound; `False` where they would have to be fetched from a device."""
+    return not isinstance(values, Tensor) and bool(values.max() <= bound and values.min() >= -bound)
 
 
 class Pool:
@@ -95,9 +131,8 @@ def orient(tensor: Tensor, granularity: str | int) -> Tensor:
     if granularity != "column":
         return tensor
     if tensor.ndim < 2:
-        raise InputError(
-            "granularity", "columns need two axes", f"shape {tuple(tensor.shape)}", "Pass 'row' or 'tensor'"
-        )
+        got = f"shape {tuple(tensor.shape)}"
+        raise InputError("granularity", "columns need two axes", got, "Pass 'row' or 'tensor'")
     return tensor.transpose(0, 1)
 
 

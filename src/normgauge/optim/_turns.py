@@ -1,11 +1,9 @@
-"""A step on spheres as one 2x2 map per row, read from row sums after a plain step of momentum SGD.
+"""Plain steps by torch's fused kernels, and a step on spheres as one 2x2 map per row, read from row sums after one.
 
 A plain step leaves `wt = w - lr bt` and `bt = mu b + g`. With `r = |w|` and `c = <w, bt> / r^2` the tangent momentum at
 `w` is `bt - c w`, and `w = wt + lr bt`, so both the new point and the transported momentum are combinations of `wt` and
 `bt` with one coefficient per row: no pass over the gradient. Row sums and coefficients are `Column`s (see `_sums`).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from normgauge.optim._rows import Block
-from normgauge.optim._sums import Column, column, functions, sums, vanishes
+from normgauge.errors import InputError
+from normgauge.optim._rows import Block, Column, column, functions, sums, vanishes
 
 #: Below this rate `<w, bt>` is summed; above it follows from the norms, with an error of eps r / (2 lr) in the radial
 #: part of the momentum, which the next step removes and which moves the weights by less than their own rounding.
 SMALL_RATE = 1e-3
+_FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 TINY = 2.0**-126  # the smallest normal float32
 
 
@@ -136,3 +135,65 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
         s -= k
         s -= e
         b.mul_(column(a)).addcmul_(w, column(s), value=1 / lr)
+
+
+def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
+    """Decide between the fused kernel and the plain form; `fused=True` that cannot be honoured is refused.
+
+    Raises:
+        InputError: when `fused=True` and there is no such kernel.
+    """
+    works = hasattr(torch, f"_fused_{name}_") and tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point()
+    if fused and not works:
+        rule, got = f"torch must have a fused {name} kernel for the parameters", f"{tensor.dtype} on {tensor.device}"
+        raise InputError("fused=True", rule, got, "Pass fused=None to use it where it exists")
+    return fused is not False and works
+
+
+def sgd_(w: Tensor, grad: Tensor, buffer: Tensor | None, *, lr: float, mu: float, keep: float, fused: bool) -> None:
+    """Set `buffer = mu buffer + keep grad` and `w -= lr buffer` (`w -= lr grad` without a buffer)."""
+    if fused:
+        torch._fused_sgd_(
+            [w],
+            [grad],
+            [] if buffer is None else [buffer],
+            weight_decay=0.0,
+            momentum=mu,
+            lr=lr,
+            dampening=1 - keep,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+    elif buffer is None:
+        w.add_(grad, alpha=-lr)
+    else:
+        w.add_(buffer.mul_(mu).add_(grad, alpha=keep), alpha=-lr)
+
+
+def adam_(block: Block, step: Tensor, group: dict[str, Any]) -> None:
+    """Do one step of Adam without weight decay; `step` counts this one already."""
+    w, grad, mean, square = block.w, block.grad, block.state["exp_avg"], block.state["exp_avg_sq"]
+    (first, second), lr, eps = group["betas"], float(group["lr"]), group["eps"]
+    if choose("adam", group["fused"], w):
+        torch._fused_adam_(
+            [w],
+            [grad],
+            [mean],
+            [square],
+            [],
+            [step],
+            lr=lr,
+            beta1=first,
+            beta2=second,
+            weight_decay=0.0,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+        )
+        return
+    t = step.item()
+    mean.lerp_(grad, 1 - first)
+    square.mul_(second).addcmul_(grad, grad, value=1 - second)
+    scale = (square / (1 - second**t)).sqrt_().add_(eps)
+    w.addcdiv_(mean, scale, value=-lr / (1 - first**t))

@@ -1,7 +1,5 @@
 """Baselines to compare with: `NormalizedSGD` and a damped Gauss-Newton step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -160,6 +158,4 @@ def damped_gauss_newton(
     step = objective.unflatten(x)
     moved = {name: value + step[name] for name, value in objective.parameters.items()}
     predicted = -float(slope @ x + 0.5 * (x @ applied))
-    if not math.isfinite(predicted):
-        predicted = math.nan
-    return GaussNewtonStep(step, moved, residual, products + 1, predicted)
+    return GaussNewtonStep(step, moved, residual, products + 1, predicted if math.isfinite(predicted) else math.nan)

@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normgauge.optim._base import GeometricOptimizer, rate_of
-from normgauge.optim._kernels import adam_, choose, sgd_
-from normgauge.optim._rows import Block
-from normgauge.optim._sums import Column, column, functions, numbers, sums
-from normgauge.optim._turns import TINY
+from normgauge.optim._rows import Block, Column, column, functions, numbers, sums
+from normgauge.optim._turns import TINY, adam_, choose, sgd_
 from normgauge.optim.sphere_adam import AdamGroups, flat_adamw
 from normgauge.optim.sphere_sgd import flat_sgd
 
@@ -35,18 +33,18 @@ class _Sweep:
         return self
 
 
-def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any], lr: float) -> None:
+def _remove_radial(sweeps: list[_Sweep], group: dict[str, Any]) -> None:
     """Take the radial part out of the steps already made, where the rule says so, and decay the weights.
 
     The rule is evaluated on the device with `where`: no value is read back, so nothing waits.
     """
-    block, ww = sweeps[0].block, sweeps[0].ww
-    module = functions(ww)
-    if group["geometry"] == "sphere":
-        joined = [module.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wu")]
+    block, lr, on_sphere = sweeps[0].block, rate_of(group), group["geometry"] == "sphere"
+    module = functions(sweeps[0].ww)
+    keys = ("ww", "wu") if on_sphere else ("ww", "wg", "gg", "wu")
+    joined = [module.concatenate([getattr(s, key) for s in sweeps]) for key in keys]
+    if on_sphere:
         coefficient = joined[1] / (joined[0] + TINY) - lr * group["weight_decay"] * group["wd_ratio"]
     else:
-        joined = [module.concatenate([getattr(s, key) for s in sweeps]) for key in ("ww", "wg", "gg", "wu")]
         joined = [value.reshape(block.owners, -1) for value in joined]
         ww, wg, gg, wu = joined
         total = [value.sum(1)[:, None] for value in joined]
@@ -151,7 +149,7 @@ class ProjectedSGD(GeometricOptimizer):
                         fused = choose("sgd", group["fused"], block.w)
                         sgd_(block.w, block.grad, buffer, lr=lr, mu=mu, keep=keep, fused=fused)
                     sweeps.append(sweep.measure_step())
-                _remove_radial(sweeps, group, lr)
+                _remove_radial(sweeps, group)
 
 
 class ProjectedAdam(AdamGroups):
@@ -204,23 +202,12 @@ class ProjectedAdam(AdamGroups):
         flat_adamw(group, params, self.state)
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        lr = rate_of(group)
         for step, chosen in self._count_steps(params).items():
             count = torch.tensor(step, device=chosen[0].device)
             for parts in _group_by_tensor(self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ())):
                 sweeps = []
                 for number, block in enumerate(parts):
                     sweep = _Sweep(block, number, on_sphere=group["geometry"] == "sphere")
-                    adam_(
-                        block.w,
-                        block.grad,
-                        block.state["exp_avg"],
-                        block.state["exp_avg_sq"],
-                        count,
-                        lr=lr,
-                        betas=group["betas"],
-                        eps=group["eps"],
-                        fused=choose("adam", group["fused"], block.w),
-                    )
+                    adam_(block, count, group)
                     sweeps.append(sweep.measure_step())
-                _remove_radial(sweeps, group, lr)
+                _remove_radial(sweeps, group)

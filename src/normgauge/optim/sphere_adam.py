@@ -1,7 +1,5 @@
 """Adam on spheres: `SphereAdam` steps and normalizes, `GeodesicAdam` (Adam-G) has one second moment per row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -11,10 +9,8 @@ from torch.optim.optimizer import ParamsT
 
 from normgauge.errors import InputError
 from normgauge.optim._base import GeometricOptimizer, rate_of
-from normgauge.optim._kernels import adam_, choose
-from normgauge.optim._rows import Block, adjacent_rows, lay_side_by_side
-from normgauge.optim._sums import column, functions, numbers, sums
-from normgauge.optim._turns import Map, cosine_and_sinc
+from normgauge.optim._rows import Block, adjacent_rows, column, functions, lay_side_by_side, numbers, sums
+from normgauge.optim._turns import Map, adam_, cosine_and_sinc
 
 
 def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
@@ -111,21 +107,10 @@ class SphereAdam(AdamGroups):
     """
 
     def _step_curved(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        lr = rate_of(group)
         for step, chosen in self._count_steps(params).items():
             count = torch.tensor(step, device=chosen[0].device)
             for block in self._blocks(group, chosen, ("exp_avg", "exp_avg_sq"), ("radius",)):
-                adam_(
-                    block.w,
-                    block.grad,
-                    block.state["exp_avg"],
-                    block.state["exp_avg_sq"],
-                    count,
-                    lr=lr,
-                    betas=group["betas"],
-                    eps=group["eps"],
-                    fused=choose("adam", group["fused"], block.w),
-                )
+                adam_(block, count, group)
                 rows = block.rows("w")
                 w2 = sums(rows, rows)
                 block.w.mul_(column(block.radius / functions(w2).sqrt(w2)))

@@ -1,7 +1,5 @@
 """Momentum SGD on spheres: `SphereSGD` steps and normalizes, `GeodesicSGD` follows the great circle exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,10 +10,8 @@ from torch.optim.sgd import sgd as torch_sgd
 from normgauge.errors import InputError
 from normgauge.manifolds import sphere
 from normgauge.optim._base import GeometricOptimizer, rate_of
-from normgauge.optim._kernels import choose, sgd_
-from normgauge.optim._rows import Block
-from normgauge.optim._sums import numbers
-from normgauge.optim._turns import SMALL_RATE, Map, Moments, retract_, retraction, rotation
+from normgauge.optim._rows import Block, numbers
+from normgauge.optim._turns import SMALL_RATE, Map, Moments, choose, retract_, retraction, rotation, sgd_
 
 Turn = Callable[[Moments, float], Map]
 
@@ -61,9 +57,8 @@ def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
     """
     squares = [row.detach().double().flatten(1).square().sum(1) for row in weights]
     if not squares or not all(bool((part > 0).all()) for part in squares):
-        raise InputError(
-            "unit_sphere_rate", "weights have rows, none of them zero", f"{len(squares)} tensors", "Leave it out"
-        )
+        got = f"{len(squares)} tensors"
+        raise InputError("unit_sphere_rate", "weights have rows, none of them zero", got, "Leave it out")
     return lr * sum(float((1 / part).sum()) for part in squares) / sum(len(part) for part in squares)
 
 

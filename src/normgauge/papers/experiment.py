@@ -1,7 +1,5 @@
 """`Experiment`: a study of a paper as data: what it asks, how it runs at each size, what its page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -27,24 +25,19 @@ Record = Callable[..., None]
 class Experiment:
     """A named study of a paper: what it asks, what the paper found, how it runs at each size, how it is shown.
 
-    How it is judged stands above it in the same file: `empirical` and `finding` of the court, each criterion once. The
-    words of its page are made from both; seeds that knobs are tuned on are never judged.
+    All but `run` is declared in its paper's `studies.toml`, its criteria too; seeds that knobs are tuned on are never
+    judged.
 
     Args:
         name: what `normgauge reproduce NAME` is told.
-        papers: `S0` ... `S4`.
-        place: section or figure.
-        question: what the study answers.
-        finding: what the paper says came out.
+        papers: `S0` ... `S4`; `place` in them, `question`, `finding` (what the paper says came out).
         proxy: how the small size differs from the published setting.
         sizes: size -> one study, or several where arms have different knobs.
         run: `run(spec, record)`: one run; `record(step, name, value, layer=, kind=)` writes readings, the last value
             of each name is the run's result. It raises `NonFiniteError` when it diverged; what was recorded stays.
         figures: the pictures of its page, beside the one that decides.
-        choose_by: the reading that tuned knobs are chosen by (on validation data).
-        choose_higher: whether larger is better there.
-        data: data sets it needs at small and paper size.
-        minutes: measured or expected minutes on two cores, per size.
+        choose_by: the reading that tuned knobs are chosen by (on validation data), the larger the better or not.
+        data: data sets it needs at small and paper size; `minutes`: on two cores, per size.
 
     Raises:
         InputError: when a size is missing, or knobs are tuned and nothing says by what.
@@ -87,22 +80,17 @@ class Experiment:
 
     def about(self, size: str) -> About:
         """Return what its page says whatever the runs say."""
-        read = [
-            name
-            for claim in criteria(self.name)
-            for each in (*claim.premise, *claim.contrasts)
-            for name in each.readings
-        ]
+        contrasts = (each for claim in criteria(self.name) for each in (*claim.premise, *claim.contrasts))
         parts = self.parts(size)
-        knobs = dict.fromkeys([k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance])
+        knobs = [k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance]
         return About(
             papers=tuple(PAPERS[paper].name for paper in self.papers),
             place=self.place,
             question=self.question,
             finding=self.finding,
             proxy=self.proxy,
-            knobs=tuple(knobs),
-            columns=tuple(dict.fromkeys(read)),
+            knobs=tuple(dict.fromkeys(knobs)),
+            columns=tuple(dict.fromkeys(name for each in contrasts for name in each.readings)),
             protocol=tuple(self._protocol(size)),
             command=f"normgauge reproduce {self.name} --size {size}",
         )
@@ -150,6 +138,16 @@ def grid(
             name, "", scientific, nuisance, own, seeds=seeds, tuning_seeds=min(tries, seeds) if several else None
         )
     return studies
+
+
+def read_sizes(name: str, parts: Sequence[Spec]) -> dict[str, list[Study]]:
+    """Return size -> studies, as `studies.toml` tells them: parts with arms and tuned knobs, what all sizes share."""
+    sizes: dict[str, list[Study]] = {}
+    for part in parts:
+        own = {size: {**part.get("all", {}), **part[size]} for size in SIZES if size in part}
+        for size, study in grid(name, part["arms"], part.get("tuned"), **own).items():
+            sizes.setdefault(size, []).append(study)
+    return sizes
 
 
 def fit(

@@ -3,23 +3,19 @@
 The figure that decides is drawn from the verdicts alone: every contrast with its interval against the smallest effect.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from normgauge.charts import against, bars, curves, histogram, intervals, surface, svg
 from normgauge.documents import StudyDocument
 from normgauge.papers.court import EACH, StudyTable, resolve
-from normgauge.records import Row, format_number
+from normgauge.papers.court.contrast import read_arm
+from normgauge.records import Chart, Row, format_number
 from normgauge.stats import interval
-
-if TYPE_CHECKING:
-    import altair
 
 MOST_LINES = 11  # of one picture, where every layer is a line
 
@@ -55,29 +51,22 @@ class Figure:
         """The reading, or the names of several, in words."""
         return self.y.replace("_", " ") if isinstance(self.y, str) else ", ".join(self.y.values())
 
-    def draw(self, table: StudyTable) -> Iterator[tuple[str, altair.TopLevelMixin, str]]:
+    def draw(self, table: StudyTable) -> Iterator[tuple[str, Chart, str]]:
         """Yield name, chart and caption of each picture that has something to show."""
         each = [knob for knob, value in self.where.items() if value == EACH]
         for where in resolve(self.where, table) if table.rows else ():
             points = [point for point in self._points(table, where) if math.isfinite(point["value"])]
             if points:
-                name = "-".join([self.first, self.kind, self.x, *(str(where[knob]) for knob in each)])
-                yield (
-                    re.sub(r"[^a-z0-9.-]+", "-", name.lower()),
-                    self._chart(points, table, where),
-                    self._caption(where),
-                )
+                parts = [self.first, self.kind, self.x, *(str(where[knob]) for knob in each)]
+                name = re.sub(r"[^a-z0-9.-]+", "-", "-".join(parts).lower())
+                yield name, self._chart(points, table, where), self._caption(where)
 
     def _caption(self, where: Row) -> str:
         against_x = "" if self.kind in ("intervals", "histogram", "surface") else f" against {self.x.replace('_', ' ')}"
         by = f", by {', '.join(self.series)}" if self.series else ""
-        held = "; ".join(
-            _label(f"{knob} is", value) if value is True else f"{knob} {value}" for knob, value in where.items()
-        )
-        spread = {
-            "lines": " Bands and bars: range, at a knob's values the 95 % interval, over seeds.",
-            "intervals": " 95 % intervals.",
-        }
+        held = "; ".join(_label(f"{k} is", v) if v is True else f"{k} {v}" for k, v in where.items())
+        bands = " Bands and bars: range, at a knob's values the 95 % interval, over seeds."
+        spread = {"lines": bands, "intervals": " 95 % intervals."}
         drawn = f"{self.reading[0].upper()}{self.reading[1:]}{against_x}{by}{f' ({held})' if held else ''}."
         return f"{drawn}{spread.get(self.kind, '')}{f' {self.note}' if self.note else ''}"
 
@@ -101,11 +90,9 @@ class Figure:
                 place = float(str(x)) if self.x == "layer" and self.kind == "lines" else x
                 yield {"series": name, "x": place, "value": row["value"], "layer": row.get("layer")}
 
-    def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> altair.TopLevelMixin:
-        titles: dict[str, Any] = {
-            "x_title": self.x.replace("_", " "),
-            "y_title": self.reading if isinstance(self.y, str) else "",
-        }
+    def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> Chart:
+        y_title = self.reading if isinstance(self.y, str) else ""
+        titles: dict[str, Any] = {"x_title": self.x.replace("_", " "), "y_title": y_title}
         if self.kind == "histogram":
             return histogram(points, value="value", series="series", x_title=self.reading, bins=40)
         if self.kind == "surface":
@@ -131,15 +118,18 @@ class Figure:
         return against(rows, x="x", y="value", low="low", high="high", **titles)
 
 
+def read_figure(told: Row) -> Figure:
+    """Return a figure as `studies.toml` tells it."""
+    return Figure(**{**told, "series": tuple(told.get("series", ("norm",))), "where": read_arm(told.get("where", {}))})
+
+
 def deciding_picture(document: StudyDocument) -> list[tuple[str, str, str]]:
     """Return name, SVG and caption of the figure that decides; nothing where no contrast has an interval."""
-    rows = []
-    for criterion in document.criteria:
-        for item in criterion.margins:
-            if math.isfinite(item.half_width) and item.half_width > 0:
-                middle = item.mean / item.half_width
-                ends = {"value": middle, "low": middle - 1, "high": middle + 1}
-                rows.append({"series": f"{criterion.id}: {item.name}", **ends})
+    rows: list[Row] = []
+    for id, item in ((criterion.id, item) for criterion in document.criteria for item in criterion.margins):
+        if math.isfinite(item.half_width) and item.half_width > 0:
+            middle = item.mean / item.half_width
+            rows.append({"series": f"{id}: {item.name}", "value": middle, "low": middle - 1, "high": middle + 1})
     if not rows:
         return []
     caption = "Every contrast, as effect minus the smallest effect that counts, in half widths of its 95 % interval: "

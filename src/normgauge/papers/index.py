@@ -3,13 +3,11 @@
 `index.toml` beside a paper's claims says what there is and where; verdicts and sizes are looked up when it is read.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from normgauge.errors import unknown_name
@@ -67,20 +65,20 @@ def read_index(paper: str | None = None) -> tuple[Entry, ...]:
     indexed = {id: it.folder / "index.toml" for id, it in PAPERS.items() if (it.folder / "index.toml").is_file()}
     if paper is not None and paper not in indexed:
         raise unknown_name("paper", paper, indexed)
-    entries = []
-    for id, file in indexed.items():
-        if paper in (None, id):
-            entries += [_entry(id, item) for item in tomllib.loads(file.read_text(encoding="utf-8"))["entry"]]
-    return tuple(entries)
+    return tuple(
+        _entry(id, item)
+        for id, file in indexed.items()
+        if paper in (None, id)
+        for item in tomllib.loads(file.read_text(encoding="utf-8"))["entry"]
+    )
 
 
 def _entry(paper: str, item: dict[str, Any]) -> Entry:
     """Return an entry; where claims judge it, the tests of their judges are among its tests."""
     lists = {key: tuple(item.get(key, ())) for key in ("code", "tests", "claims", "studies")}
-    keys = dict.fromkeys(PAPERS[id.partition("-")[0]].key for id in lists["claims"])
+    keys = (PAPERS[id.partition("-")[0]].key for id in lists["claims"])
     judges = (f"tests/papers/{key}/test_claims_{key}.py" for key in keys)
-    lists["tests"] = tuple(dict.fromkeys((*lists["tests"], *judges)))
-    return Entry(paper, item["at"], item["kind"], item["says"], hole=item.get("hole", ""), **lists)
+    return Entry(paper, **{**item, **lists, "tests": tuple(dict.fromkeys((*lists["tests"], *judges)))})
 
 
 def count_states(entries: Sequence[Entry]) -> dict[str, int]:
@@ -123,18 +121,8 @@ def index_json(entries: Sequence[Entry], book: Ledger) -> str:
 
 
 def _record(entry: Entry, book: Ledger) -> dict[str, Any]:
-    return {
-        "paper": entry.paper,
-        "at": entry.at,
-        "kind": entry.kind,
-        "says": entry.says,
-        "state": entry.state,
-        "code": list(entry.code),
-        "tests": list(entry.tests),
-        "verdicts": verdict_words(entry, book),
-        "studies": study_sizes(entry),
-        "hole": entry.hole,
-    }
+    own = {name: value for name, value in asdict(entry).items() if name != "claims"}
+    return {**own, "state": entry.state, "verdicts": verdict_words(entry, book), "studies": study_sizes(entry)}
 
 
 def _lines(entry: Entry, book: Ledger) -> list[str]:

@@ -1,15 +1,13 @@
 """`reproduce`: run an experiment of a paper, judge the claims that depend on it, write its page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normgauge.charts import svg
 from normgauge.documents import About, CriterionDocument, FailedRun, Margin, SizedVerdict, StudyDocument
@@ -27,13 +25,10 @@ from normgauge.papers.court.table import tabulate
 from normgauge.papers.experiment import Experiment
 from normgauge.papers.figures import deciding_picture
 from normgauge.papers.studies import execute, find
-from normgauge.records import Provenance, Reading, Row, Run, format_table, plain
+from normgauge.records import Chart, Provenance, Reading, Row, Run, format_table, plain
 from normgauge.results import Result
 from normgauge.stats import Choice, choose
 from normgauge.store import STORE_NAME, Store, spec_id
-
-if TYPE_CHECKING:
-    import altair
 
 
 @dataclass(frozen=True)
@@ -93,12 +88,11 @@ class Reproduced(Result):
 
     def pictures(self) -> list[tuple[str, str, str]]:
         """Return name, SVG and caption of every figure (needs the `lab` extra)."""
-        drawn = [picture for figure in self.experiment.figures for picture in figure.draw(self.table)]
-        study = self.experiment.name
-        pictures = [(f"{study}-{name}", svg(chart, caption), caption) for name, chart, caption in drawn]
+        drawn = (picture for figure in self.experiment.figures for picture in figure.draw(self.table))
+        pictures = [(f"{self.experiment.name}-{name}", svg(chart, told), told) for name, chart, told in drawn]
         return [*deciding_picture(self.document()), *pictures]
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the study's first figure."""
         return next(chart for figure in self.experiment.figures for _, chart, _ in figure.draw(self.table))
 
@@ -107,40 +101,36 @@ class Reproduced(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {
-                "criterion": name,
-                "margin": item.name,
-                "mean": item.value,
-                "+-": plain(item.tolerance),
-                "seeds": item.instances,
-            }
-            for name, verdict in self.verdicts.items()
-            for item in verdict.evidence
+            {"criterion": id, "margin": it.name, "mean": it.value, "+-": plain(it.tolerance), "seeds": it.instances}
+            for id, verdict in self.verdicts.items()
+            for it in verdict.evidence
         ]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return every margin of every criterion, over seeds."""
-        items = [(name, item) for name, verdict in self.verdicts.items() for item in verdict.evidence]
+        why = "no run was counted"
         return tuple(
-            Reading.measured(
-                f"{name}: {item.name}", item.value, "estimate", uncertainty=item.tolerance, why="no run was counted"
-            )
-            for name, item in items
+            Reading.measured(f"{id}: {it.name}", it.value, "estimate", uncertainty=it.tolerance, why=why)
+            for id, verdict in self.verdicts.items()
+            for it in verdict.evidence
         )
 
+    @property
+    def _sentences(self) -> list[str]:
+        return [f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items()]
+
     def _meaning(self) -> str:
-        return " ".join(f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items())
+        return " ".join(self._sentences)
 
     def __str__(self) -> str:
         """Return the margins, the verdicts and the remarks."""
-        lines = [f"{name}: {v.word.replace('_', ' ')}. {v.sentence}" for name, v in self.verdicts.items()]
         failed = sum(row["status"] != "ok" for row in self.table.trials)
         account = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
             f"{self.seconds:.0f} s of runs; store {self.store}"
         )
-        lines += [*self.remarks, account]
-        return format_table(self._rows(), title=self._title(), footer="\n".join(lines))
+        footer = "\n".join([*self._sentences, *self.remarks, account])
+        return format_table(self._rows(), title=self._title(), footer=footer)
 
 
 def criterion_document(claim: Claim, table: StudyTable) -> CriterionDocument:
@@ -170,16 +160,13 @@ def _margins(verdict: Verdict) -> tuple[Margin, ...]:
 
 def _sensitivity(claim: Claim, table: StudyTable) -> Iterator[Margin]:
     """Yield each contrast at the other values of a knob it holds fixed, where the table has them."""
-    for contrast in claim.contrasts:
-        for knob, held in dict(contrast.at or {}).items():
-            taken = [each.at[knob] for each in contrast.resolve(table) if each.at]
-            for value in dict.fromkeys(row[knob] for row in table.rows if knob in row):
-                other = replace(contrast, at={**(contrast.at or {}), knob: value}, name="")
-                if held != EACH and value not in taken:
-                    try:
-                        yield from _margins(poll(measure([other], table), least_effects([other], table)))
-                    except (NotRun, DataError, ValueError, InputError):
-                        continue
+    held = ((contrast, *item) for contrast in claim.contrasts for item in (contrast.at or {}).items())
+    for contrast, knob in ((contrast, knob) for contrast, knob, value in held if value != EACH):
+        taken = [each.at[knob] for each in contrast.resolve(table) if each.at]
+        for value in dict.fromkeys(row[knob] for row in table.rows if knob in row and row[knob] not in taken):
+            other = replace(contrast, at={**(contrast.at or {}), knob: value}, name="")
+            with suppress(NotRun, DataError, ValueError, InputError):
+                yield from _margins(poll(measure([other], table), least_effects([other], table)))
 
 
 def reproduce(
@@ -288,21 +275,17 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
 
 def _hopeless_arms(part: Study, choices: Sequence[Choice]) -> list[str]:
     """Name the arms of which no run finished at any setting."""
-    if not part.nuisance:
-        return []
     arms = (dict(zip(part.scientific, values, strict=True)) for values in product(*part.scientific.values()))
     alive = [dict(choice.arm) for choice in choices]
     names = [", ".join(f"{knob} {value}" for knob, value in arm.items()) for arm in arms if arm not in alive]
-    return [f"{name}: no run finished at any setting tried." for name in names]
+    return [f"{name}: no run finished at any setting tried." for name in names if part.nuisance]
 
 
 def _mixture(origins: Sequence[Provenance], folder: str) -> list[str]:
     """Say when runs of several revisions are compared: a spec names what is run, not the code that runs it."""
-    if len(origins) == 1:
-        return []
     names = ", ".join(origin.code for origin in origins)
     line = f"These runs were made by {len(origins)} revisions of normgauge ({names}), which may differ in what"
-    return [f"{line} they measure. Delete {folder} and run again to have all of one."]
+    return [f"{line} they measure. Delete {folder} and run again to have all of one."] if len(origins) > 1 else []
 
 
 def _origins(runs: Sequence[Run]) -> tuple[Provenance, ...]:

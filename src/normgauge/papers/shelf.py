@@ -1,7 +1,5 @@
 """Which papers there are: the letter their ids begin with, the folder that holds them, the name people call them by."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -72,7 +70,7 @@ def study_words() -> dict[str, dict[str, Any]]:
     """Return study -> what is said of it, from its paper's `studies.toml`: no study is imported to be read about.
 
     `papers` (letters), `place`, `question`, `finding`, `proxy`, `data` (sets it needs), `minutes` (per size, on two
-    cores), `figures` (first reading -> what to see), and `criteria`: id -> the sentences of each.
+    cores), `parts` (arms and sizes), `figures`, and `criteria`: id -> sentences and contrasts.
     """
     words: dict[str, dict[str, Any]] = {}
     for paper in PAPERS.values():

@@ -1,16 +1,17 @@
 """Name -> experiment, and the task that workers are given: a run's spec names the study it belongs to."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from normgauge.errors import NormgaugeError, unknown_name
 from normgauge.lab.runs.run import guard_run
 from normgauge.lab.study import Study
-from normgauge.papers.experiment import Experiment, Record
-from normgauge.papers.figures import Figure
+from normgauge.papers.court import empirical
+from normgauge.papers.court.contrast import read_contrast
+from normgauge.papers.experiment import Experiment, Record, read_sizes
+from normgauge.papers.figures import Figure, read_figure
 from normgauge.papers.shelf import studies, study_words
 from normgauge.records import Run, Spec
 
@@ -20,25 +21,31 @@ _EXPERIMENTS: dict[str, Experiment] = {}
 def register(
     name: str,
     *,
-    sizes: Mapping[str, Study | Sequence[Study]],
     run: Callable[[Spec, Record], None],
-    figures: tuple[Figure, ...],
-    choose_by: str = "",
-    choose_higher: bool = True,
+    sizes: Mapping[str, Study | Sequence[Study]] | None = None,
+    figures: tuple[Figure, ...] = (),
+    **more: Any,
 ) -> Experiment:
-    """Add an experiment to those of `normgauge reproduce`; what is said of it is in its paper's `studies.toml`.
+    """Add an experiment to those of `normgauge reproduce`: what is done in a run.
+
+    What is asked, compared and drawn is in its paper's `studies.toml`; its sizes too, unless they are computed.
 
     Raises:
         NormgaugeError: when the name is taken.
     """
     if name in _EXPERIMENTS:
         raise NormgaugeError("register", "an experiment's name is its own", name, "Choose another name")
-    words = {key: value for key, value in study_words()[name].items() if key != "criteria"}
-    notes = words.pop("figures", {})
-    shown = tuple(replace(figure, note=notes.get(figure.first, figure.note)) for figure in figures)
-    made = Experiment(
-        name=name, sizes=sizes, run=run, figures=shown, choose_by=choose_by, choose_higher=choose_higher, **words
-    )
+    words = {**study_words()[name], **more}
+    for id, told in words.pop("criteria").items():
+        if "contrasts" in told:
+            rules = {key: [read_contrast(each) for each in told.get(key, ())] for key in ("contrasts", "premise")}
+            empirical(id, name, **rules)
+    notes, parts = words.pop("figures", {}), words.pop("parts", ())
+    if not figures:
+        shown = tuple(map(read_figure, notes))
+    else:
+        shown = tuple(replace(figure, note=notes.get(figure.first, figure.note)) for figure in figures)
+    made = Experiment(name=name, sizes=sizes or read_sizes(name, parts), run=run, figures=shown, **words)
     _EXPERIMENTS[name] = made
     return made
 

@@ -1,11 +1,8 @@
 """Two stored comparisons side by side: what changed in the settings, and which differences of the arms are real."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from normgauge.documents import Arm, ComparisonDocument, Metric
 from normgauge.errors import StoreError
@@ -51,13 +48,9 @@ def changes_between(store: Path, before: Path) -> Changes:
     names = {arm.title for arm in new.arms}
     lines += [f"{name}: new here." for name in names if name not in olds]
     lines += [f"{name}: no longer here." for name in olds if name not in names]
-    count = f"{len(real)} of {len(shared)} arms"
-    told = f": {', '.join(real)}" if real else ""
-    return Changes(tuple(_settings(new, old)), tuple(lines), f"Changed for real, in {_title(metrics)}: {count}{told}.")
-
-
-def _title(metrics: list[Metric]) -> str:
-    return metrics[0].title if metrics else "nothing both have measured"
+    what = metrics[0].title if metrics else "nothing both have measured"
+    told = f"Changed for real, in {what}: {len(real)} of {len(shared)} arms{': ' * bool(real)}{', '.join(real)}."
+    return Changes(tuple(_settings(new, old)), tuple(lines), told)
 
 
 def _read(path: Path) -> tuple[ComparisonDocument, list[Run]]:
@@ -122,8 +115,5 @@ def _settings(new: ComparisonDocument, old: ComparisonDocument) -> Iterator[str]
             changed = [m for m in modules if (before or {}).get(m) != (after or {}).get(m)]
             yield f"the code of {', '.join(changed)}"
         elif before != after:
-            yield f"{knob.replace('_', ' ')} {_show(before)} -> {_show(after)}"
-
-
-def _show(value: Any) -> str:
-    return "-" if value is None else str(value)
+            sides_shown = " -> ".join("-" if value is None else str(value) for value in (before, after))
+            yield f"{knob.replace('_', ' ')} {sides_shown}"

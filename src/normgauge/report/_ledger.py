@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgauge.papers.shelf import PAPERS
 from normgauge.references import bibliography, title
-from normgauge.report._markup import Markup, asset, concat, render
+from normgauge.report._markup import Markup, render, spoken
 
 if TYPE_CHECKING:
     from normgauge.papers.court import Claim, Evidence
@@ -57,7 +57,7 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     words = {"verdict": WORDS, "flaw": FAULTS, "status": STANDINGS, "outcome": OUTCOMES}  # all are said
     neighbours = {claim.id for claim in shown}
     filters = {
-        "spoken": _spoken_word,
+        "spoken": spoken,
         "paper_name": lambda paper: f"{PAPERS[paper].name} ({paper})" if paper in PAPERS else paper,
         "paper_title": _title,
         "meeting": lambda own, asks: sum(_meets(claim, asks) for claim in own),
@@ -71,8 +71,6 @@ def ledger_page(claims: Iterable[Claim]) -> str:
     return render(
         "ledger.html",
         filters,
-        css=concat(map(asset, ("page.css", "claim.css", "ledger.css"))),
-        js=asset("ledger.js"),
         total=len(shown),
         summary=_summary(shown, papers),
         columns={name: asks for name, asks in COLUMNS.items() if any(_meets(claim, asks) for claim in shown)},
@@ -99,9 +97,8 @@ def _summary(claims: Sequence[Claim], papers: Sequence[str]) -> str:
 
 def _address(asks: Mapping[str, str], paper: str) -> str:
     """Return the address that shows the claims behind a number."""
-    return (
-        "&".join(f"{name}={value}" for name, value in {**({"paper": paper} if paper else {}), **asks}.items()) or "all"
-    )
+    wanted = {"paper": paper, **asks} if paper else asks
+    return "&".join(f"{name}={value}" for name, value in wanted.items()) or "all"
 
 
 def _meets(claim: Claim, asks: Mapping[str, str]) -> bool:
@@ -113,22 +110,17 @@ def _title(claims: Sequence[Claim]) -> str:
     return title(key) if key in bibliography() else ""
 
 
-def _spoken_word(word: str) -> str:
-    return word.replace("_", " ")
-
-
 def _sentences(claim: Claim, neighbours: Container[str]) -> list[tuple[str, str]]:
     """Return what is shown at once: printed, corrected, finding, note."""
     from normgauge.papers.court import typeset
 
     verdict = claim.result
-    beside = [f"{_spoken_word(other.word)}: {other.sentence} ({other.rests_on})" for other in verdict.beside]
     return [
         ("printed", Markup(typeset(claim, "printed"))),
         ("corrected", Markup(typeset(claim, "corrected"))),
         ("finding", verdict.sentence),
         ("rests on", verdict.rests_on),
-        *(("beside it", sentence) for sentence in beside),
+        *(("beside it", f"{spoken(own.word)}: {own.sentence} ({own.rests_on})") for own in verdict.beside),
         ("note", _link_claims(Markup(typeset(claim, "note")), claim, neighbours)),
         ("fault", claim.fault if claim.flaw else ""),
     ]
@@ -178,5 +170,5 @@ def _search_text(claim: Claim) -> str:
     verdict = claim.result
     said = [claim.id, claim.place, claim.printed, claim.corrected, claim.hypotheses, claim.note, *claim.quotes]
     said += [verdict.sentence, claim.criterion, claim.command, *claim.cite, *(item.name for item in verdict.evidence)]
-    said += [_spoken_word(word) for word in (verdict.verdict, verdict.outcome, verdict.status, claim.kind) if word]
+    said += [spoken(word) for word in (verdict.verdict, verdict.outcome, verdict.status, claim.kind) if word]
     return " ".join(" ".join(said).lower().split())

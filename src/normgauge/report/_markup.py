@@ -1,12 +1,8 @@
 """Pages from templates that escape by construction: what is no `Markup` becomes text wherever it is put into one."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
-from html import escape
+from collections.abc import Mapping
 from importlib.resources import files
-from string import Template
 from typing import Any
 
 from markupsafe import Markup as Markup
@@ -16,24 +12,9 @@ from normgauge.records import format_number
 from normgauge.report._content import show
 
 
-def text(value: Any) -> Markup:
-    """Return a value as escaped text, fit for an element and for a quoted attribute; markup as it is."""
-    return value if isinstance(value, Markup) else Markup(escape(show(value), quote=True))
-
-
-def concat(parts: Iterable[Any]) -> Markup:
-    """Return the parts one after the other, those that are no markup escaped."""
-    return Markup("").join(map(text, parts))
-
-
 def asset(name: str) -> Markup:
     """Return a file of ours: a style, a script or a template of a page."""
     return Markup((files("normgauge.report") / "assets" / name).read_text(encoding="utf-8"))
-
-
-def fill_page(name: str, parts: Mapping[str, Any]) -> str:
-    """Return a page from a template with places `$name`; what is no markup is escaped."""
-    return Template(asset(name)).substitute({key: text(part) for key, part in parts.items()})
 
 
 def render(name: str, filters: Mapping[str, Any], **parts: Any) -> str:
@@ -48,12 +29,11 @@ def render(name: str, filters: Mapping[str, Any], **parts: Any) -> str:
         loader=FunctionLoader(asset),
         finalize=lambda value: value if isinstance(value, str) else show(value),
     )
+    environment.globals["asset"] = asset
     environment.filters |= {"number": number, "seconds": seconds, "sort_key": _sort_key, **filters}
-    palette = (
-        f"--c{k}: light-dark({light}, {dark});"
-        for k, (light, dark) in enumerate(zip(*charts.PALETTES.values(), strict=True))
-    )
-    shared = {"policy": Markup(charts.POLICY), "palette": concat(palette)}
+    pairs = enumerate(zip(*charts.PALETTES.values(), strict=True))
+    palette = "".join(f"--c{k}: light-dark({light}, {dark});" for k, (light, dark) in pairs)
+    shared = {"policy": Markup(charts.POLICY), "palette": Markup(palette)}
     return environment.get_template(name).render(**shared, **parts)
 
 
@@ -67,6 +47,11 @@ def number(value: Any, unit: str = "") -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     return f"{value:.1f}" if unit == "%" and isinstance(value, (int, float)) else format_number(value)
+
+
+def spoken(word: str) -> str:
+    """Return a word of the code as people say it."""
+    return word.replace("_", " ")
 
 
 def seconds(value: Any) -> str:

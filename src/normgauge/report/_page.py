@@ -1,11 +1,10 @@
-"""The page: parts, charts, style and script put into one file that opens by double click."""
-
-from __future__ import annotations
+"""Pages of one file that open by double click: of a comparison, a checkup, a monitored run."""
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from normgauge import charts
@@ -13,10 +12,9 @@ from normgauge.documents import Arm, ComparisonDocument, Metric, write_whole
 from normgauge.errors import StoreError
 from normgauge.records import STATUSES, Run, plain
 from normgauge.references import bibliography, cite
-from normgauge.report import _pictures
 from normgauge.report._against import Changes
-from normgauge.report._content import PageContent
-from normgauge.report._markup import Markup, asset, number, render, seconds
+from normgauge.report._content import PageContent, is_number, specs
+from normgauge.report._markup import Markup, number, render, seconds
 from normgauge.store import Store, spec_id
 
 
@@ -66,38 +64,29 @@ def live_page(path: Path, seconds: int) -> str:
 
 def compose(content: PageContent, changes: Changes | None = None, refresh: int | None = None) -> str:
     """Return the whole page as one string."""
-    pictures, document = _pictures.specs(content), content.document
-    study = document.question if document else None
+    pictures = specs(content)
     data = {
         "charts": pictures,
         "themes": {mode: charts.config(mode) for mode in charts.PALETTES},
         "chosen": {arm: content.setting(setting) for arm, setting in content.chosen_settings.items()},
     }
     knobs = [*content.scientific, *content.nuisance, "seed"]
-    keys = study.cite if study else ()
+    keys = content.document.question.cite if content.document else ()
     here = [key for key in keys if key in bibliography()]
     return render(
         "page.html",
         {"identity": spec_id},
-        title=study.title if study else "normgauge report",
-        question=study.question if study else "",
         content=content,
         changes=changes,
         refresh=refresh,
-        document=document,
-        runs=content.runs,
         tiles=_tiles(content),
         comparison=_comparison(content),
         pictures=[{**entry, "name": name} for name, entry in pictures.items()],
         knobs=knobs,
-        numeric={knob for knob in knobs if all(_is_number(run.spec.get(knob)) for run in content.runs)},
+        numeric={knob for knob in knobs if all(is_number(run.spec.get(knob)) for run in content.runs)},
         statuses=STATUSES,
-        settings=_settings(content),
-        origin=_origin(content),
         bibtex=cite(*here) if here else "",
         lost=[key for key in keys if key not in here],
-        css=asset("page.css"),
-        js=asset("page.js"),
         vega=Markup(charts.javascript() if pictures else ""),
         data=Markup(charts.script_json(plain(data))),
     )
@@ -151,26 +140,18 @@ def _column(arms: Sequence[Arm], metric: Metric, *, decided: bool) -> list[dict[
     return cells
 
 
-def _settings(content: PageContent) -> list[tuple[str, str, Any]]:
-    """Return what was asked, what was tuned, and what was fixed: the last is what the answer depends on."""
-    study = content.document.question if content.document else None
-    if study is None:
-        return []
-    return [
-        ("Asked about", "the question: every value is an arm", study.scientific),
-        ("Tuned", "each arm gets its own best value, so that none loses by a bad setting", study.nuisance),
-        ("Fixed", "the same for all: the answer holds for these values and may change with them", study.fixed),
-        ("Repeated", "seeds per arm at its chosen setting", {"seeds": study.seeds, "tuning seeds": study.tuning_seeds}),
-    ]
+def checkup_page(findings: Iterable[Mapping[str, Any]], *, title: str, summary: str, footer: str) -> str:
+    """Return findings (mappings with the fields of `Finding`, the first ones the most urgent) as one offline page."""
+    groups: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        fix, _, code = finding["remedy"].partition("\n")
+        words = {"references": ", ".join(finding["references"]), "exactness": finding["exactness"].replace("_", " ")}
+        group = groups.setdefault(finding["id"], {**finding, **words, "fix": fix, "code": dedent(code), "places": []})
+        group["places"].append((finding["where"], finding["evidence"]))
+    return render("checkup.html", {}, groups=list(groups.values()), title=title, summary=summary, footer=footer)
 
 
-def _origin(content: PageContent) -> list[tuple[str, Any]]:
-    if content.document is None:
-        return []
-    origin = content.document.provenance
-    run = {"python": origin.python, "revision": origin.revision, "finished": content.document.finished}
-    return [("Versions", origin.versions), ("Machine", origin.machine), ("Run", run)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def watch_page(log: str, title: str, *, live: bool = False) -> str:
+    """Return the page of a monitor's log (its JSON lines); a live one fetches the log from where it is served."""
+    kept = Markup(charts.script_json("" if live else log))
+    return render("watch.html", {}, title=title, log=kept, live="true" if live else "false")

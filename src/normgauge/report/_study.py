@@ -3,36 +3,31 @@
 Both are written from the same blocks, made of the document a study left in its store and the pictures drawn from it.
 """
 
-from __future__ import annotations
-
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from html import escape
 from pathlib import Path
+from typing import Any
 
-from normgauge import charts
 from normgauge.documents import About, CriterionDocument, Margin, StudyDocument, write_whole
 from normgauge.records import Row, format_number, plain
-from normgauge.report._markup import Markup, asset, concat, fill_page
+from normgauge.report._markup import Markup, render, spoken
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import CONFIDENCE, POWER, interval, natural_bounds, student_quantile
 
-#: What an outcome means, for the reader of a page.
+#: What the intervals of a criterion that is decided say; the others bring their own sentence.
 OUTCOMES = {
-    "reproduced": "Reproduced at this scale: every interval lies beyond the smallest effect that counts.",
-    "contradicted": "Contradicted at this scale: an interval excludes the smallest effect that counts.",
-    "too_small_to_tell": "Too small to tell.",
-    "premise_absent": "Premise absent: what the sentence presupposes did not come about.",
-    "not_run": "Not run under this design.",
-    "error": "Not judged: the table cannot be read.",
+    "reproduced": "every interval lies beyond the smallest effect that counts.",
+    "contradicted": "an interval excludes the smallest effect that counts.",
 }
+SENSITIVITY = "The same contrasts where a choice is made otherwise; they decide nothing."
 #: What would change the verdict, in words.
 CHANGES = {
-    "reproduced": "more seeds, a larger size or another setting of the sensitivity table in which one of its intervals "
-    "is not beyond the smallest effect.",
-    "contradicted": "more seeds, a larger size or another setting of the sensitivity table in which all of its "
-    "intervals lie beyond the smallest effect, or an argument that a smaller effect counts.",
+    "reproduced": "more seeds, a larger size or another setting in which an interval is not beyond that effect.",
+    "contradicted": "runs whose intervals all lie beyond that effect, or an argument that a smaller one counts.",
     "too_small_to_tell": "more seeds: the last part of its sentence says about how many.",
     "premise_absent": "runs in which the premise holds.",
     "not_run": "the runs.",
@@ -51,11 +46,10 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One part of a page: a heading, paragraphs (verdicts with their badges), and at most one table or picture."""
+    """One part of a page: a heading, paragraphs, pictures, and at most one table."""
 
     title: str
     paragraphs: tuple[str, ...] = ()
-    badges: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     pictures: tuple[Picture, ...] = ()
@@ -63,11 +57,12 @@ class Block:
 
 def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str) -> str:
     """Return the page for the documentation; `folder` is where the pictures lie, relative to it."""
-    parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}**"]
-    for block in blocks(about, document, pictures):
-        parts.append(f"## {block.title}")
-        parts += [f"**{badge}** {text}" if badge else text for badge, text in _badged(block)]
-        parts += [f"![{p.caption}]({folder}/{p.name}.svg)\n\n*{p.caption}*" for p in block.pictures]
+    parts = [f"# {document.study}", f"*{_origin(about)}*", f"**{about.question}** {tally(document)}", "## Verdict"]
+    parts += [f"**{spoken(item.outcome).upper()}** {verdict_sentence(item)}" for item in document.criteria]
+    deciding, rest = _sort_pictures(pictures)
+    parts += [*document.remarks, *(_figure(picture, folder) for picture in deciding)]
+    for block in blocks(about, document, rest):
+        parts += [f"## {block.title}", *block.paragraphs, *(_figure(picture, folder) for picture in block.pictures)]
         if block.rows:
             lines = [block.header, ("---",) * len(block.header), *block.rows]
             parts.append("\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines))
@@ -76,29 +71,23 @@ def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Pic
 
 def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> str:
     """Return the page as one self-contained HTML file."""
-    body = []
-    for block in blocks(about, document, pictures):
-        parts = [Markup("<h2>{}</h2>").format(block.title)]
-        for badge, text in _badged(block):
-            parts.append(Markup("<p><strong>{}</strong> {}</p>" if badge else "<p>{}{}</p>").format(badge, text))
-        figure = Markup('<figure class="card">{}<figcaption class="hint">{}</figcaption></figure>')
-        parts += [figure.format(Markup(picture.svg), picture.caption) for picture in block.pictures]
-        if block.rows:
-            head = concat(Markup('<th scope="col">{}</th>').format(cell) for cell in block.header)
-            lines = (concat(Markup("<td>{}</td>").format(cell) for cell in row) for row in block.rows)
-            table = Markup('<div class="scroll"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>')
-            parts.append(table.format(head, concat(Markup("<tr>{}</tr>").format(line) for line in lines)))
-        body.append(Markup("<section>{}</section>").format(concat(parts)))
-    return fill_page(
+    deciding, rest = _sort_pictures(pictures)
+    tiles: list[tuple[str, Any]] = [
+        ("runs", document.runs),
+        ("not ok", len(document.failed)),
+        ("seeds", document.seeds),
+    ]
+    tiles += [("size", document.size), ("compute time", duration(document.seconds))]
+    return render(
         "study.html",
-        {
-            "title": document.study,
-            "policy": Markup(charts.POLICY),
-            "origin": _origin(about),
-            "question": about.question,
-            "css": asset("page.css"),
-            "body": concat(body),
-        },
+        {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code},
+        document=document,
+        origin=_origin(about),
+        question=about.question,
+        tally=tally(document),
+        tiles=tiles,
+        deciding=deciding,
+        blocks=blocks(about, document, rest),
     )
 
 
@@ -112,29 +101,26 @@ def write_study(about: About, document: StudyDocument, pictures: Sequence[Pictur
     return page
 
 
+def tally(document: StudyDocument) -> str:
+    """Say how many criteria came out how, and at which size."""
+    counts = Counter(spoken(item.outcome) for item in document.criteria)
+    return f"{', '.join(f'{count} {word}' for word, count in counts.items())} at the size {document.size}."
+
+
 def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> list[Block]:
-    """Return the parts of the page in reading order."""
-    deciding = [picture for picture in pictures if picture.name.endswith("-decides")]
-    rest = [picture for picture in pictures if picture not in deciding]
+    """Return the parts of the page below the verdict, in reading order."""
     judged = document.criteria
-    answer = ", ".join(f"{item.id} {item.outcome.replace('_', ' ')}" for item in judged)
     heads = ("criterion", "contrast", "effect", "half width", "smallest effect that counts", "seeds")
+    varied = any(item.sensitivity for item in judged)
     parts = [
-        Block(
-            "Verdict",
-            (f"{about.question} {answer}.", *map(verdict_sentence, judged), *document.remarks),
-            ("", *(item.outcome.replace("_", " ").upper() for item in judged)),
-            pictures=tuple(deciding),
-        ),
         Block("What the paper found", (about.finding,)),
         Block(
             "Numbers",
             ("Mean and 95 % interval over seeds. The last column: which effect these seeds would confirm so often.",),
-            (),
-            (*heads, "confirmed 4 times of 5"),
-            tuple((item.id, *_margin_cells(m), _confirmed(m)) for item in judged for m in item.margins),
+            (*heads, "speaks", "confirmed 4 times of 5"),
+            tuple((item.id, *_margin_cells(m), _side(m), _confirmed(m)) for item in judged for m in item.margins),
         ),
-        Block("Figures", pictures=tuple(rest)),
+        Block("Figures", pictures=tuple(pictures)),
         Block(
             "Protocol",
             (
@@ -142,23 +128,17 @@ def blocks(about: About, document: StudyDocument, pictures: Sequence[Picture]) -
                 "Where a table is older than its criteria, the smallest effects were declared after its runs.",
                 *about.protocol,
             ),
-            (),
             ("criterion", "printed", "rule"),
             tuple((item.id, item.printed, item.criterion) for item in judged),
         ),
         Block(
             "Sensitivity",
-            (
-                "The same contrasts where a choice is made otherwise; they decide nothing."
-                if any(item.sensitivity for item in judged)
-                else "No criterion holds a choice fixed that the runs vary.",
-            ),
-            (),
+            (SENSITIVITY if varied else "No criterion holds a choice fixed that the runs vary.",),
             heads,
             tuple((item.id, *_margin_cells(m)) for item in judged for m in item.sensitivity),
         ),
         _trend(document),
-        Block("Arms", ("Mean and 95 % interval over seeds.",), (), *summary(about, document)),
+        Block("Arms", ("Mean and 95 % interval over seeds.",), *summary(about, document)),
         Block("Proxy against paper", (about.proxy,)),
         _failures(document),
         Block("What would change our mind", tuple(f"{item.id}: {CHANGES[item.outcome]}" for item in judged)),
@@ -180,9 +160,9 @@ def _trend(document: StudyDocument) -> Block:
     rows = []
     for other in document.other_sizes:
         same = [(m, deciding[other.id, m.name]) for m in other.margins if (other.id, m.name) in deciding]
-        there = (other.size, other.outcome.replace("_", " "))
+        there = (other.size, spoken(other.outcome))
         for m, now in same:
-            ends = (f"{format_number(x.mean + x.least)}{_half_width(x.half_width)}" for x in (m, now))
+            ends = (_with_half_width(x) for x in (m, now))
             rows.append((other.id, m.name, *there, *ends, _tendency(m, now)))
         if not same:  # what was judged there was another contrast, a premise for instance
             rows.append((other.id, "-", *there, "-", "-", "-"))
@@ -190,7 +170,7 @@ def _trend(document: StudyDocument) -> Block:
     told = (
         "The same contrasts from runs of another size; a trend is told where the two intervals exclude that there is "
     )
-    return Block("Two sizes", (f"{told}none. They decide nothing.",) if rows else (), (), head, tuple(rows))
+    return Block("Two sizes", (f"{told}none. They decide nothing.",) if rows else (), head, tuple(rows))
 
 
 def _tendency(other: Margin, now: Margin) -> str:
@@ -201,8 +181,19 @@ def _tendency(other: Margin, now: Margin) -> str:
     return "none seen" if abs(change) <= math.hypot(other.half_width, now.half_width) else f"{change:+.2g}"
 
 
-def _badged(block: Block) -> list[tuple[str, str]]:
-    return list(zip_longest(block.badges, block.paragraphs, fillvalue=""))
+def _sort_pictures(pictures: Sequence[Picture]) -> tuple[list[Picture], list[Picture]]:
+    """Return the figure that decides, which stands beside the verdict, and the others."""
+    deciding = [picture for picture in pictures if picture.name.endswith("-decides")]
+    return deciding, [picture for picture in pictures if picture not in deciding]
+
+
+def _figure(picture: Picture, folder: str) -> str:
+    return f"![{picture.caption}]({folder}/{picture.name}.svg)\n\n*{picture.caption}*"
+
+
+def _code(text: str) -> Markup:
+    """Return a sentence of Markdown as HTML: what stands in backticks is code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text)))
 
 
 def _margin_cells(margin: Margin) -> tuple[str, ...]:
@@ -211,7 +202,6 @@ def _margin_cells(margin: Margin) -> tuple[str, ...]:
 
 
 def _confirmed(margin: Margin) -> str:
-    """Return the effect that would be confirmed with power 0.8 at this spread and so many seeds."""
     if not math.isfinite(margin.half_width):
         return "-"
     share = student_quantile(2 * POWER - 1, margin.seeds) / student_quantile(CONFIDENCE, margin.seeds)
@@ -219,22 +209,19 @@ def _confirmed(margin: Margin) -> str:
 
 
 def verdict_sentence(criterion: CriterionDocument) -> str:
-    """Say what came of a criterion and which margins decide it: one whose interval contains 0 decides nothing."""
-    sorts: dict[str, list[str]] = {"Against it": [], "Undecided": [], "For it": []}
-    for item in criterion.margins:
-        decided = math.isfinite(item.half_width) and abs(item.mean) > item.half_width
-        sorts["Undecided" if not decided else "For it" if item.mean > 0 else "Against it"].append(
-            f"{item.name} ({format_number(item.mean + item.least)}{_half_width(item.half_width)}, "
-            f"counts above {format_number(item.least)})"
-        )
-    parts = [f"{sort}: {'; '.join(names)}." for sort, names in sorts.items() if names] or [criterion.sentence]
-    if criterion.outcome in ("premise_absent", "not_run", "too_small_to_tell"):
-        parts = [criterion.sentence]
-    return " ".join([f"{criterion.id}: {OUTCOMES[criterion.outcome]}", *parts])
+    """Say what came of a criterion: what its intervals say, or why they say nothing."""
+    return f"{criterion.id}: {OUTCOMES.get(criterion.outcome, criterion.sentence)}"
 
 
-def _half_width(width: float) -> str:
-    return f" -+ {format_number(width, 2)}" if math.isfinite(width) else ""
+def _side(margin: Margin) -> str:
+    """Return the side a contrast speaks for; one whose interval contains the smallest effect decides nothing."""
+    decided = math.isfinite(margin.half_width) and abs(margin.mean) > margin.half_width
+    return ("for it" if margin.mean > 0 else "against it") if decided else "undecided"
+
+
+def _with_half_width(margin: Margin) -> str:
+    effect = format_number(margin.mean + margin.least)
+    return f"{effect} \u00b1 {format_number(margin.half_width, 2)}" if math.isfinite(margin.half_width) else effect
 
 
 def origin_sentence(document: StudyDocument) -> str:
@@ -270,12 +257,9 @@ def _mean(reading: str, values: Sequence[float | None]) -> str:
 
 
 def _failures(document: StudyDocument) -> Block:
-    tally: dict[tuple[str, str], int] = {}
-    for item in document.failed:
-        key = (item.run.rsplit(", seed", 1)[0], item.status)
-        tally[key] = tally.get(key, 0) + 1
-    rows = tuple((run, status, str(count)) for (run, status), count in tally.items())
-    return Block("Runs that are not ok", (), (), ("runs", "status", "how many"), rows)
+    counts = Counter((item.run.rsplit(", seed", 1)[0], item.status) for item in document.failed)
+    rows = tuple((run, status, str(count)) for (run, status), count in counts.items())
+    return Block("Runs that are not ok", (), ("runs", "status", "how many"), rows)
 
 
 def _origin(about: About) -> str:

@@ -1,7 +1,5 @@
 """`choose`: the one chooser of a tuned setting, such as an arm's learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +11,15 @@ from normgauge.records import Row, format_number
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The setting chosen for an arm, and how sure the choice is.
+    """The setting chosen for an arm, and how sure the choice is."""
 
-    Attributes:
-        arm: the knobs that name the arm.
-        setting: the tuned knobs at their chosen values.
-        score: mean over the seeds that finished, of the reading it was chosen by.
-        finished: how many of its tried seeds finished.
-        tried: how many were tried.
-        ties: other settings with as many finished seeds and the same score.
-        edges: tuned knobs whose chosen value is the smallest or the largest tried: beyond it nobody looked.
-    """
-
-    arm: Mapping[str, Any]
-    setting: Mapping[str, Any]
-    score: float
-    finished: int
-    tried: int
-    ties: tuple[Mapping[str, Any], ...] = ()
+    arm: Mapping[str, Any]  # the knobs that name the arm
+    setting: Mapping[str, Any]  # the tuned knobs at their chosen values
+    score: float  # mean over the seeds that finished, of the reading it was chosen by
+    finished: int  # how many of its tried seeds finished
+    tried: int  # how many were tried
+    ties: tuple[Mapping[str, Any], ...] = ()  # other settings with as many finished seeds and the same score
+    # tuned knobs whose chosen value is the smallest or the largest tried: beyond it nobody looked
     edges: tuple[str, ...] = ()
 
     def remarks(self) -> list[str]:
@@ -81,17 +70,11 @@ def choose(
         first, *ties = sorted((setting for setting, rank in ranks.items() if rank == best), key=_order)
         if best[0] == 0:
             continue
-        choices.append(
-            Choice(
-                arm=dict(zip(within, arm, strict=True)),
-                setting=dict(zip(over, first, strict=True)),
-                score=best[1] if higher else -best[1],
-                finished=best[0],
-                tried=len(settings[first]),
-                ties=tuple(dict(zip(over, tie, strict=True)) for tie in ties),
-                edges=tuple(knob for place, knob in enumerate(over) if _at_edge(first[place], place, settings)),
-            )
-        )
+        named, score = dict(zip(within, arm, strict=True)), best[1] if higher else -best[1]
+        chosen, *others = (dict(zip(over, setting, strict=True)) for setting in (first, *ties))
+        edges = tuple(knob for place, knob in enumerate(over) if _at_edge(first[place], place, settings))
+        tried = len(settings[first])
+        choices.append(Choice(named, chosen, score, best[0], tried=tried, ties=tuple(others), edges=edges))
     return choices
 
 

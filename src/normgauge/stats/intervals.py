@@ -136,18 +136,12 @@ def paired_difference(
     """Return the interval of first - second over the seeds both have.
 
     Arms share seeds (weights, order of batches), so differences are taken seed by seed. What lies beyond the largest
-    possible difference is cut off, which loses no coverage and leaves the side of 0 on which the interval lies.
-
-    Args:
-        first: seed -> value.
-        second: seed -> value.
-        bounds: of the two quantities; their difference lies within the width of the bounds.
-        confidence: coverage.
+    possible difference, the width of the bounds of both quantities, is cut off, which loses no coverage and leaves the
+    side of 0 on which the interval lies.
     """
     width = math.inf if bounds[0] is None or bounds[1] is None else bounds[1] - bounds[0]
-    span = interval(
-        (first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())), confidence=confidence
-    )
+    shared = sorted(first.keys() & second.keys())
+    span = interval((first[seed] - second[seed] for seed in shared), confidence=confidence)
     return span if span.n < 2 else Interval(span.mean, max(span.low, -width), min(span.high, width), span.n)
 
 
@@ -185,13 +179,8 @@ def leads(
 ) -> dict[str, Interval]:
     """Return for every other arm how far the best one is ahead, with intervals that hold all at once.
 
-    With many arms one of them would otherwise look different by chance: see `joint_confidence`.
-
-    Args:
-        arms: arm -> seed -> value.
-        best: the arm the others are compared with.
-        higher: whether larger values are better.
-        bounds: of the quantity.
+    `arms` holds arm -> seed -> value. With many arms one of them would otherwise look different by chance: see
+    `joint_confidence`.
     """
     others = [name for name in arms if name != best]
     confidence = joint_confidence(len(others))
@@ -205,14 +194,8 @@ def leads(
 def above_chance(accuracy: float, samples: int, chance: float, *, confidence: float = CONFIDENCE) -> bool:
     """Say whether a classifier beats guessing: one-sided binomial test of its right decisions.
 
-    `P(X >= accuracy samples) <= 1 - confidence` for X binomial with `samples` trials of probability `chance`. Seeds
-    share the test samples, so a mean over seeds counts as one exam, not as several.
-
-    Args:
-        accuracy: share of right decisions.
-        samples: how many were decided.
-        chance: what guessing gets: the share of the most frequent label.
-        confidence: how rarely guessing may pass.
+    `P(X >= accuracy samples) <= 1 - confidence` for X binomial with `samples` trials of probability `chance`, the share
+    of the most frequent label. Seeds share the test samples, so a mean over seeds counts as one exam, not as several.
 
     Examples:
         >>> above_chance(0.15, 100, 0.1), above_chance(0.16, 100, 0.1)
@@ -227,15 +210,8 @@ def seeds_to_decide(values: Sequence[float], *, confidence: float = CONFIDENCE, 
     """Return how many seeds would put the interval of the mean on one side of 0, if mean and spread are as they look.
 
     The smallest n with `P(|T| > t_{n-1}) >= power` for T noncentral t with `n - 1` degrees of freedom and noncentrality
-    `sqrt(n) |mean| / s`. An estimate from few seeds is rough.
-
-    Args:
-        values: one per seed.
-        confidence: of the interval that shall decide.
-        power: how often it shall.
-
-    Returns:
-        At least as many as there are; `None` where fewer than two say nothing, or more than 10,000 would be needed.
+    `sqrt(n) |mean| / s`. An estimate from few seeds is rough. At least as many as there are values (one per seed);
+    `None` where fewer than two say nothing, or more than 10,000 would be needed.
 
     Examples:
         >>> seeds_to_decide([0.5, 1.5, -0.5, 0.9]), seeds_to_decide([1.0, -1.0])

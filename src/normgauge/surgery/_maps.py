@@ -1,6 +1,4 @@
-"""Linear maps and normalizers over the last axis, told by what they do to a few vectors, not by their names."""
-
-from __future__ import annotations
+"""Linear maps and normalizers told by what they do to a few vectors, not by their names, and how to change them."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from normgauge.network import KeepDouble, first_tensor
+from normgauge.network import Graph, KeepDouble, Step, first_tensor, stored_affine
 from normgauge.objective import untouched
 from normgauge.rng import generator
-from normgauge.surgery._batch_norms import set_parameter
 
 _SAME = 1e-9  # relative; what is the same in float64 is far below, what is not far above
 _LARGE = 1e6  # inputs of this size make eps, at most 1e-2, count less than 1e-14
@@ -22,21 +21,13 @@ _LARGE = 1e6  # inputs of this size make eps, at most 1e-2, count less than 1e-1
 
 @dataclass(frozen=True)
 class Site:
-    """Where a matrix stands: in which module, under which names, and how it is stored.
+    """Where a matrix stands: in which module, under which names, and how it is stored."""
 
-    Attributes:
-        module: that holds it.
-        weight: name of its parameter there.
-        bias: name of the vector added to what it makes; whether there is one is asked when it is needed.
-        transposed: stored as (in, out).
-        grows: whether a bias may be added where there is none.
-    """
-
-    module: nn.Module
-    weight: str
-    bias: str
-    transposed: bool = False
-    grows: bool = True
+    module: nn.Module  # that holds it
+    weight: str  # name of its parameter there
+    bias: str  # name of the vector added to what it makes; whether there is one is asked when it is needed
+    transposed: bool = False  # stored as (in, out)
+    grows: bool = True  # whether a bias may be added where there is none
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -75,29 +66,17 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalizer over the last axis: y = (offset + gain) n(x) + shift.
+    """A normalizer over the last axis: y = (offset + gain) n(x) + shift."""
 
-    Attributes:
-        module: asked.
-        gain: name of its parameter, "" without one.
-        shift: likewise.
-        offset: 1 where the gain is stored as 1 + w.
-        centred: whether n takes the mean away.
-        equivariant: whether n(Qx) = Q n(x) for rotations Q.
-        eps: added to the mean square.
-        width: of the vectors.
-        device: on which it computes.
-    """
-
-    module: nn.Module
-    gain: str
-    shift: str
-    offset: float
-    centred: bool
-    equivariant: bool
-    eps: float
-    width: int
-    device: torch.device
+    module: nn.Module  # asked
+    gain: str  # name of its parameter, "" without one
+    shift: str  # likewise
+    offset: float  # 1 where the gain is stored as 1 + w
+    centred: bool  # whether n takes the mean away
+    equivariant: bool  # whether n(Qx) = Q n(x) for rotations Q
+    eps: float  # added to the mean square
+    width: int  # of the vectors
+    device: torch.device  # on which it computes
 
     def scale(self) -> Tensor | None:
         """Return what n(x) is multiplied by; `None` for ones."""
@@ -148,9 +127,7 @@ def read_map(module: nn.Module | None, width: int) -> LinearMap | None:
     if isinstance(module, nn.MultiheadAttention):
         if not module._qkv_same_embed_dim or module.embed_dim != width:
             return None
-        return LinearMap(
-            Site(module, "in_proj_weight", "in_proj_bias"), Site(module.out_proj, "weight", "bias", grows=True)
-        )
+        return LinearMap(Site(module, "in_proj_weight", "in_proj_bias"), Site(module.out_proj, "weight", "bias"))
     own = dict(module.named_parameters(recurse=False))
     weights = [name for name, value in own.items() if value.ndim == 2 and width in value.shape]
     vectors = [name for name, value in own.items() if value.ndim == 1]
@@ -174,17 +151,10 @@ def read_map(module: nn.Module | None, width: int) -> LinearMap | None:
 
 def read_table(module: nn.Module | None, width: int) -> Site | None:
     """Return where an embedding of integers keeps its vectors of `width`."""
-    if module is None or any(module.children()) or parametrize.is_parametrized(module):
+    if not isinstance(module, nn.Embedding) or parametrize.is_parametrized(module) or module.max_norm is not None:
         return None
-    own = dict(module.named_parameters(recurse=False))
-    if len(own) != 1 or getattr(module, "max_norm", None) is not None:
-        return None
-    name, weight = next(iter(own.items()))
-    if weight.ndim != 2 or weight.shape[1] != width:
-        return None
-    if not isinstance(module, nn.Embedding):
-        return None
-    return Site(module, name, "", transposed=True, grows=False)
+    plain = [name for name, _ in module.named_parameters()] == ["weight"] and module.weight.shape[1] == width
+    return Site(module, "weight", "", transposed=True, grows=False) if plain else None
 
 
 def read_norm(module: nn.Module | None, width: int) -> Norm | None:
@@ -226,22 +196,10 @@ def read_norm(module: nn.Module | None, width: int) -> Norm | None:
     if not _close(n(_LARGE * inputs), n(2 * _LARGE * inputs), 1e-6) or _close(n(inputs), inputs):
         return None
     centred = _close(n(_LARGE * (inputs + 3)), n(_LARGE * inputs), 1e-6)
-    rotation, _ = torch.linalg.qr(
-        torch.randn(width, width, generator=generator(1), dtype=torch.float64).to(inputs.device)
-    )
-    small = 1e-3 * inputs
-    equivariant = _close(n(small @ rotation), n(small) @ rotation)
-    return Norm(
-        module=module,
-        gain=gain,
-        shift=shift,
-        offset=offset,
-        centred=centred,
-        equivariant=equivariant,
-        eps=_eps(n, inputs),
-        width=width,
-        device=inputs.device,
-    )
+    square = torch.randn(width, width, generator=generator(1), dtype=torch.float64).to(inputs.device)
+    rotation, small = torch.linalg.qr(square)[0], 1e-3 * inputs
+    told = {"centred": centred, "equivariant": _close(n(small @ rotation), n(small) @ rotation), "eps": _eps(n, inputs)}
+    return Norm(module, gain, shift, offset, **told, width=width, device=inputs.device)  # type: ignore[arg-type]
 
 
 def _eps(n: Any, inputs: Tensor) -> float:
@@ -253,3 +211,70 @@ def _eps(n: Any, inputs: Tensor) -> float:
         eps = square * (1 - size) / size if 0 < size < 1 else 0.0
         square = eps if eps > 0 else square
     return float(f"{eps:.12g}")
+
+
+# -- BatchNorm with stored statistics, and the layers beside it --------------------------------------------------------
+
+
+def affine_of(module: nn.Module, step: Step) -> tuple[Tensor, Tensor] | str:
+    """Return factors and shift of a BatchNorm in eval mode, or why it is no such map; asked by calling it.
+
+    A subclass that adds an activation, or one that normalizes by the batch, answers differently from its statistics.
+    """
+    if not isinstance(module, _BatchNorm):
+        return "it is no BatchNorm"
+    if module.running_mean is None or module.running_var is None:
+        return "it has no running statistics: evaluation takes those of the batch"
+    if not bool(module.running_mean.isfinite().all() and module.running_var.isfinite().all()):
+        return "its running statistics are not finite"
+    if not step.inputs:
+        return "it reads nothing the model made"
+    training, module.training = module.training, False
+    try:
+        with KeepDouble():
+            factors, shift = stored_affine(module)
+            shape = (5, len(factors), *step.inputs[0][2:])
+            inputs = 3 * torch.randn(shape, generator=generator(0), dtype=torch.float64).to(factors.device)
+            column = (1, -1, *(1,) * (len(shape) - 2))
+            expected, given = inputs * factors.reshape(column) + shift.reshape(column), module(inputs.clone())
+    finally:
+        module.training = training
+    return (factors, shift) if torch.allclose(given, expected, rtol=1e-9, atol=1e-9) else "its forward does more"
+
+
+def layer_problem(model: nn.Module, graph: Graph, step: Step) -> str:
+    """Return why a layer's weights must not be changed, "" where they may: an affine layer, called once, its own."""
+    module = step.module
+    if not isinstance(module, (nn.Linear, _ConvNd)):
+        return f"{step.name} is neither a linear nor a convolutional layer"
+    if parametrize.is_parametrized(module) or "weight" not in module._parameters:
+        return f"the weight of {step.name} is computed by a parametrization or hook"
+    if graph.times(step.name) > 1:
+        return f"{step.name} is called several times"
+    if is_tied(model, step.name):
+        return f"the weight of {step.name} is tied to another layer"
+    return ""
+
+
+def is_tied(model: nn.Module, name: str) -> bool:
+    """Tell whether a module, or one of its parameters, goes by other names too."""
+    own = {id(value) for value in model.get_submodule(name).parameters()}
+    return sum(id(value) in own for _, value in model.named_parameters(remove_duplicate=False)) > len(own)
+
+
+def response_to_constant(layer: nn.Module, shift: Tensor) -> Tensor:
+    """Return what a layer makes of a constant per input channel, away from any border and without its bias."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    groups = getattr(layer, "groups", 1)
+    sums = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+    blocks = sums.reshape(groups, -1, sums.shape[1])
+    return torch.einsum("goi,gi->go", blocks, shift.reshape(groups, -1)).flatten()
+
+
+def set_parameter(module: nn.Module, name: str, value: Tensor | None, *, like: Tensor | None = None) -> None:
+    """Give a module another parameter, trainable as the old one, or `like`, was."""
+    old = getattr(module, name, None)
+    old = like if old is None else old
+    trainable = old is None or old.requires_grad
+    module.register_parameter(name, None if value is None else nn.Parameter(value.detach().clone(), trainable))

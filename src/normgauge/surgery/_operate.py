@@ -1,9 +1,7 @@
 """One way to operate: a copy in float64 is changed, compared with what it was, refused or brought back."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import product
@@ -17,8 +15,7 @@ from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, 
 from normgauge.objective import Mode, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
 from normgauge.rng import generator
-from normgauge.surgery._surgery import EXACT, Surgery
-from normgauge.surgery._transplant import transplant
+from normgauge.surgery._surgery import EXACT, Surgery, transplant
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -53,14 +50,7 @@ class _OuterRecorder(Recorder):
 
 
 class Patient:
-    """The copy an operation changes: float64, read once, with a diary of what was done and what was not.
-
-    Attributes:
-        model: the copy.
-        inputs: the example in float64.
-        rows: what was done, by layer.
-        refused: layers left alone, with the reason.
-    """
+    """The copy an operation changes: float64, read once, with a diary of what was done and what was not."""
 
     def __init__(self, model: nn.Module, example: Any, forward: Forward, mode: Mode) -> None:
         self.model, self.inputs, self.forward = copy_model(model).double(), widened(example), forward
@@ -157,8 +147,32 @@ def operate(
             for name, reason in error.args:
                 patient.refuse(name, reason)
     unfuse(patient.model)
+
+    def finish(proofs: list[dict[str, Any]]) -> Surgery:
+        patient.model = patient.model if proofs else copy_model(model)
+        patient.model.train(model.training)
+        own = dict(patient.model.named_modules())
+        for name, module in model.named_modules():  # flags of single modules, as they were
+            if name in own:
+                own[name].training = module.training
+        judged = [row["difference"] for row in proofs[:-1] if row.get("eps") != "as it is"]  # the last: own precision
+        return Surgery(
+            model=transplant(patient.model, model) if inplace else patient.model,
+            rows=tuple(patient.rows),
+            proof=max(judged, default=0.0),
+            change=proofs[-1]["difference"] if proofs else 0.0,
+            original=original,
+            note=note,
+            operation=operation,
+            refused=patient.refused,
+            proofs=tuple(proofs),
+            exact=exact,
+            inplace=inplace,
+            mode=proofs[0]["mode"] if proofs else "",
+        )
+
     if not any("left alone" not in row["what"] for row in patient.rows):
-        return _finish(operation, model, original, patient, (), note, inplace=inplace, exact=exact)
+        return finish([])
     proofs: list[dict[str, Any]] = []
     for (mode, kind, bare), outputs in before.items():
         difference = relative_difference(outputs, run(patient.model, sets[kind], forward, mode, bare=bare))
@@ -178,44 +192,26 @@ def operate(
         patient.rows = [row for row in patient.rows if "left alone" in row["what"]]
         for name in done:
             patient.refuse(name, reason)
-        return _finish(operation, model, original, patient, (), note, inplace=inplace, exact=exact)
+        return finish([])
     own = str(dtype).removeprefix("torch.")
     proofs.append({"mode": mode, "precision": own, "inputs": kind, "difference": change})
-    return _finish(operation, model, original, patient, tuple(proofs), note, inplace=inplace, exact=exact)
+    return finish(proofs)
 
 
-def _finish(
-    operation: str,
-    model: nn.Module,
-    original: nn.Module,
-    patient: Patient,
-    proofs: tuple[dict[str, Any], ...],
-    note: str,
-    *,
-    inplace: bool,
-    exact: bool,
-) -> Surgery:
-    if not proofs:
-        patient.model = copy_model(model)
-    patient.model.train(model.training)
-    for name, module in model.named_modules():  # flags of single modules, as they were
-        if name in (own := dict(patient.model.named_modules())):
-            own[name].training = module.training
-    judged = [row["difference"] for row in proofs[:-1] if row.get("eps") != "as it is"]  # the last: own precision
-    return Surgery(
-        model=transplant(patient.model, model) if inplace else patient.model,
-        rows=tuple(patient.rows),
-        proof=max(judged, default=0.0),
-        change=proofs[-1]["difference"] if proofs else 0.0,
-        original=original,
-        note=note,
-        operation=operation,
-        refused=patient.refused,
-        proofs=proofs,
-        exact=exact,
-        inplace=inplace,
-        mode=proofs[0]["mode"] if proofs else "",
-    )
+@contextmanager
+def hooked(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove hooks on exit."""
+    handles = list(handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Tell whether a normalizer keeps statistics of what it has seen."""
+    return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
 
 
 def unfuse(model: nn.Module) -> None:

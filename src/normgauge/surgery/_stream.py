@@ -4,8 +4,6 @@ A value is a tensor some step made. Steps that move data without touching the la
 values to each other pass a change of basis of that axis on; linear maps and embeddings begin and end it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.network import Graph, Made, Step, replaced
-from normgauge.surgery._batch_norms import is_tied, set_parameter
-from normgauge.surgery._maps import LinearMap, Norm, Site, read_map, read_norm, read_table
+from normgauge.surgery._maps import LinearMap, Norm, Site, is_tied, read_map, read_norm, read_table, set_parameter
 from normgauge.surgery._operate import Patient
 
 _SUMS = ("add", "sub", "__add__", "__radd__", "__sub__", "__iadd__", "add_", "iadd")
@@ -31,13 +28,9 @@ def moves_only(step: Step) -> bool:
     """Tell whether a function hands on its first argument with the last axis as it was: asked by its own indices."""
     if step.module is not None and not isinstance(step.module, (nn.Identity, nn.Dropout)):
         return False
-    if not step.inputs or not step.inputs[0] or not step.outputs or len(step.outputs) != 1 or not step.outputs[0]:
-        return False
-    width = width_of(step)
-    if step.outputs[0][-1] != width or "float" not in step.dtype:
-        return False
-    if step.module is not None:
-        return True
+    one = len(step.outputs) == 1 and bool(step.outputs[0]) and step.outputs[0][-1] == width_of(step) > 0
+    if not one or "float" not in step.dtype or step.module is not None:
+        return one and "float" in step.dtype
     several = len(set(_made(step.args, step.kwargs))) > 1
     return all(_hands_on(step, size, int(several and size < 0)) for size in (1.0, -1.0, 1e12))
 
@@ -79,21 +72,13 @@ def combines(step: Step) -> list[Made]:
 
 @dataclass
 class Stream:
-    """Values joined to one: a change of basis of one is a change of basis of all.
+    """Values joined to one: a change of basis of one is a change of basis of all."""
 
-    Attributes:
-        values: joined.
-        writers: names of the steps that write them, with the matrix that does.
-        readers: likewise.
-        norms: normalizers that read them, by name of their step.
-        problems: steps that neither can be changed nor pass the change on, with the reason.
-    """
-
-    values: set[Made]
-    writers: dict[str, Site] = field(default_factory=dict)
-    readers: dict[str, Site] = field(default_factory=dict)
-    norms: dict[str, Norm] = field(default_factory=dict)
-    problems: list[tuple[str, str]] = field(default_factory=list)
+    values: set[Made]  # joined
+    writers: dict[str, Site] = field(default_factory=dict)  # the matrix of each step that writes them, by its name
+    readers: dict[str, Site] = field(default_factory=dict)  # likewise
+    norms: dict[str, Norm] = field(default_factory=dict)  # normalizers that read them, by name of their step
+    problems: list[tuple[str, str]] = field(default_factory=list)  # steps that can neither change nor pass it on, why
 
 
 class Anatomy:
@@ -104,14 +89,10 @@ class Anatomy:
         self.norms: dict[int, Norm] = {}
         self.maps: dict[int, LinearMap] = {}
         self.tables: dict[int, Site] = {}
-        for step in graph.steps:
-            width = width_of(step)
-            module = None if step.module is None else model.get_submodule(step.name)
-            if module is None:
-                continue
-            if (
-                table := read_table(module, step.outputs[0][-1] if step.outputs and step.outputs[0] else 0)
-            ) is not None:
+        for step in (step for step in graph.steps if step.module is not None):
+            module, width = model.get_submodule(step.name), width_of(step)
+            made = step.outputs[0][-1] if step.outputs and step.outputs[0] else 0
+            if (table := read_table(module, made)) is not None:
                 self.tables[step.number] = table
             elif (mapping := read_map(module, width)) is not None:
                 self.maps[step.number] = mapping
@@ -124,6 +105,11 @@ class Anatomy:
         if step.number in self._moving:
             return [next(value for value in _made(step.args, step.kwargs))]
         return combines(step)
+
+    def reading_site(self, step: Step) -> Site | None:
+        """Return where a step multiplies what it reads by a matrix; attention does where it reads one value alone."""
+        mapping, alone = self.maps.get(step.number), len(set(_made(step.args, step.kwargs))) == 1
+        return mapping.reads if mapping and (alone or not isinstance(step.module, nn.MultiheadAttention)) else None
 
     def readers_of(self, value: Made) -> list[Step]:
         """Return the steps that read one value."""
@@ -174,24 +160,19 @@ class Anatomy:
             normal = step.number in self.norms
             if (not taken and not made) or (self.passes(step) and not (normal and not through_norms)):
                 continue
-            called_again = step.module is not None and self.graph.times(step.name) > 1
-            if called_again:
+            if step.module is not None and self.graph.times(step.name) > 1:
                 stream.problems.append((step.name, "it is called several times"))
                 continue
-            mapping = self.maps.get(step.number)
-            if taken:
-                alone = len(set(_made(step.args, step.kwargs))) == 1
-                if normal:
-                    stream.norms[step.name] = self.norms[step.number]
-                elif mapping is not None and (alone or not isinstance(step.module, nn.MultiheadAttention)):
-                    stream.readers[step.name] = mapping.reads
-                else:
-                    stream.problems.append((step.name, f"it reads the stream and is no linear map ({step.kind})"))
+            mapping, reads = self.maps.get(step.number), self.reading_site(step)
+            if taken and normal:
+                stream.norms[step.name] = self.norms[step.number]
+            elif taken and reads is not None:
+                stream.readers[step.name] = reads
+            elif taken:
+                stream.problems.append((step.name, f"it reads the stream and is no linear map ({step.kind})"))
             if made and not (normal and through_norms):
-                if step.number in self.tables:
-                    stream.writers[step.name] = self.tables[step.number]
-                elif mapping is not None:
-                    stream.writers[step.name] = mapping.writes
+                if step.number in self.tables or mapping is not None:
+                    stream.writers[step.name] = self.tables.get(step.number) or mapping.writes  # type: ignore[union-attr]
                 else:
                     kind = "normalizer" if normal else step.kind
                     stream.problems.append((step.name, f"it writes into the stream and is no linear map ({kind})"))
@@ -237,18 +218,14 @@ def fold_gains(patient: Patient, anatomy: Anatomy, *, untie: bool, only: Collect
         for name in tied:
             give_own_weight(patient.model, readers[name])
         for site in readers.values():
-            _absorb(site, scale, shift)
+            matrix, offset = site.matrix, site.offset
+            added = None if shift is None or not bool(shift.any()) else matrix @ shift
+            if added is not None and offset is not None:
+                added = offset.detach() + added
+            site.set(matrix if scale is None else matrix * scale, added)
         norm.reset()
-        patient.did(step.name, f"gain and shift folded into {', '.join(readers)}" if shift is not None
-                    else f"gain folded into {', '.join(readers)}")  # fmt: skip
-
-
-def _absorb(site: Site, scale: Tensor | None, shift: Tensor | None) -> None:
-    matrix, offset = site.matrix, site.offset
-    added = None if shift is None or not bool(shift.any()) else matrix @ shift
-    if added is not None:
-        offset = added if offset is None else offset.detach() + added
-    site.set(matrix if scale is None else matrix * scale, offset if added is not None else None)
+        what = "gain" if shift is None else "gain and shift"
+        patient.did(step.name, f"{what} folded into {', '.join(readers)}")
 
 
 def give_own_weight(model: nn.Module, site: Site) -> None:
@@ -271,12 +248,10 @@ def _reading_maps(anatomy: Anatomy, step: Step) -> dict[str, Site] | str:
         if value in graph.ends:
             return "its output is an output of the model"
         for reader in anatomy.readers_of(value):
-            mapping = anatomy.maps.get(reader.number)
-            alone = len(set(_made(reader.args, reader.kwargs))) == 1
-            if mapping is not None and graph.times(reader.name) > 1:
+            if reader.number in anatomy.maps and graph.times(reader.name) > 1:
                 return f"{reader.name}, which reads it, is called several times"
-            if mapping is not None and (alone or not isinstance(reader.module, nn.MultiheadAttention)):
-                readers[reader.name] = mapping.reads
+            if (site := anatomy.reading_site(reader)) is not None:
+                readers[reader.name] = site
             elif reader.number in anatomy._moving and anatomy.passes(reader)[0] == value:
                 waiting.append(Made(reader.number))
             else:

@@ -1,20 +1,16 @@
 """`Surgery`: the new model, what was done to which layer, the proof, and the way back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import nn
 
-from normgauge.network import copy_model
-from normgauge.records import Reading
+from normgauge.network import copy_model, exchange
+from normgauge.records import Chart, Reading
 from normgauge.results import Result
-from normgauge.surgery._transplant import transplant
 
-if TYPE_CHECKING:
-    import altair
-
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 EXACT = 1e-10  # largest relative difference, in float64, of what calls itself exact: rounding through deep networks
 
 
@@ -52,11 +48,10 @@ class Surgery(Result):
 
     def undo(self) -> nn.Module:
         """Return a copy of the model as it came; after `inplace=True` the user's own model, put back."""
-        if self.inplace:
-            return transplant(copy_model(self.original), self.model)
-        return copy_model(self.original)
+        original = copy_model(self.original)
+        return transplant(original, self.model) if self.inplace else original
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars: channels before and after where some were taken away, else the proofs (`lab` extra)."""
         from normgauge.charts import bars
 
@@ -97,3 +92,49 @@ class Surgery(Result):
 
     def _notes(self) -> str:
         return self.note
+
+
+@torch.no_grad()
+def transplant(source: nn.Module, target: nn.Module) -> nn.Module:
+    """Give `target` the structure and values of `source` and return it; `source` must not be used afterwards."""
+    _copy_own(source, target)
+    own = dict(target.named_modules())
+    for name, module in list(source.named_modules(remove_duplicate=False)):
+        there = own.get(name)
+        if not name or any(name.startswith(f"{taken}.") for taken in own if own[taken] is None):
+            continue
+        akin = there is not None and (isinstance(module, type(there)) or isinstance(there, type(module)))
+        if there is None or not akin:
+            exchange(target, name, module)
+            own[name] = None
+        else:
+            _copy_own(module, there)
+            exchange(target, name, there)
+    ties = {id(value): name for name, value in source.named_parameters()}
+    for name, value in source.named_parameters(remove_duplicate=False):
+        if ties[id(value)] != name:
+            parent, _, child = name.rpartition(".")
+            target.get_submodule(parent)._parameters[child] = target.get_parameter(ties[id(value)])
+    return target
+
+
+def _copy_own(source: nn.Module, target: nn.Module) -> None:
+    """Copy what a module has besides its children; a parameter of the same shape stays the same object."""
+    attributes = {name: value for name, value in vars(source).items() if name not in _REGISTERED}
+    for name in [name for name in vars(target) if name not in _REGISTERED and name not in attributes]:
+        del target.__dict__[name]
+    target.__dict__.update(attributes)
+    target.__class__ = source.__class__
+    for kind in ("_parameters", "_buffers"):
+        there, new = getattr(target, kind), getattr(source, kind)
+        for name in [name for name in there if name not in new]:
+            del there[name]
+        for name, value in new.items():
+            old = there.get(name)
+            if old is not None and value is not None and old.shape == value.shape and old.dtype == value.dtype:
+                old.data.copy_(value)
+                old.requires_grad_(value.requires_grad)
+            else:
+                there[name] = value
+    for name in [name for name in target._modules if name not in source._modules]:
+        del target._modules[name]

@@ -1,7 +1,5 @@
 """`canonicalize`: of all parameters with the same function, the one that is the same for all of them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Unpack
 

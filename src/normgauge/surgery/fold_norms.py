@@ -1,8 +1,6 @@
 """`fold_norms`: normalizers, or their gains, put into the linear maps beside them."""
 
-from __future__ import annotations
-
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from normgauge.network import Graph, Step, exchange, fold_channels
 from normgauge.results import instrument
-from normgauge.surgery._batch_norms import affine_of, layer_problem, response_to_constant, set_parameter
+from normgauge.surgery._maps import affine_of, layer_problem, response_to_constant, set_parameter
 from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._stream import Anatomy, fold_gains
 from normgauge.surgery._surgery import Surgery
@@ -55,20 +53,15 @@ def fold_norms(model: nn.Module, *, example: Any, untie: bool = False, **options
 
 
 def _fold_batch(patient: Patient, graph: Graph, step: Step) -> None:
-    norm = step.module
-    assert norm is not None
-    if graph.times(step.name) > 1:
-        return patient.refuse(step.name, "it is called several times")
-    affine = affine_of(norm, step)
+    affine = affine_of(cast(nn.Module, step.module), step)
+    affine = "it is called several times" if graph.times(step.name) > 1 else affine
     if isinstance(affine, str):
         return patient.refuse(step.name, affine)
-    reason = _into_producer(patient, graph, step, *affine)
-    if reason:
-        reason_after = _into_readers(patient, graph, step, *affine)
-        if reason_after:
-            return patient.refuse(step.name, f"{reason}; {reason_after}")
-    exchange(patient.model, step.name, nn.Identity())
-    return None
+    before = _into_producer(patient, graph, step, *affine)
+    after = _into_readers(patient, graph, step, *affine) if before else ""
+    if after:
+        return patient.refuse(step.name, f"{before}; {after}")
+    return exchange(patient.model, step.name, nn.Identity())
 
 
 def _into_producer(patient: Patient, graph: Graph, step: Step, factors: Tensor, shift: Tensor) -> str:

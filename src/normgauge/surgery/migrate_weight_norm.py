@@ -1,7 +1,5 @@
 """`migrate_weight_norm`: the hooks of old weight and spectral norms made parametrizations."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

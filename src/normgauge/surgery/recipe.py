@@ -1,7 +1,5 @@
 """`save` and `load`: weights of a model no stock class fits, and the recipe that rebuilds it from the stock one."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable
@@ -13,19 +11,14 @@ from torch import Tensor, nn
 
 from normgauge.errors import InputError, StoreError
 from normgauge.network import copy_model
-from normgauge.surgery import _statistics
+from normgauge.surgery import statistics
 from normgauge.surgery._surgery import Surgery
-from normgauge.surgery.split_norms import SplitNorm, begin_pass
 
 _PLAIN = (int, float, bool, str, type(None))
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a `.safetensors` file, or of a `.pt` file read as weights only.
-
-    Raises:
-        StoreError: when there is no such file, or it holds no dictionary of tensors.
-    """
+    """Return the tensors of a `.safetensors` file, or of a `.pt` file read as weights only."""
     try:
         if Path(path).suffix == ".safetensors":
             return dict(_safetensors().load_file(str(path)))
@@ -44,8 +37,8 @@ def _safetensors() -> Any:
     try:
         return importlib.import_module("safetensors.torch")
     except ImportError as error:
-        rule = "files .safetensors need the package safetensors"
-        raise InputError("surgery", rule, str(error), "Install it: pip install safetensors, or use .pt") from error
+        rule, step = "files .safetensors need the package safetensors", "pip install safetensors, or use .pt"
+        raise InputError("surgery", rule, str(error), step) from error
 
 
 def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
@@ -55,11 +48,8 @@ def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
         surgery: what an operation returned.
         path: ending in `.safetensors` or `.pt`.
         facts: what else the recipe shall say, such as the factory's name.
-
-    Raises:
-        InputError: for classes that no import leads to.
     """
-    before, after = _describe(surgery.original), _describe(surgery.model)
+    before, after = ({n: _entry(m) for n, m in model.named_modules()} for model in (surgery.original, surgery.model))
     modules = {name: entry for name, entry in after.items() if before.get(name) != entry}
     lost = [entry["class"] for entry in modules.values() if _class(entry["class"]) is None]
     if lost:
@@ -94,9 +84,6 @@ def load(factory: Callable[[], nn.Module] | nn.Module, path: str | Path) -> nn.M
     Args:
         factory: makes the model as it was before, with any weights; or that model.
         path: of the weights.
-
-    Raises:
-        StoreError: when the recipe is missing or the weights do not fit.
     """
     model = copy_model(factory) if isinstance(factory, nn.Module) else factory()
     place = Path(f"{path}.recipe.json")
@@ -113,8 +100,8 @@ def load(factory: Callable[[], nn.Module] | nn.Module, path: str | Path) -> nn.M
         if name != first and recipe["ties"].get(name, name) == name:
             parent, _, child = name.rpartition(".")
             model.get_submodule(parent)._parameters[child] = nn.Parameter(model.get_parameter(name).detach().clone())
-    if any(isinstance(module, SplitNorm) for module in model.modules()):
-        model.register_forward_pre_hook(begin_pass)
+    if any(isinstance(module, statistics.SplitNorm) for module in model.modules()):
+        model.register_forward_pre_hook(statistics.begin_pass)
     weights = load_weights(path)
     weights |= {name: weights[first] for name, first in recipe["ties"].items() if first in weights}
     result = model.load_state_dict(weights, strict=False)
@@ -132,16 +119,12 @@ def ties(model: nn.Module) -> dict[str, str]:
     return {name: one for name, one in names if sum(other == one for _, other in names) > 1}
 
 
-def _describe(model: nn.Module) -> dict[str, dict[str, Any]]:
-    return {name: _entry(module) for name, module in model.named_modules()}
-
-
 def _entry(module: nn.Module) -> dict[str, Any]:
     kind = type(module)
-    over = next((layer for layer in (_statistics.Frozen, _statistics.Guarded) if isinstance(module, layer)), None)
+    over = next((layer for layer in (statistics.Frozen, statistics.Guarded) if isinstance(module, layer)), None)
     base = kind if over is None else kind.__mro__[2]
     own = {name: value for name, value in vars(module).items() if name == "training" or not name.startswith("_")}
-    plain = {n: v for n, v in own.items() if isinstance(v, _PLAIN) or _is_plain_tuple(v)}
+    plain = {n: v for n, v in own.items() if all(isinstance(x, _PLAIN) for x in (v if isinstance(v, tuple) else (v,)))}
     return {
         "class": f"{over.__name__ if over else ''}+{base.__module__}:{base.__qualname__}",
         "attributes": {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
@@ -152,17 +135,13 @@ def _entry(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _is_plain_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value)
-
-
 def _class(text: str) -> type[nn.Module] | None:
     over, _, path = text.partition("+")
     module, _, name = path.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return _statistics.class_over(getattr(_statistics, over), found) if found is not None and over else found
+    return statistics.class_over(getattr(statistics, over), found) if found is not None and over else found
 
 
 def _rebuild(model: nn.Module, name: str, entry: dict[str, Any]) -> None:

@@ -1,6 +1,4 @@
-"""`rotate_stream`: another basis of the stream, the same function."""
-
-from __future__ import annotations
+"""Another basis of the stream, the same function: centred (`layer_to_rms`), or rotated (`rotate_stream`)."""
 
 from typing import Any, Unpack
 
@@ -8,16 +6,109 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, unknown_name
-from normgauge.network import KeepDouble
-from normgauge.objective import untouched
-from normgauge.results import instrument, spend
+from normgauge.network import exchange
+from normgauge.results import instrument
 from normgauge.rng import generator
-from normgauge.surgery._operate import Options, Patient, RefusedError, operate
-from normgauge.surgery._stream import Anatomy, Stream, fold_gains
+from normgauge.surgery._maps import Norm, Site
+from normgauge.surgery._operate import Options, Patient, RefusedError, hooked, operate, run
+from normgauge.surgery._stream import Anatomy, Stream, fold_gains, give_own_weight
 from normgauge.surgery._surgery import Surgery
-from normgauge.surgery.layer_to_rms import centre_streams
 
 _ROTATIONS = ("random", "pca", "hadamard")
+
+
+class ShiftedRMSNorm(nn.RMSNorm):
+    """RMSNorm with a shift: what LayerNorm is on inputs of mean zero."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__(width, eps)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the normalized input times the gain, plus the shift."""
+        return super().forward(input) + self.bias
+
+
+@instrument
+def layer_to_rms(model: nn.Module, *, example: Any, untie: bool = False, **options: Unpack[Options]) -> Surgery:
+    r"""Replace LayerNorm by RMSNorm where all that writes into its stream can be centred.
+
+    With $P = I - 11^T/d$: $\mathrm{LN}(x) = \mathrm{RMS}(Px)$ with the same eps, gain and shift. Every linear map and
+    embedding that writes into the stream is multiplied by P, so that its mean is zero before anything is normalized.
+    Refused where a normalizer writes into the stream (post-norm), or something else than LayerNorm reads it.
+
+    Kind: exact in eval mode, or refused. Cost: five forward passes.
+
+    Args:
+        model: any model.
+        example: a tensor, tuple or mapping of inputs.
+        untie: give a map that shares its weight with a centred embedding a weight of its own.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> layer_to_rms(net, example=torch.randn(5, 3)).model[1].__class__.__name__
+        'ShiftedRMSNorm'
+
+    References: ashkboos2024.
+    """
+
+    def edit(patient: Patient) -> str:
+        _centre_streams(patient, Anatomy(patient.model, patient.graph), untie=untie)
+        return "exact in eval mode"
+
+    return operate("layer_to_rms", model, example, edit, **options)
+
+
+def _centre_streams(patient: Patient, anatomy: Anatomy, *, untie: bool) -> None:
+    """Centre what writes into streams that only LayerNorm reads, and replace it; refuse the others."""
+    for stream in anatomy.streams(through_norms=False):
+        centred = {name: norm for name, norm in stream.norms.items() if norm.centred}
+        if not centred:
+            continue
+        problems = stream.problems + [(name, "it reads the mean of the stream") for name in stream.readers]
+        problems += [(name, "it reads the mean of the stream") for name in stream.norms if name not in centred]
+        shared = _shared_readers(anatomy, stream)
+        if shared and not untie and not _mean_free(anatomy, shared):
+            problems.append((next(iter(shared)), "its weight is tied to what writes; untie=True gives it its own"))
+        if problems:
+            for name in centred:
+                patient.refuse(name, "; ".join(f"{place}: {why}" for place, why in problems[:2]))
+            continue
+        if untie:
+            for site in shared.values():
+                give_own_weight(patient.model, site)
+        for site in {id(site.parameter): site for site in stream.writers.values()}.values():
+            offset = site.offset
+            site.set(site.matrix - site.matrix.mean(0), None if offset is None else offset.detach() - offset.mean())
+        for name, norm in centred.items():
+            exchange(patient.model, name, _rms_of(norm))
+            patient.did(name, f"LayerNorm -> RMSNorm; centred: {', '.join(stream.writers)}")
+
+
+def _shared_readers(anatomy: Anatomy, stream: Stream) -> dict[str, Site]:
+    """Return the maps outside of the stream's writers that have the weight of one."""
+    own = {id(site.parameter) for site in stream.writers.values()}
+    maps = {anatomy.graph.steps[number].name: mapping.reads for number, mapping in anatomy.maps.items()}
+    return {name: s for name, s in maps.items() if id(s.parameter) in own and name not in stream.writers}
+
+
+def _mean_free(anatomy: Anatomy, readers: dict[str, Site]) -> bool:
+    """Tell whether maps read nothing but outputs of mean zero: of LayerNorm with gain one and shift zero."""
+    steps = [step for step in anatomy.graph.steps if step.name in readers]
+    sources = [anatomy.origin(step) for step in steps]
+    return all(norm is not None and norm.centred and norm.is_plain() for norm in sources)
+
+
+def _rms_of(norm: Norm) -> nn.Module:
+    scale = norm.scale()
+    new = (ShiftedRMSNorm if norm.shift else nn.RMSNorm)(norm.width, norm.eps).double().to(norm.device)
+    with torch.no_grad():
+        if scale is not None:
+            new.weight.copy_(scale).requires_grad_(getattr(norm.module, norm.gain).requires_grad)
+        if isinstance(new, ShiftedRMSNorm):
+            shift = getattr(norm.module, norm.shift)
+            new.bias.copy_(shift.detach()).requires_grad_(shift.requires_grad)
+    return new.train(norm.module.training)
 
 
 @instrument
@@ -57,7 +148,7 @@ def rotate_stream(
         before = _main_stream(anatomy)
         fold_gains(patient, anatomy, untie=untie, only=before.norms)
         if any(norm.centred for norm in before.norms.values()):
-            centre_streams(patient, anatomy, untie=untie)
+            _centre_streams(patient, anatomy, untie=untie)
             anatomy = Anatomy(patient.model, patient.graph)
         stream = _main_stream(anatomy)
         why = {name: f"its gain does not turn and cannot be folded: {reason}" for name, reason in patient.refused}
@@ -99,12 +190,10 @@ def _rotate(patient: Patient, stream: Stream, matrix: Tensor) -> int:
             if id(site.parameter) in new and not torch.allclose(new[id(site.parameter)][1], stored, atol=1e-12):
                 raise RefusedError((name, "its weight is tied to a layer that would need another one"))
             new[id(site.parameter)] = (site, stored, offset)
-    names: dict[int, int] = {}
-    for _, value in patient.model.named_parameters(remove_duplicate=False):
-        names[id(value)] = names.get(id(value), 0) + 1
+    names = [id(value) for _, value in patient.model.named_parameters(remove_duplicate=False)]
     uses = [id(site.parameter) for site in (*stream.readers.values(), *stream.writers.values())]
     for key, (site, stored, offset) in new.items():
-        if names[key] > uses.count(key):
+        if names.count(key) > uses.count(key):
             raise RefusedError(("(stream)", "a weight of the stream is tied to a layer outside of it"))
         site.set(stored.T if site.transposed else stored, offset)
     return len(new)
@@ -121,7 +210,7 @@ def _matrix(rotation: str | Tensor | None, width: int, seed: int, patient: Patie
             rule = f"rotation is an orthogonal matrix of width {width}"
             got = f"shape {tuple(given.shape)}, |QQ' - I| = {gap:.2g}"
             raise InputError("rotate_stream", rule, got, "Take the Q of torch.linalg.qr")
-        return torch.linalg.qr(given)[0] * torch.linalg.qr(given)[1].diagonal().sign()  # orthogonal to float64
+        return _orthogonal(given)  # to float64
     if rotation == "pca":
         return _principal_axes(patient, stream)
     if rotation == "hadamard":
@@ -133,23 +222,22 @@ def _matrix(rotation: str | Tensor | None, width: int, seed: int, patient: Patie
             matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
         signs = torch.randint(0, 2, (width, 1), generator=source).double() * 2 - 1
         return (signs * matrix / width**0.5).to(device)
-    q, r = torch.linalg.qr(torch.randn(width, width, generator=source, dtype=torch.float64))
-    return (q * r.diagonal().sign()).to(device)
+    return _orthogonal(torch.randn(width, width, generator=source, dtype=torch.float64)).to(device)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    q, r = torch.linalg.qr(matrix)
+    return q * r.diagonal().sign()
 
 
 def _principal_axes(patient: Patient, stream: Stream) -> Tensor:
     """Return the axes of what the stream's normalizers read on the example, largest variance first."""
     seen: list[Tensor] = []
-    handles = [
-        norm.module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().flatten(0, -2)))
-        for norm in stream.norms.values()
-    ]
-    spend("forwards")
-    try:
-        with untouched(patient.model, "eval", 0), KeepDouble():
-            patient.forward(patient.model, patient.inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def note(_: nn.Module, args: Any) -> None:
+        seen.append(args[0].detach().flatten(0, -2))
+
+    with hooked(norm.module.register_forward_pre_hook(note) for norm in stream.norms.values()):
+        run(patient.model, patient.inputs, patient.forward, "eval")
     values = torch.cat(seen)
     return torch.linalg.eigh(values.T @ values / len(values))[1].flip(1)

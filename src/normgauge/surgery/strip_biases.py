@@ -1,7 +1,5 @@
 """`strip_biases`: biases that the normalizer behind them takes away again."""
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch
@@ -12,7 +10,7 @@ from normgauge.network import KeepDouble, Step, role_of
 from normgauge.objective import untouched
 from normgauge.results import instrument
 from normgauge.rng import generator
-from normgauge.surgery._batch_norms import layer_problem
+from normgauge.surgery._maps import layer_problem
 from normgauge.surgery._operate import Options, Patient, operate
 from normgauge.surgery._surgery import Surgery
 

@@ -1,7 +1,5 @@
 """`swap_norms`: other normalizers in the place of a trained network's, gains carried or fitted to data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -12,21 +10,9 @@ from normgauge.errors import InputError
 from normgauge.network import Step, exchange, role_of
 from normgauge.nn import registry
 from normgauge.results import instrument
-from normgauge.surgery._batch_norms import affine_of
-from normgauge.surgery._maps import read_norm
-from normgauge.surgery._operate import (
-    Options,
-    Patient,
-    Where,
-    is_selected,
-    operate,
-    relative_difference,
-    require_selection,
-    run,
-    unfuse,
-    widened,
-)
-from normgauge.surgery._statistics import has_statistics
+from normgauge.surgery import _operate
+from normgauge.surgery._maps import affine_of, read_norm
+from normgauge.surgery._operate import Options, Patient, Where, has_statistics, hooked, operate, run
 from normgauge.surgery._surgery import Surgery
 
 Factory = Callable[[int, int], nn.Module]
@@ -86,9 +72,9 @@ def swap_norms(
             if step.module is not None and role_of(step.module) == "normalizer":
                 steps.setdefault(step.module, step)
         names = {module: name for name, module in patient.model.named_modules()}
-        chosen = {module: step for module, step in steps.items() if is_selected(where, names[module], module)}
-        require_selection("swap_norms", where, model, [names[module] for module in chosen])
-        inputs = patient.inputs if data is None else widened(data)
+        chosen = {module: step for module, step in steps.items() if _operate.is_selected(where, names[module], module)}
+        _operate.require_selection("swap_norms", where, model, [names[module] for module in chosen])
+        inputs = patient.inputs if data is None else _operate.widened(data)
         target = _outputs_of(patient, chosen, inputs)
         before = run(patient.model, inputs, patient.forward, "eval")
         new: dict[nn.Module, tuple[str, nn.Module]] = {}
@@ -103,8 +89,8 @@ def swap_norms(
             new[old] = names[old], made
         if not new:
             return ""
-        unfuse(patient.model)
-        plain = relative_difference(before, run(patient.model, inputs, patient.forward, "eval"))
+        _operate.unfuse(patient.model)
+        plain = _operate.relative_difference(before, run(patient.model, inputs, patient.forward, "eval"))
         _fit(patient, inputs, new, target)
         kind = to if isinstance(to, str) else "given"
         for old, (name, made) in new.items():
@@ -149,14 +135,12 @@ def _replacement(old: nn.Module, step: Step, make: Factory) -> nn.Module | str:
 def _outputs_of(patient: Patient, chosen: dict[nn.Module, Step], inputs: Any) -> dict[nn.Module, list[Tensor]]:
     """Return what each chosen module gives, call by call."""
     outputs: dict[nn.Module, list[Tensor]] = {module: [] for module in chosen}
-    handles = [
-        module.register_forward_hook(lambda m, _, made: outputs[m].append(made.detach().clone())) for module in chosen
-    ]
-    try:
+
+    def note(module: nn.Module, _: Any, made: Tensor) -> None:
+        outputs[module].append(made.detach().clone())
+
+    with hooked(module.register_forward_hook(note) for module in chosen):
         run(patient.model, inputs, patient.forward, "eval")
-    finally:
-        for handle in handles:
-            handle.remove()
     return outputs
 
 
@@ -204,11 +188,8 @@ def _fit(
 
     handles = [made.register_forward_pre_hook(read) for _, made in new.values()]
     handles += [made.register_forward_hook(fit(old)) for old, (_, made) in new.items()]
-    try:
+    with hooked(handles):
         run(patient.model, inputs, patient.forward, "eval")
-    finally:
-        for handle in handles:
-            handle.remove()
     for inner, values in statistics.items():
         for name, value in zip(("running_mean", "running_var"), values, strict=True):
             getattr(inner, name).copy_(value)

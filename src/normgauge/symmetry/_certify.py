@@ -1,7 +1,5 @@
 """Certificates: finite changes at redrawn points and on fresh inputs, families at once, bisected where they fail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -25,12 +23,7 @@ HOPELESS = 0.05  # relative derivative above which no finite change needs to be 
 
 
 class Certifier:
-    """Tries finite changes without eps at redrawn points; then with eps, at the user's point, and in eval mode.
-
-    Args:
-        function: the function of the parameters.
-        seed: of points and changes.
-    """
+    """Tries finite changes without eps at redrawn points; then with eps, at the user's point, and in eval mode."""
 
     def __init__(self, function: Function, seed: int) -> None:
         self.function, self.seed = function, seed
@@ -59,17 +52,11 @@ class Certifier:
     def point(self, number: int) -> Point:
         """Return a redrawn point, or the user's for -1; one is held at a time, the others are drawn again."""
         if self._held[0] != number:
-            self._held = (-2, {})
+            self._held = (-2, {})  # freed before the next is made
             drawn = number >= 0
-            self._held = (
-                number,
-                (generic_point(self.function, self._seeds[number], SPREADS[number]) if drawn else self.function.user),
-            )
+            point = generic_point(self.function, self._seeds[number], SPREADS[number]) if drawn else self.function.user
+            self._held = (number, point)
         return self._held[1]
-
-    def seed_of(self, number: int) -> int:
-        """Return the seed of a redrawn point."""
-        return self._seeds[number]
 
     def _measure_noise(self, point: Point) -> float:
         """Return how far the outputs move when every parameter moves by a few units in its last place."""
@@ -154,12 +141,7 @@ class Certifier:
         return [replace(family, status="undecided", certificate=note)] if null or moved < NEARLY else []
 
     def tell_eps(self, families: Sequence[Family], gradient: Point) -> list[Family]:
-        """Mark what holds without eps only, and say how far eps moves the user's outputs.
-
-        Args:
-            families: certified without eps.
-            gradient: of a random combination of the outputs with eps, at the first point.
-        """
+        """Mark what holds without eps only; `gradient` is that of a random combination with eps, at the first point."""
         setting = Setting(eps=True)
         moved = self.eps_effect()
         sure = [f for f in families if f.status == "exact"]
@@ -203,12 +185,7 @@ class Certifier:
         return 0.0
 
     def tell_batch_statistics(self, families: Sequence[Family], gradient: Point) -> list[Family]:
-        """Mark what holds in train mode but not in eval mode as `batch_statistics_only`.
-
-        Args:
-            families: certified in train mode.
-            gradient: of a random combination of the outputs in eval mode, without eps, at the first point.
-        """
+        """Mark what fails in eval mode; `gradient` is that of a random combination there, without eps."""
         certified = [f for f in families if f.status not in ("undecided", "exact_here")]
         plain = [f for f in certified if f.kind != "dead" and not isinstance(f, MatrixFamily)]
         suspects = [f for f in plain if self._departs(f, gradient, HOPELESS)]

@@ -1,7 +1,5 @@
 """Coupled symmetries: coefficients shared along an index, found as the null space of one matrix per index size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -111,7 +109,6 @@ def _windows(terms: list[Term], most: int) -> list[list[Term]]:
 
 
 def _matrix(signatures: Signatures, bundles: Sequence[Bundle]) -> Tensor:
-    """Return [index * probes, columns]."""
     return torch.stack([sum(signatures.values_of(t) for t in bundle).reshape(-1) for bundle in bundles], dim=1)  # type: ignore[union-attr]
 
 
@@ -184,21 +181,20 @@ def row_reduce(basis: Tensor) -> Tensor:
 def sparsify(rows: Tensor) -> Tensor:
     """Shorten rows by adding or subtracting others while that removes entries: a natural basis reads better."""
     rows = rows.clone()
-
-    def length(row: Tensor) -> int:
-        return int((row.abs() > 0.02).sum())
-
     improved = True
     while improved:
         improved = False
-        for i in range(rows.shape[0]):
-            for j in range(rows.shape[0]):
-                if i == j:
-                    continue
-                for sign in (1.0, -1.0):
-                    trial = rows[i] + sign * rows[j]
-                    if length(trial) < length(rows[i]):
-                        rows[i], improved = torch.where(trial.abs() < 0.02, torch.zeros_like(trial), trial), True
+        for i in range(len(rows)):
+            start = 0
+            while start < 2 * len(rows):
+                trials = torch.stack([rows[i] + rows, rows[i] - rows], 1).flatten(0, 1)
+                shorter = (trials.abs() > 0.02).sum(1) < (rows[i].abs() > 0.02).sum()
+                shorter[2 * i : 2 * i + 2] = shorter[:start] = False
+                if not bool(shorter.any()):
+                    break
+                place = int(shorter.nonzero()[0])
+                rows[i] = torch.where(trials[place].abs() < 0.02, 0.0, trials[place])
+                start, improved = place + 1, True
     return rows
 
 

@@ -1,7 +1,5 @@
 """`symmetries`: probe, find, certify."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -10,31 +8,32 @@ from normgauge.linalg import machine_memory
 from normgauge.objective import Objective
 from normgauge.results import instrument
 from normgauge.rng import generator
-from normgauge.symmetry._bases import change_of_basis
-from normgauge.symmetry._centred import centred_candidates, unread_candidates
+from normgauge.symmetry._axes import Hints, check_enough_samples, trace
 from normgauge.symmetry._certify import Certifier
 from normgauge.symmetry._coupled import coupled_families, drop_known_writers, probes_wanted, split_by_probes
 from normgauge.symmetry._family import Family, carry_back
 from normgauge.symmetry._fibre import fibre_families
 from normgauge.symmetry._independence import dimensions, is_implied
+from normgauge.symmetry._matrix import change_of_basis
 from normgauge.symmetry._probe import Columns, Signatures, list_columns
 from normgauge.symmetry._result import Symmetries
 from normgauge.symmetry._single import (
+    centred_candidates,
     dead_entries,
     dead_here,
     dead_units,
     drop_unobserved,
     null_everywhere,
     single_block,
+    unread_candidates,
     unused_entries,
 )
 from normgauge.symmetry._terms import Term
-from normgauge.symmetry._trace import Hints, check_enough_samples, trace
 from normgauge.symmetry._values import Function, Of, Point, Setting
 
 PROBES = 4
 BYTES = 48  # per parameter: up to five vectors in float64 at a time, and the largest gradients
-MOST_PARTIAL = 48  # probes on a part of the batch
+MOST_PARTIAL, MOST_PASSES = 48, 24  # probes on a part of the batch, and what they may cost in passes over all of it
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix", "fibre")
 
 
@@ -56,12 +55,12 @@ def symmetries(
         `exact_here`, at the given values alone (units that never fire, what a gain of zero hides), not counted in
         `.dimension`; `undecided`, null to first order and not certified, with the movement measured.
     Kind: exact up to rounding for what is certified; a symmetry outside the families searched is missed, never
-        invented. One batch is probed (the first four if there are several). With `walk`, the rest of a small
-        network's Jacobian's null space is kind `fibre`: directions without closed form, counted where their number
-        is the same at every redrawn point and walks of finite length along them leave held-out outputs alone.
+        invented. One batch is probed (the first four if there are several). With `walk` the rest of a small network's
+        null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
+        points with the fewest, if walks of finite length along them leave held-out outputs alone.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
         about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
-        gradients per parameter more, and nine times that where something has no closed form.
+        gradients per parameter more, and up to twelve times that where something has no closed form.
         Memory: about 48 bytes per parameter (everything is in float64), and the graph of a forward.
 
     Args:
@@ -69,7 +68,7 @@ def symmetries(
         of: "outputs" (unchanged outputs) or "loss" (unchanged loss, e.g. a common shift of logits).
         seed: of redrawn points, cotangents and finite changes.
         memory: bytes it may take besides the graph of a forward; by default what the machine has.
-        walk: whether to look for directions without closed form too, in networks of at most 1,500 parameters.
+        walk: whether to look for directions without closed form, in networks of at most 1,500 parameters.
 
     Returns:
         `Symmetries`, with `.generators`, `.dimension`, `.project`, `.canonical`, `.explain()` and more.
@@ -152,7 +151,6 @@ def _check_room(objective: Objective, memory: int | None) -> None:
 
 
 def _depends_on_mode(certifier: Certifier) -> bool:
-    """Tell whether train and eval mode differ."""
     train, stored = (certifier.reference(0, Setting(mode=mode)) for mode in ("train", "eval"))
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
@@ -167,7 +165,9 @@ def _probe(function: Function, columns: Columns, signatures: Signatures, seed: i
     source, terms = generator(seed + 10), columns.all_terms()
     parts = function.parts(source)
     for number in range(PROBES):
-        signatures.add(terms, function.probe(signatures.point, number, source, parts[number % len(parts)]))
+        gradient = function.probe(signatures.point, number, source, parts[number % len(parts)])
+        signatures.observe(gradient)
+        signatures.add(terms, gradient)
     return function.probe(signatures.point, 0, source, parts[0])
 
 
@@ -175,7 +175,9 @@ def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Ter
     """Add gradients of parts of the batch: many equations, cheap, for the index sizes that lack them."""
     source, wanted = generator(seed + 11), probes_wanted(terms)
     count = max(4, -(-function.samples[0] // 16))
-    for number in range(PROBES, min(PROBES + MOST_PARTIAL, max(wanted.values(), default=0))):
+    whole = function.part(count, generator(0)) is None
+    most = min(MOST_PARTIAL, MOST_PASSES if whole else MOST_PASSES * function.samples[0] // count)
+    for number in range(PROBES, min(PROBES + most, max(wanted.values(), default=0))):
         gradient = function.probe(signatures.point, 0, source, function.part(count, source))
         signatures.add([term for term, needed in wanted.items() if number < needed], gradient)
 

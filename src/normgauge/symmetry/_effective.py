@@ -31,19 +31,15 @@ class OnePlus:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters."""
         return (self.gain,)
 
     def effective(self, stored: Values) -> dict[str, Tensor]:
-        """Return 1 + w."""
         return {self.gain: 1 + stored[self.gain]}
 
     def stored(self, effective: Values) -> dict[str, Tensor]:
-        """Return w."""
         return {self.gain: effective[self.gain] - 1}
 
     def title(self, name: str) -> str:
-        """Say what the effective parameter is."""
         return f"(1 + {name})"
 
 
@@ -58,7 +54,6 @@ class StoredAffine:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters."""
         return (self.gain, self.bias)
 
     def _constants(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,19 +61,16 @@ class StoredAffine:
         return mean.reshape(like.shape), factor.reshape(like.shape)
 
     def effective(self, stored: Values) -> dict[str, Tensor]:
-        """Return gain factor and bias - gain factor mean."""
         mean, factor = self._constants(stored[self.gain])
         gain = stored[self.gain] * factor
         return {self.gain: gain, self.bias: stored[self.bias] - (gain * mean).reshape(stored[self.bias].shape)}
 
     def stored(self, effective: Values) -> dict[str, Tensor]:
-        """Return gain and bias."""
         mean, factor = self._constants(effective[self.gain])
         pulled = (effective[self.gain] * mean).reshape(effective[self.bias].shape)
         return {self.gain: effective[self.gain] / factor, self.bias: effective[self.bias] + pulled}
 
     def title(self, name: str) -> str:
-        """Say what the effective parameter is."""
         return f"{name} folded"
 
 
@@ -98,7 +90,6 @@ class LengthAndDirection:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters."""
         return (self.gain, self.direction)
 
     def _split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,14 +99,12 @@ class LengthAndDirection:
         return mean, values - mean, torch.linalg.vector_norm(values - mean, dim=rest, keepdim=True).clamp_min(1e-300)
 
     def effective(self, stored: Values) -> dict[str, Tensor]:
-        """Return c g (v - m) / |v - m| + m and |v - m|."""
         direction, gain = stored[self.direction], stored[self.gain]
         mean, rest, lengths = self._split(direction)
         weight = self.factor * gain.reshape(lengths.shape) * rest / lengths
         return {self.gain: lengths.reshape(gain.shape), self.direction: weight + mean}
 
     def stored(self, effective: Values) -> dict[str, Tensor]:
-        """Return g and v; the sign of g is that of the user's."""
         lengths = effective[self.gain]
         mean, weight, size = self._split(effective[self.direction])
         signs = torch.tensor(self.signs, dtype=weight.dtype, device=weight.device).reshape(size.shape)
@@ -123,7 +112,6 @@ class LengthAndDirection:
         return {self.gain: (size * signs / self.factor).reshape(lengths.shape), self.direction: direction}
 
     def title(self, name: str) -> str:
-        """Say what the effective parameter is."""
         return (
             f"length of {self.direction}" if name == self.gain else name.partition(".parametrizations.")[0] + ".weight"
         )
@@ -140,7 +128,6 @@ class MovedBias:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters."""
         return (self.bias, self.weight) if self.weight else (self.bias,)
 
     def _moved(self, values: Values, sign: float) -> dict[str, Tensor]:
@@ -151,15 +138,12 @@ class MovedBias:
         return {self.bias: bias + sign * step}
 
     def effective(self, stored: Values) -> dict[str, Tensor]:
-        """Return what the layer adds."""
         return self._moved(stored, 1.0)
 
     def stored(self, effective: Values) -> dict[str, Tensor]:
-        """Return the bias."""
         return self._moved(effective, -1.0)
 
     def title(self, name: str) -> str:
-        """Say what the effective parameter is."""
         return f"{name} moved" if name == self.bias else name
 
 
@@ -180,14 +164,12 @@ class Coordinates:
     frames: tuple[Frame, ...] = ()
 
     def effective(self, stored: Values) -> dict[str, Tensor]:
-        """Return what the network multiplies by."""
         result = dict(stored)
         for frame in self._within(stored):
             result |= frame.effective(result)
         return result
 
     def stored(self, effective: Values) -> dict[str, Tensor]:
-        """Return what the model stores."""
         result = dict(effective)
         for frame in reversed(self._within(effective)):
             result |= frame.stored(result)
@@ -224,16 +206,13 @@ class Coordinates:
         return dict(slope) | back({name: slope[name].to(value) for name, value in point.items()})[0]
 
     def title(self, name: str) -> str:
-        """Say what a parameter's effective one is called."""
         return next((frame.title(name) for frame in self.frames if name in frame.names), name)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return plain data."""
         return [{"frame": type(frame).__name__, **asdict(frame)} for frame in self.frames]
 
     @classmethod
     def from_json(cls, data: Sequence[Mapping[str, Any]]) -> Coordinates:
-        """Read what `to_json` wrote."""
         frames = []
         for entry in data:
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "frame"}
@@ -246,13 +225,7 @@ PLAIN = Coordinates()
 
 
 def find_coordinates(model: nn.Module, call: Callable[[], Any], variables: Sequence[str]) -> Coordinates:
-    """Find the effective coordinates of a model's variables, each by what its module does.
-
-    Args:
-        model: in the mode that is asked about, with its values in place.
-        call: runs the forward once.
-        variables: names of the parameters asked about.
-    """
+    """Find the effective coordinates of a model's variables, each by what its module does; `call` runs the forward."""
     inputs: dict[str, Tensor] = {}
     writers: dict[str, str] = {}
     made_by: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
@@ -286,15 +259,7 @@ def find_coordinates(model: nn.Module, call: Callable[[], Any], variables: Seque
 def _module_frame(
     name: str, module: nn.Module, given: Tensor, variables: Sequence[str], writer: str
 ) -> OnePlus | StoredAffine | MovedBias | None:
-    """Return the frame of a module by its outputs for a few inputs and values of its vectors.
-
-    Args:
-        name: the module's.
-        module: one with parameters or buffers of its own.
-        given: some of its inputs.
-        variables: names of the parameters asked about.
-        writer: the module that made the input.
-    """
+    """Return the frame of a module by its outputs for some of its inputs, which `writer` made, and other vectors."""
     prefix = f"{name}." if name else ""
     own = {n: p for n, p in module.named_parameters() if prefix + n in variables}
     vectors = {n: p for n, p in own.items() if sum(s > 1 for s in p.shape) <= 1 and "." not in n}

@@ -77,7 +77,6 @@ class Family:
 
     @property
     def items(self) -> tuple[int, ...]:
-        """The indices that are symmetries."""
         return tuple(range(self.size)) if self.indices is None else self.indices
 
     def __len__(self) -> int:
@@ -93,7 +92,6 @@ class Family:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """The coefficients of the terms."""
         return tuple(term.coefficient for term in self.terms)
 
     @property
@@ -103,8 +101,8 @@ class Family:
 
     @property
     def block_dimension(self) -> int:
-        """Directions of one block beyond the diagonal ones, which count as rescalings."""
-        return self.block * (self.block - 1) // (2 if self.group == "O" else 1)
+        """Directions of one item: of a block those beyond the diagonal ones, which count as rescalings."""
+        return 1
 
     def amounts(self, values: Tensor) -> Tensor:
         """Write one number per generator onto the whole index."""
@@ -174,12 +172,10 @@ class Family:
         return words
 
     def symmetries(self) -> Iterator[Symmetry]:
-        """Yield the generators one by one."""
         for position in range(len(self)):
             yield self.symmetry(position)
 
     def symmetry(self, position: int) -> Symmetry:
-        """Return one generator."""
         matrix = self.kind in ("matrix", "fibre")
         return Symmetry(
             kind=self.kind,
@@ -189,29 +185,16 @@ class Family:
             certificate=self.certificate,
             status=self.status,
             coefficients=self.coefficients,
-            dimension=self.block_dimension if matrix else 1,
+            dimension=self.block_dimension,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {
-            "kind": self.kind,
-            "terms": [term.to_json() for term in self.terms],
-            "size": self.size,
-            "indices": None if self.indices is None else list(self.indices),
-            "group": self.group,
-            "block": self.block,
-            "status": self.status,
-            "certificate": dict(self.certificate),
-            "residuals": list(self.residuals),
-            "note": self.note,
-            "counted": self.counted,
-            "coordinates": self.coordinates.to_json(),
-        }
+        plain = {name: getattr(self, name) for name in Family.__dataclass_fields__}
+        terms, coordinates = [term.to_json() for term in self.terms], self.coordinates.to_json()
+        return {**plain, "terms": terms, "certificate": dict(self.certificate), "coordinates": coordinates}
 
 
 def family_from_json(data: Mapping[str, Any]) -> Family:
-    """Rebuild a family from plain data."""
     rest = dict(data)
     rest["terms"] = tuple(term_from_json(term) for term in data["terms"])
     rest["indices"] = None if data["indices"] is None else tuple(data["indices"])

@@ -1,7 +1,5 @@
 """Symmetries without closed form: what a small network's Jacobian still maps to zero, walked as a finite change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,20 +10,22 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.rng import generator
-from normgauge.symmetry._certify import SPREADS, Certifier
+from normgauge.symmetry._certify import Certifier
 from normgauge.symmetry._family import Family, SymmetryStatus
 from normgauge.symmetry._independence import written_out
 from normgauge.symmetry._probe import generic_point
-from normgauge.symmetry._values import BARE, Function, Point, Setting
+from normgauge.symmetry._values import BARE, WIDER, Function, Point, Setting
 
 MOST_PARAMETERS = 1500  # beyond, a Jacobian written out costs more than everything else
 MOST_SAMPLES = 64
+BATCHES = 24  # few leave units silent that others wake, and statistics of batches are hardly seen on one
 ROWS = 1.3  # equations per unknown
-NULL, CLEAR = 1e-11, 1e-9  # relative singular values below the one are null; between the two nothing is decided
-HELD_OUT = 999  # number of the inputs on which a walk is judged
+NULL, CLEAR = 1e-13, 1e-11  # relative singular values below the one are null; between the two nothing is decided
+HELD_OUT = 998, 999  # numbers of the inputs on which a walk is judged
 STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the parameters
 CORRECTIONS = 20
-OTHER_SPREADS = (1.0, 2.0, 0.7)  # of further points
+WALKS, AGREEING = 3, 4  # walks from points, and points in all, with the least count
+SPREADS = (1.6, 1.0, 2.5, 1.6, 0.7, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,19 @@ class FibreFamily(Family):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The tensors that change together."""
         return self.coordinates.closure(self.names)
 
     def __len__(self) -> int:
-        """Return one: the directions come as one item."""
         return 1
 
     @property
     def block_dimension(self) -> int:
-        """Directions."""
         return self.size
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
         return {**super().to_json(), "names": list(self.names)}
 
     def describe(self) -> str:
-        """Name the tensors."""
         return ", ".join(self._titled(name) for name in self.names)
 
 
@@ -66,30 +61,32 @@ def fibre_families(
 ) -> list[FibreFamily]:
     """Return what is null at every redrawn point, beside the given families, as at most one family.
 
-    The null space of the Jacobian over the user's and fresh inputs is taken modulo the families. Its dimension must be
-    the same at four points, where it is clear, and on walks of finite length from three of them, and the walks must
-    leave held-out outputs alone. Where it differs (units that are silent at some points), nothing is claimed.
+    The null space of the Jacobian over the user's and fresh inputs is taken modulo the families. At points where units
+    are silent or never bend it is larger, so the least of its dimensions counts, if four points and a third of all
+    have it and walks of finite length from three of them leave it and held-out outputs as they are.
     """
     count = sum(value.numel() for value in function.user.values())
     if count > MOST_PARAMETERS or function.of != "outputs" or not function.double or not function.draws_inputs:
         return []
-    walks: list[_Walk] = []
-    least, clear = 0, 0
-    draws = [(certifier.seed_of(k), spread) for k, spread in enumerate(SPREADS)]
-    for number, spread in (*draws, *((seed + 700 + k, s) for k, s in enumerate(OTHER_SPREADS))):
-        walk = _Walk(function, generic_point(function, number, spread), families, unused, certifier.tolerance)
-        if walk.nullity is None:
-            continue
-        least, clear = walk.nullity if not clear else least, clear + 1
-        if not walk.nullity or walk.nullity != least:
+    starts: list[_Walk] = []
+    for number, spread in enumerate(SPREADS):
+        point = generic_point(function, seed + 700 + number, spread)
+        apart = starts[0].apart if starts else function.keeps_samples_apart(point)
+        start = _Walk(function, point, families, unused, apart=apart)
+        if start.nullity == 0:
             return []
-        if len(walks) < len(SPREADS) and walk.walk(generator(seed + number)):
-            if walk.moved > certifier.tolerance:
-                return []
-            walks.append(walk)
-        if len(walks) == len(SPREADS) and clear > len(SPREADS):
+        starts += [start] if start.nullity is not None else []
+        least = min((s.nullity for s in starts if s.nullity is not None), default=0)
+        chosen = [s for s in starts if s.nullity == least]
+        if len(chosen) >= max(AGREEING, len(starts) / 3):
             break
     else:
+        return []
+    walks: list[_Walk] = []
+    for number, walk in enumerate(chosen):
+        if len(walks) < WALKS and walk.walk(generator(seed + number), certifier.tolerance):
+            walks.append(walk)
+    if len(walks) < WALKS or any(walk.moved > certifier.tolerance for walk in walks):
         return []
     moved, distance = max(w.moved for w in walks), min(w.distance for w in walks)
     certificate = {"moved": moved, "distance": distance, "tolerance": certifier.tolerance, "points": float(len(walks))}
@@ -108,14 +105,9 @@ class _Walk:
     """
 
     def __init__(
-        self,
-        function: Function,
-        point: Point,
-        families: Sequence[Family],
-        unused: dict[str, Tensor],
-        tolerance: float,
+        self, function: Function, point: Point, families: Sequence[Family], unused: dict[str, Tensor], *, apart: bool
     ) -> None:
-        self.function, self.tolerance = function, tolerance
+        self.function, self.apart = function, apart
         self.names, self.shapes = list(point), {name: value.shape for name, value in point.items()}
         self.start = torch.cat([value.reshape(-1) for value in point.values()])
         silent = torch.cat(
@@ -126,10 +118,13 @@ class _Walk:
         self.part = function.part(MOST_SAMPLES, generator(5))
         outputs = function.outputs(point, part=self.part).numel()
         wanted = ROWS * (len(self.start) - min(len(self.fixed), len(self.start) // 2)) + 20
-        batches = max(6 if function.objective.mode == "train" else 2, math.ceil(wanted / outputs))
-        self.settings = [Setting(fresh=k) for k in range(batches)]
-        shape = (math.ceil(wanted / batches), outputs)
-        self.mixes = [torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(batches)]
+        draws = max(BATCHES, math.ceil(wanted / outputs))
+        together = 4 if apart else 1  # draws side by side in one batch
+        self.settings = [Setting(fresh=WIDER + k, times=together) for k in range(0, draws, together)]
+        shape = (math.ceil(wanted / len(self.settings)), outputs * together)
+        self.mixes = [
+            torch.randn(shape, generator=generator(k), dtype=torch.float64) for k in range(len(self.settings))
+        ]
         self.before = [function.outputs(point, setting, self.part) for setting in self.settings]
         self.scale = float(torch.cat(self.before).abs().max())
         self.nullity, self.null, self.solver = self._solve(self.start)
@@ -154,35 +149,35 @@ class _Walk:
         return len(right) - rank if clear else None, right[rank:], solver
 
     def nullity_in(self, setting: Setting) -> int | None:
-        """Return the nullity at the start with eps, or in another mode."""
         return self._solve(self.start, setting)[0]
 
     def touched(self) -> tuple[str, ...]:
-        """Return the parameters that the directions move."""
         sizes = self._point(self.null.square().sum(0))
         return tuple(name for name, size in sizes.items() if float(size.max()) > 1e-12)
 
-    def walk(self, source: torch.Generator) -> bool:
+    def walk(self, source: torch.Generator, tolerance: float) -> bool:
         """Walk in a random direction, measure the relative distance and how far held-out outputs move.
 
         False where Newton's method fails: nothing is known then. A nullity that changes on the way counts as moving.
         """
         along = self.null.mT @ torch.randn(len(self.null), generator=source, dtype=torch.float64)
         along, length = along / along.norm(), float(self.start.norm())
-        held_out = Setting(fresh=HELD_OUT)
         for step in STEPS:
             try:
                 end, left = self._correct(self.start + step * length * along)
-                first, last = (self.function.outputs(self._point(p), held_out, self.part) for p in (self.start, end))
+                first, last = (self._held_out(point) for point in (self.start, end))
             except NonFiniteError:
                 continue
             self.distance = float((end - self.start) @ along) / length
-            if left <= self.tolerance / 10 and self.distance > step / 2:
+            if left <= tolerance / 10 and self.distance > step / 2:
                 self.moved = float((first - last).abs().max() / first.abs().max().clamp_min(1e-300))
                 if self._solve(end)[0] != self.nullity:
                     self.moved = math.inf
                 return True
         return False
+
+    def _held_out(self, flat: Tensor) -> Tensor:
+        return torch.cat([self.function.outputs(self._point(flat), Setting(fresh=k), self.part) for k in HELD_OUT])
 
     def _correct(self, flat: Tensor) -> tuple[Tensor, float]:
         """Return a solution near a point, by Newton's method with the start's Jacobian, and what is left of the gap."""

@@ -1,7 +1,5 @@
 """Dividing out: projection off the generators, the canonical point of an orbit, distances between orbits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

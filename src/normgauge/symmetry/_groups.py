@@ -36,12 +36,12 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
     """Groups ready for a torch optimizer: `torch.optim.AdamW(ng.param_groups(objective, optimizer_defaults=...))`.
 
     Attributes:
-        groups: dicts with `params`, `name` and `weight_decay`, and what the overrides added.
-        reasons: parameter name -> (role, group's name, weight decay, why).
+        groups: dicts with `params` and `name`, `weight_decay` where it is off or was given, and what overrides added.
+        reasons: parameter name -> (role, group's name, weight decay or `None` for the optimizer's own, why).
     """
 
     groups: tuple[dict[str, Any], ...]
-    reasons: dict[str, tuple[str, str, float, str]]
+    reasons: dict[str, tuple[str, str, float | None, str]]
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -64,11 +64,17 @@ class ParamGroups(Result, Sequence[dict[str, Any]]):
 
     def _shown_rows(self) -> list[dict[str, Any]]:
         """Return one row per reason; `frame()` has one per parameter."""
-        names: dict[tuple[str, float, str], list[str]] = {}
+        names: dict[tuple[str, float | None, str], list[str]] = {}
         for name, (_, group, decay, why) in self.reasons.items():
             names.setdefault((group, decay, why), []).append(name)
         return [
-            {"group": group, "weight_decay": decay, "tensors": len(same), "parameters": _list_some(same), "why": why}
+            {
+                "group": group,
+                "weight_decay": "optimizer's" if decay is None else decay,
+                "tensors": len(same),
+                "parameters": _list_some(same),
+                "why": why,
+            }
             for (group, decay, why), same in names.items()
         ]
 
@@ -118,7 +124,8 @@ def param_groups(
 
     Args:
         objective: the model whose trainable parameters are grouped.
-        optimizer_defaults: the options every group starts with, such as `{"lr": 0.1, "weight_decay": 5e-4}`.
+        optimizer_defaults: the options every group starts with, such as `{"lr": 0.1, "weight_decay": 5e-4}`. Without a
+            weight decay here, groups where it belongs take the one the optimizer is made with.
         symmetries: found before; found now when `None`.
         overrides: glob of parameter names -> options; each pattern makes a group of its own.
         geometry: whether to say where each group lives, for `ng.optim`: `geometry="sphere"` with `granularity="row"`
@@ -146,29 +153,29 @@ def param_groups(
     """
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     defaults = dict(optimizer_defaults or {})
-    decay = float(defaults.get("weight_decay", 0.0))
     tensors = dict(objective.model.named_parameters())
     chosen = _match_overrides(objective.names, overrides or {})
     roles = _roles(objective, symmetries)
     groups: dict[str, dict[str, Any]] = {}
-    reasons: dict[str, tuple[str, str, float, str]] = {}
+    reasons: dict[str, tuple[str, str, float | None, str]] = {}
     for name in objective.names:
         role, why = roles[name]
         vector = sum(size > 1 for size in tensors[name].shape) <= 1
         label = "rest_vectors" if role == "rest" and vector else role
-        options = {**defaults, "weight_decay": decay if label in ("scale_invariant", "rest") else 0.0}
+        options = defaults if label in ("scale_invariant", "rest") else {**defaults, "weight_decay": DECAY_OFF}
         why = _VECTOR_ADVICE if label == "rest_vectors" else why
         if name in chosen:
             pattern, extra = chosen[name]
             label, options, why = f"override {pattern}", {**options, **extra}, f"override {pattern!r}"
         if geometry:
+            options = dict(options)
             granularity = _SPHERES.get(_free_axes(symmetries, name)) if label == "scale_invariant" else None
             options.setdefault("geometry", "sphere" if granularity else "euclidean")
             if granularity:  # decay cannot act on a sphere, so it is not asked for
                 label, options["granularity"], options["weight_decay"] = f"{label} {granularity}s", granularity, 0.0
         group = groups.setdefault(label, {"params": [], "name": label, **options})
         group["params"].append(tensors[name])
-        reasons[name] = (role, label, float(group["weight_decay"]), why)
+        reasons[name] = (role, label, group.get("weight_decay"), why)
     order = sorted(groups.values(), key=lambda g: _place(g["name"]))
     return ParamGroups(tuple(order), reasons)
 
@@ -202,7 +209,6 @@ def _match_overrides(
 
 
 def _roles(objective: Objective, symmetries: Symmetries) -> dict[str, tuple[str, str]]:
-    """Return role and reason per parameter."""
     roles = dict.fromkeys(objective.names, ("rest", _ADVICE["rest"]))
     sizes = {name: value.numel() for name, value in objective.parameters.items()}
     for family in symmetries.families:

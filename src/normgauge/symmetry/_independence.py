@@ -1,7 +1,5 @@
 """Which generators are new, and how many directions they span together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -95,7 +93,6 @@ def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Ten
 
 
 def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Return the inner product of two tangent vectors given on some tensors each."""
     return sum(float((a[name] * b[name]).sum()) for name in a if name in b)
 
 
@@ -147,7 +144,6 @@ def _vectors(families: Sequence[Family], point: Point) -> Iterator[dict[str, Ten
 
 
 def _rank(vectors: Sequence[Mapping[str, Tensor]], families: Sequence[Family], point: Point) -> int:
-    """Return the rank of tangent vectors, written out."""
     if not vectors:
         return 0
     matrix = _unit_rows(vectors, point, list(dict.fromkeys(name for family in families for name in family.parameters)))

@@ -1,7 +1,5 @@
 """Probing: gradients of random output combinations at a generic point, reduced to one number per slice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ from torch import Tensor
 from normgauge.errors import NonFiniteError
 from normgauge.rng import generator
 from normgauge.symmetry._axes import (
+    Hints,
     Slot,
     element_slot,
     parameter_slots,
@@ -21,7 +20,6 @@ from normgauge.symmetry._axes import (
 )
 from normgauge.symmetry._effective import Coordinates, StoredAffine
 from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through
-from normgauge.symmetry._trace import Hints
 from normgauge.symmetry._values import Function, Point
 
 VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never fire
@@ -33,13 +31,8 @@ def redraw(point: Mapping[str, Tensor], source: torch.Generator, *, spread: floa
 
     Tensors with several axes are drawn by their fan-in, gains about one and biases about zero. A symmetry of the
     architecture holds there as everywhere; what holds at the given values alone (uniform attention of small weights,
-    gains of zero) does not.
-
-    Args:
-        point: the given parameters.
-        source: of the random numbers.
-        spread: of the tensors with several axes, over that which keeps activations of order one.
-        signs: multiply the given values instead of drawing anew, for parameters that must keep their sign.
+    gains of zero) does not. `spread` is that of tensors with several axes; with `signs` the given values are multiplied
+    instead, for parameters that must keep their sign.
     """
     result = {}
     for name, value in point.items():
@@ -58,25 +51,26 @@ def redraw(point: Mapping[str, Tensor], source: torch.Generator, *, spread: floa
 
 
 def generic_point(function: Function, seed: int, spread: float = 1.0) -> Point:
-    """Return a redrawn point with finite outputs; where there is none, one that keeps signs, or one near the user's."""
-    source = generator(seed)
-    for number in range(2 * TRIES):
-        point = redraw(function.user, source, spread=spread, signs=number >= TRIES)
-        try:
-            function.outputs(point)
-        except NonFiniteError:
-            continue
-        return point
-    for size in (0.1, 0.01, 0.0):
-        point = {
-            name: value + size * (value.abs() + size) * torch.randn(value.shape, generator=source).to(value)
-            for name, value in function.user.items()
-        }
-        try:
-            function.outputs(point)
-        except NonFiniteError:
-            continue
-        break
+    """Return a redrawn point with finite outputs; where there is none, one that keeps signs, or one near the user's.
+
+    A point is drawn again whenever it is wanted, and tried once: `function.drawn_points` holds which draw it was.
+    """
+    source, user, known = generator(seed), function.user, function.drawn_points.get((seed, spread))
+    for number in range(2 * TRIES + 3):
+        if number < 2 * TRIES:
+            point = redraw(user, source, spread=spread, signs=number >= TRIES)
+        else:
+            size = (0.1, 0.01, 0.0)[number - 2 * TRIES]
+            noise = {name: torch.randn(value.shape, generator=source).to(value) for name, value in user.items()}
+            point = {name: value + size * (value.abs() + size) * noise[name] for name, value in user.items()}
+        if known is None:
+            try:
+                function.outputs(point)
+            except NonFiniteError:
+                continue
+            function.drawn_points[seed, spread] = known = number
+        if number == known:
+            break
     return point
 
 
@@ -95,7 +89,6 @@ class Columns:
     averages: list[Term] = field(default_factory=list)
 
     def all_terms(self) -> list[Term]:
-        """Return all of them, each once."""
         return list(dict.fromkeys([*self.scales, *self.shifts, *self.averages]))
 
 
@@ -191,15 +184,14 @@ class Signatures:
     largest: dict[str, Tensor] = field(default_factory=dict)
     probes: int = 0
     spanning: dict[tuple[Term, ...], list[int]] = field(default_factory=dict)
+    _peaks: dict[str, float] = field(default_factory=dict)
 
     def add(self, terms: Iterable[Term], gradient: Point) -> None:
-        """Reduce one gradient."""
         self.probes += 1
         by_name: dict[str, list[Term]] = {}
         fresh: list[tuple[Term, Tensor, Tensor]] = []
         for term in terms:
             by_name.setdefault(term.parameter, []).append(term)
-        self.observe(gradient)
         for name in gradient:
             self._reduce(name, by_name.get(name, []), gradient, fresh)
         self._keep(fresh)
@@ -207,15 +199,21 @@ class Signatures:
     def observe(self, gradient: Point) -> None:
         """Note which entries have a gradient, and how large; it may come from another point."""
         for name, slope in gradient.items():
-            magnitude = slope.detach().abs().float()
             # what float64 still sees must not become zero
-            magnitude[slope != 0] = magnitude[slope != 0].clamp_min(1e-37)
+            magnitude = slope.detach().abs().float().clamp_min_(1e-37).mul_(slope != 0)
             self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
+        self._peaks.clear()
+
+    def peak(self, name: str) -> float:
+        """Return the largest gradient of a parameter, looked for once: a table of tokens is large."""
+        if name not in self._peaks:
+            self._peaks[name] = float(self.largest[name].max()) if self.largest[name].numel() else 0.0
+        return self._peaks[name]
 
     def admit(self, alive: Mapping[str, Tensor]) -> None:
         """Count as observed what has a gradient at the user's values, though none at the redrawn points."""
         for name, largest in self.largest.items():
-            largest[alive[name] & (largest == 0)] = float(largest.max()) or 1.0
+            largest[alive[name] & (largest == 0)] = self.peak(name) or 1.0
 
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
@@ -259,11 +257,9 @@ class Signatures:
         self.ratios[term] = share.float() if before is None else torch.maximum(before, share.float())
 
     def values_of(self, term: Term) -> Tensor:
-        """Return [size, probes]."""
         return torch.stack(self.values[term], dim=1)
 
     def sizes_of(self, term: Term) -> Tensor:
-        """Return [size, probes] of the magnitudes."""
         return torch.stack(self.sizes[term], dim=1)
 
     def ratio(self, term: Term) -> Tensor:
@@ -306,7 +302,6 @@ def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: i
 
 
 def _spanning_columns(matrix: Tensor) -> list[int]:
-    """Return columns, earlier ones preferred, that span the matrix."""
     chosen: list[int] = []
     basis = matrix.new_zeros(matrix.shape[0], 0)
     for k in range(matrix.shape[1]):

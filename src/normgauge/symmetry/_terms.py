@@ -31,7 +31,6 @@ class Term:
 
     @property
     def parameter(self) -> str:
-        """The tensor that changes."""
         return self.slot.name
 
     @property
@@ -42,11 +41,9 @@ class Term:
 
     @property
     def size(self) -> int:
-        """The number of indices."""
         return self.slot.size
 
     def with_coefficient(self, value: float) -> Term:
-        """Return the same term with another coefficient."""
         return replace(self, coefficient=value)
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
@@ -70,11 +67,9 @@ class Term:
         return point[self.parameter] + self.field(point, amounts)
 
     def describe(self) -> str:
-        """Name the tensor and its slices."""
         return f"{self.parameter}{self.slot.describe()}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
         return {"role": self.role, **asdict(self)}
 
 
@@ -85,16 +80,13 @@ class Scale(Term):
     finite_scale = True
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return the entries times their gradients."""
         return point[self.parameter] * gradient[self.parameter]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c t_i times slice i."""
         value = point[self.parameter]
         return self.coefficient * value * self.slot.spread(amounts.to(value), tuple(value.shape))
 
     def act(self, point: Values, amounts: Tensor) -> Tensor:
-        """Multiply by powers of two: no rounding when the exponents are integers."""
         value = point[self.parameter]
         factors = torch.exp2(self.coefficient * amounts.to(value))
         return value * self.slot.spread(factors, tuple(value.shape), outside=1.0)
@@ -106,11 +98,9 @@ class Shift(Term):
     role = "shift"
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return the gradient."""
         return gradient[self.parameter]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c t_i on slice i."""
         value = point[self.parameter]
         return self.coefficient * self.slot.spread(amounts.to(value), tuple(value.shape))
 
@@ -129,24 +119,20 @@ class Pull(Term):
 
     @property
     def parameter(self) -> str:
-        """The bias."""
         return self.bias
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return the weights times the gradient of the bias."""
         view = self.slot.view_of(point[self.slot.name])
         slope = gradient[self.bias].reshape([s if a in self.out else 1 for a, s in enumerate(view.shape)])
         return (view * slope).reshape(point[self.slot.name].shape)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c W t."""
         matrix = self.slot.view_of(point[self.slot.name])
         drop = [axis for axis in range(matrix.ndim) if axis not in self.out]
         inputs = self.slot.spread(amounts.to(matrix), self.slot.view)
         return self.coefficient * (matrix * inputs).sum(drop).reshape(point[self.bias].shape)
 
     def describe(self) -> str:
-        """Name the bias and the weight that carries the shift."""
         return f"{self.bias} by {self.slot.name}{self.slot.describe()}"
 
 
@@ -166,17 +152,14 @@ class Centred(Term):
         return (1 / point[self.by]).reshape([-1 if a == axis else 1 for a in range(len(self.slot.view))])
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return the gradient over gamma."""
         return self.slot.view_of(gradient[self.slot.name]) * self._weights(point)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c t_k / gamma_j."""
         value = point[self.slot.name]
         wide = self.slot.spread(amounts.to(value), self.slot.view) * self._weights(point)
         return self.coefficient * wide.reshape(value.shape)
 
     def describe(self) -> str:
-        """Name the tensor and the gamma that weighs the shift."""
         return f"{self.slot.name}{self.slot.describe()} / {self.by}"
 
 
@@ -193,11 +176,9 @@ class Offset(Term):
         return (point[self.beta] / point[self.by]).sum()
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return (sum beta / gamma) g_b."""
         return self._factor(point) * gradient[self.slot.name]
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c t_i (sum beta / gamma)."""
         value = point[self.slot.name]
         return self.coefficient * self._factor(point) * self.slot.spread(amounts.to(value), tuple(value.shape))
 
@@ -218,23 +199,19 @@ class Undone(Centred):
         return (1 / point[self.by] / (point[self.beta] / point[self.by]).sum()).reshape(wide)
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return W times the sum of its gradient over gamma, over <beta, 1/gamma>."""
         along = (gradient[self.slot.name] * self._weights(point)).sum(self.slot.keep, keepdim=True)
         return point[self.slot.name] * along
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c W t (1/gamma)^T / <beta, 1/gamma>."""
         value = point[self.slot.name]
         moved = (value * self.slot.spread(amounts.to(value), self.slot.view)).sum(self.slot.keep, keepdim=True)
         return self.coefficient * moved * self._weights(point)
 
     def act(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return W after the finite change of beta by t."""
         beta = point[self.beta] + amounts.to(point[self.beta]).reshape(point[self.beta].shape)
         return point[self.slot.name] + self.field({**point, self.beta: beta}, amounts)
 
     def describe(self) -> str:
-        """Name the tensor and what it undoes."""
         return f"{self.slot.name} by {self.beta} / {self.by}"
 
 
@@ -248,20 +225,16 @@ class Through(Term):
 
     @property
     def parameter(self) -> str:
-        """The bias."""
         return self.bias
 
     def summands(self, point: Values, gradient: Values) -> Tensor:
-        """Return the gains times the gradient of the bias."""
         return point[self.slot.name] * gradient[self.bias].reshape(point[self.slot.name].shape)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c t_i gain_i."""
         gain = point[self.slot.name]
         return self.coefficient * gain * amounts.to(gain).reshape(gain.shape)
 
     def describe(self) -> str:
-        """Name the bias and the gain that carries the shift."""
         return f"{self.bias} by {self.slot.name}{self.slot.describe()}"
 
 
@@ -288,32 +261,27 @@ class Unread(Term):
 
     @property
     def size(self) -> int:
-        """Kernel vectors times columns."""
         return self.kernel * self.slot.size
 
     def _basis(self, point: Values) -> Tensor:
         return kernel_basis(point[self.reader], self.along)
 
     def gather(self, point: Values, gradient: Values) -> Tensor:
-        """Return c N^T g, column by column."""
         slope = gradient[self.slot.name].movedim(self.axis, 0)
         return self.coefficient * (self._basis(point).mT @ slope.reshape(slope.shape[0], -1).double()).reshape(-1)
 
     def magnitude(self, point: Values, gradient: Values) -> Tensor:
-        """Return the norm of each column's gradient."""
         slope = gradient[self.slot.name].movedim(self.axis, 0)
         norms = slope.reshape(slope.shape[0], -1).double().norm(dim=0)
         return abs(self.coefficient) * norms.expand(self.kernel, -1).reshape(-1)
 
     def field(self, point: Values, amounts: Tensor) -> Tensor:
-        """Return c N t."""
         value = point[self.slot.name]
         moved = value.movedim(self.axis, 0)
         wide = self._basis(point) @ amounts.double().reshape(self.kernel, -1)
         return (self.coefficient * wide).to(value).reshape(moved.shape).movedim(0, self.axis)
 
     def describe(self) -> str:
-        """Name the writer and the reader that does not see the shift."""
         return f"{self.slot.name}{self.slot.describe()} in the kernel of {self.reader}"
 
 
@@ -323,7 +291,6 @@ ROLES: dict[str, type[Term]] = {
 
 
 def term_from_json(data: Mapping[str, Any]) -> Term:
-    """Rebuild a term from plain data."""
     rest = {name: value for name, value in data.items() if name not in ("role", "slot")}
     for name in ("out", "outer", "inner"):
         if name in rest:

@@ -1,7 +1,5 @@
 """The function whose symmetries are asked for: outputs or losses at any parameters, in float64, without eps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ from normgauge.errors import (
     NormgaugeError,
     NotDifferentiableError,
 )
-from normgauge.network import KeepDouble, owner_of, without_eps
-from normgauge.objective import Mode, Objective, sample_count, tensors, twice_differentiable
+from normgauge.network import KeepDouble, owner_of, replaced, without_eps
+from normgauge.objective import Mode, Objective, join_batches, sample_count, tensors, twice_differentiable
 from normgauge.rng import generator
 from normgauge.symmetry._effective import Coordinates, find_coordinates
 
@@ -36,14 +34,17 @@ class Setting:
         mode: train or eval; the objective's own where `None`.
         eps: whether normalizers keep their eps; a symmetry is looked for without it.
         fresh: number of a draw of other inputs, or 0 for the user's.
+        times: how many draws, from that number on, stand side by side in one batch.
     """
 
     mode: Mode | None = None
     eps: bool = False
     fresh: int = 0
+    times: int = 1
 
 
 BARE = Setting()
+WIDER = 100  # number of a draw from which on some inputs are larger than the user's
 
 
 class Function:
@@ -55,6 +56,7 @@ class Function:
         coordinates: effective coordinates of the parameters.
         dtype: the type of the arithmetic: float64 where the model allows it.
         double: whether nothing is rounded to a narrower type on the way.
+        drawn_points: (seed, spread) of a redrawn point -> which draw was the first with finite outputs.
     """
 
     def __init__(self, objective: Objective, of: Of, seed: int) -> None:
@@ -71,6 +73,7 @@ class Function:
         self.coordinates, self.draws_inputs = Coordinates(), True
         self._choose_dtype()
         self._drawn: dict[int, Any] = {}
+        self.drawn_points: dict[tuple[int, float], int] = {}
         self._seed = seed
         self.draws_inputs = self._can_draw_inputs()
         self.coordinates = self.run(
@@ -92,21 +95,16 @@ class Function:
 
     def _choose_dtype(self) -> None:
         """Compute in float64 all the way, in float64 where the model narrows, or in the model's own type."""
-        try:
-            first = self.outputs(self.user, Setting(eps=True))
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            if isinstance(error, (NonFiniteError, NotDifferentiableError)):
-                raise
-            self.double = False
+        own = self.objective.dtype
+        for self.double, self.dtype in ((True, torch.float64), (False, torch.float64), (False, own)):
             try:
                 first = self.outputs(self.user, Setting(eps=True))
-            except (RuntimeError, TypeError, NotImplementedError) as second:
-                if self.objective.dtype == torch.float64 or isinstance(
-                    second, (NonFiniteError, NotDifferentiableError)
-                ):
+                break
+            except (NonFiniteError, NotDifferentiableError):
+                raise
+            except (RuntimeError, TypeError, NotImplementedError):
+                if not self.double and self.dtype == own:
                     raise
-                self.dtype = self.objective.dtype
-                first = self.outputs(self.user, Setting(eps=True))
         again = self.outputs(self.user, Setting(eps=True))
         scale = float(first.abs().max()) + 1e-300
         if first.shape != again.shape or float((first - again).abs().max()) > 1e-6 * scale:
@@ -122,19 +120,20 @@ class Function:
     def _draw_inputs(self, number: int) -> Any:
         """Return the first batch with other inputs of the same kind.
 
-        Numbers are halved and moved by half their spread; tokens are dealt out anew among those that occur; masks stay.
+        Numbers are halved and moved by half their spread (three times as far for odd ones from `WIDER` on, which wakes
+        silent units); tokens are dealt out anew among those that occur; masks stay.
         """
-        source = generator(self._seed + 19 + number)
+        source, wide = generator(self._seed + 19 + number), 3.0 if number > WIDER and number % 2 else 1.0
 
         def draw(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point():
                 noise = torch.randn(tensor.shape, generator=source, dtype=torch.float64).to(tensor)
-                return (tensor + noise * tensor.std(correction=0)) / 2 if tensor.numel() > 1 else tensor
+                return wide * (tensor + noise * tensor.std(correction=0)) / 2 if tensor.numel() > 1 else tensor
             if tensor.dtype == torch.bool or tensor.numel() < 2 or len(tensor.unique()) < 3:
                 return tensor
             return tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=source)].reshape(tensor.shape)
 
-        return _map(self.batches[0], draw)
+        return replaced(self.batches[0], Tensor, draw)
 
     def _can_draw_inputs(self) -> bool:
         """Tell whether the model understands inputs drawn anew, and they are other ones; else the user's are taken."""
@@ -192,10 +191,10 @@ class Function:
         values = list(leaves.values())
         ask = partial(torch.autograd.grad, flat, values, retain_graph=True, materialize_grads=True)
         try:
-            slopes = [slope.flatten(1) for slope in ask(mixes, is_grads_batched=True)]
+            slopes = list(ask(mixes, is_grads_batched=True))
         except RuntimeError:  # something that cannot be done for all rows at once
-            slopes = [torch.stack(rows).flatten(1) for rows in zip(*(ask(row) for row in mixes), strict=True)]
-        return torch.cat(slopes, 1)
+            slopes = [torch.stack(rows) for rows in zip(*(ask(row) for row in mixes), strict=True)]
+        return torch.cat([slope.reshape(len(mixes), -1) for slope in slopes], 1)
 
     def run(self, body: Callable[[nn.Module, Any], Any]) -> Any:
         """Run `body(model, batch)` at the user's point without graph (for the trace of shapes)."""
@@ -221,15 +220,23 @@ class Function:
             return [None]
         return [rows.sort().values for rows in torch.randperm(samples, generator=source).tensor_split(count)]
 
+    def keeps_samples_apart(self, point: Point) -> bool:
+        """Tell whether the outputs of two batches side by side are those of each alone."""
+        if not _can_be_cut(self.batches[0], self.samples[0]):
+            return False
+        both = self.outputs(point, Setting(fresh=1, times=2))
+        alone = torch.cat([self.outputs(point, Setting(fresh=k)) for k in (1, 2)])
+        return both.shape == alone.shape and bool((both - alone).abs().max() <= 1e-12 * alone.abs().max())
+
     def _batch(self, index: int, part: Tensor | None, setting: Setting) -> Any:
-        batch = self.batches[index]
+        batches = [self.batches[index]]
         if setting.fresh and self.draws_inputs:
-            if setting.fresh not in self._drawn:
-                self._drawn[setting.fresh] = self._draw_inputs(setting.fresh)
-            batch = self._drawn[setting.fresh]
+            numbers = range(setting.fresh, setting.fresh + setting.times)
+            self._drawn.update({number: self._draw_inputs(number) for number in numbers if number not in self._drawn})
+            batches = [self._drawn[number] for number in numbers]
         if part is not None:
-            batch = _cut(batch, self.samples[index], part)
-        return _cast(batch, self.dtype)
+            batches = [_cut(batch, self.samples[index], part) for batch in batches]
+        return _cast(join_batches(batches), self.dtype)
 
     def _flat_outputs(self, point: Point, index: int, part: Tensor | None, setting: Setting) -> Tensor:
         if self.of == "outputs":
@@ -287,19 +294,8 @@ def _floats(tree: Any) -> list[Tensor]:
     return [tensor for tensor in tensors(tree) if tensor.is_floating_point()]
 
 
-def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        return {name: _map(value, change) for name, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        mapped = [_map(value, change) for value in tree]
-        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
-    return tree
-
-
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
-    return _map(tree, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return replaced(tree, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _can_be_cut(tree: Any, samples: int) -> bool:
@@ -308,4 +304,6 @@ def _can_be_cut(tree: Any, samples: int) -> bool:
 
 
 def _cut(tree: Any, samples: int, rows: Tensor) -> Any:
-    return _map(tree, lambda tensor: tensor[rows.to(tensor.device)] if tensor.shape[:1] == (samples,) else tensor)
+    return replaced(
+        tree, Tensor, lambda tensor: tensor[rows.to(tensor.device)] if tensor.shape[:1] == (samples,) else tensor
+    )

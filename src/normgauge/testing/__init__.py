@@ -3,15 +3,14 @@
 What the suites themselves return are plain tables of checks, not measurements: they have no readings and no meaning.
 """
 
-from normgauge.testing._healthy import assert_norms_healthy
-from normgauge.testing._normalizer import Conformance, NonconformingError, check_normalizer
-from normgauge.testing._optimizers import OptimizerConformance, check_optimizer
-from normgauge.testing._results import check_result
+from normgauge.testing._normalizer import check_normalizer
+from normgauge.testing._optimizers import check_optimizer
+from normgauge.testing._results import assert_norms_healthy, check_result
+from normgauge.testing._verdict import Conformance, NonconformingError
 
 __all__ = [
     "Conformance",
     "NonconformingError",
-    "OptimizerConformance",
     "assert_norms_healthy",
     "check_normalizer",
     "check_optimizer",

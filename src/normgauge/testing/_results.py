@@ -1,11 +1,14 @@
-"""`check_result`: hold what an instrument returns to the contract of `normgauge.results.Result`."""
-
-from __future__ import annotations
+"""`check_result` holds results to the contract of `Result`; `assert_norms_healthy` is the doctor in a test."""
 
 import html
 import math
 import re
+from typing import Any, Literal
 
+from torch import nn
+
+from normgauge.doctor import checkup
+from normgauge.objective import Objective
 from normgauge.records import KINDS, STATUSES
 from normgauge.results import Cost, Result
 from normgauge.testing._verdict import Ledger
@@ -18,9 +21,6 @@ _FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=
 
 def check_result(result: Result) -> None:
     """Check one result: readings with kinds, counted cost, meaning, footer, short repr, safe HTML, rows for a frame.
-
-    Args:
-        result: what an instrument returned.
 
     Raises:
         NonconformingError: naming the rule and what came.
@@ -38,9 +38,8 @@ def check_result(result: Result) -> None:
     ledger.require("HTML shows the meaning and the footer", result.meaning() in visible, page[:200])
     ledger.require("HTML is escaped", html.escape(result.meaning()) in page, page[:200])
     ledger.require("HTML fetches and runs nothing", not _FOREIGN.search(page), str(_FOREIGN.search(page)))
-    ledger.require(
-        "the frame holds the rows", len(result.frame()) == len(result._rows()), f"{len(result.frame())} rows"
-    )
+    rows = len(result.frame())
+    ledger.require("the frame holds the rows", rows == len(result._rows()), f"{rows} rows")
 
 
 def _check_readings(result: Result, ledger: Ledger) -> None:
@@ -64,9 +63,8 @@ def _check_words(result: Result, ledger: Ledger) -> None:
     meaning, text = result.meaning(), str(result)
     footer = text.splitlines()[-1]
     fits = SHORTEST_MEANING <= len(meaning) <= LONGEST_MEANING
-    ledger.require(
-        f"meaning() has {SHORTEST_MEANING} to {LONGEST_MEANING} characters", fits, f"{len(meaning)}: {meaning!r}"
-    )
+    rule = f"meaning() has {SHORTEST_MEANING} to {LONGEST_MEANING} characters"
+    ledger.require(rule, fits, f"{len(meaning)}: {meaning!r}")
     ledger.require("meaning() holds a number", any(character.isdigit() for character in meaning), meaning)
     first = result.status == "ok" or meaning.lower().startswith(result.status)
     ledger.require("meaning() says a status that is not ok first", first, meaning)
@@ -75,6 +73,29 @@ def _check_words(result: Result, ledger: Ledger) -> None:
     ledger.require("a hole is a dash in title, meaning and footer", hole is None, text[-500:])
     for word in (f"kind {result.readings()[0].kind}", "mode ", "seed", "cost ", f"status {result.status}"):
         ledger.require(f"the last line printed says {word!r}", word in footer, footer)
-    ledger.require(
-        "repr is one short line", len(repr(result)) < LONGEST_REPR and "\n" not in repr(result), repr(result)
-    )
+    short = len(repr(result)) < LONGEST_REPR and "\n" not in repr(result)
+    ledger.require("repr is one short line", short, repr(result))
+
+
+def assert_norms_healthy(
+    objective: Objective | nn.Module,
+    batch: Any = None,
+    *,
+    severity: Literal["warning", "error"] = "warning",
+    **rest: Any,
+) -> None:
+    """Raise AssertionError with the checkup's text where it has findings of this severity, or models diverge.
+
+    Args:
+        objective: an `Objective`, or a model with `batch`.
+        batch: as `ng.checkup` takes it.
+        severity: "error" lets warnings pass.
+        rest: what else `ng.checkup` takes: optimizer, loader, against, quick, ignore.
+
+    Examples:
+        >>> import torch
+        >>> assert_norms_healthy(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)), torch.randn(16, 4))
+    """
+    found = checkup(objective, batch, **rest)
+    bad = [finding for finding in found if finding.severity in ("error", severity)]
+    assert not bad and found.divergence is None, "\n" + found.text(everything=True)

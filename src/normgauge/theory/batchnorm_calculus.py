@@ -6,8 +6,6 @@ respect to `z`, taken at `z`. All formulas are exact for every `eps >= 0`, becau
 `yh / m` in both cases; what `eps = 0` adds is `|yh|^2 = m`, which makes `project` a projection.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Shapes follow S4: inputs `X` are `[n, B]` (features, samples), weights `W` are `[m, n]` (units, features).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 and `rho* = -u^T S^-1 u` (see `rayleigh`). Everything rests on one identity for Gaussians, `grad f = c1 u + c2 S wt`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Right-hand sides of generalization bounds, from numbers: what each adds to the empirical loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import ceil, exp, inf, isfinite, log, sqrt
 

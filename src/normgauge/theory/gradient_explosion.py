@@ -6,8 +6,6 @@ uniform on the unit sphere orthogonal to `(1, ..., 1)`. All rates are factors pe
 the gradient; the norm grows by their square root.
 """
 
-from __future__ import annotations
-
 from math import acos, asin, inf, pi, sqrt
 
 from torch import Tensor

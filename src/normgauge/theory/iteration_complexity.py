@@ -1,7 +1,5 @@
 """How the Lipschitz constant of the loss enters the number of iterations: S2 section 5.1, with the conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import ceil, prod
 
@@ -163,10 +161,8 @@ def round_off(value: float) -> float:
 def _constants(norms: Sequence[float], normalizers: Sequence[float] | None, layer: int) -> list[float]:
     constants = [1.0] * len(norms) if normalizers is None else list(normalizers)
     if len(constants) != len(norms) or not 1 <= layer <= len(norms):
-        raise InputError(
-            "iteration complexity",
-            "norms and normalizers have one entry per layer, and layer is one of 1, ..., K",
-            f"{len(norms)} norms, {len(constants)} normalizers, layer {layer}",
-            "Pass normalizers=None for a network without, and count layers from 1",
-        )
+        rule = "norms and normalizers have one entry per layer, and layer is one of 1, ..., K"
+        got = f"{len(norms)} norms, {len(constants)} normalizers, layer {layer}"
+        step = "Pass normalizers=None for a network without, and count layers from 1"
+        raise InputError("iteration complexity", rule, got, step)
     return constants

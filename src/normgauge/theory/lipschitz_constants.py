@@ -1,7 +1,5 @@
 """Lipschitz constants of the parts of a network, in the Euclidean norm; decimals are rounded up."""
 
-from __future__ import annotations
-
 import math
 
 import torch  # noqa: F401 (the doctests)

@@ -1,7 +1,5 @@
 """Lipschitz constants of normalization layers without scale and shift, in the Euclidean norm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """How a classification margin enters a generalization bound, for linear classes."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -16,8 +16,6 @@ the factor of the **squared** gradient norm with respect to `h`, per layer towar
 point that treats all samples alike, which attracts only where `symmetry_stability` is at most 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -224,12 +222,8 @@ def batchnorm_layer(
     if isinstance(activation, str) and activation not in _CURVES:
         raise unknown_name("activation", activation, ACTIVATIONS)
     if not batch >= 4 or (math.isfinite(batch) and batch != int(batch)):
-        raise InputError(
-            "mean_field.batchnorm_layer",
-            "batch must be a whole number of at least 4, or inf: 1 / (B - 3) is the mean of the inverse variance",
-            f"{batch:g}",
-            "Use larger batches",
-        )
+        rule = "batch must be a whole number of at least 4, or inf: 1 / (B - 3) is the mean of the inverse variance"
+        raise InputError("mean_field.batchnorm_layer", rule, f"{batch:g}", "Use larger batches")
     name, (phi, slope) = (activation, _CURVES[activation]) if isinstance(activation, str) else ("", activation)
     law, normal = law_of(batch), law_of()
     values, slopes = phi(gain * law.y + shift), gain * slope(gain * law.y + shift)

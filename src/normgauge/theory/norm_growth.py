@@ -1,7 +1,5 @@
 """How the norm of scale-invariant weights moves under gradient descent."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

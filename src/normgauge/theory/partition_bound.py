@@ -1,7 +1,5 @@
 """A generalization bound over the cells of a partition, uniform over models (S2 Theorem 20)."""
 
-from __future__ import annotations
-
 from math import log, sqrt
 
 

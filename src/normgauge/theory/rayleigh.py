@@ -4,8 +4,6 @@
 `wt = gamma w / |w|_S`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

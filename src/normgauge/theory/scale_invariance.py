@@ -1,7 +1,5 @@
 """What follows from a loss that does not see the scale of its weights: derivatives, curvature, redundant directions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -4,8 +4,6 @@ Symbols as in `batchnorm_calculus`: `y` one unit's batch, `g` and `H` gradient a
 `z = gamma yh + beta`, taken at `z`; `eps = 0`.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from normgauge.theory.batchnorm_calculus import gradient_norm_squared, pullback_gradient, standardize

@@ -1,7 +1,5 @@
 """How many gradients it takes to find a nearly stationary point of a Lipschitz function."""
 
-from __future__ import annotations
-
 from math import ceil, log
 
 

@@ -6,8 +6,6 @@ For decoupled decay, `w' = a w - rate u` with `a = 1 - rate decay`, they rest on
 `|w|^2 = rate^2 |u|^2 (1 + 2 sum_k rho_k a^k) / (1 - a^2)` with the autocorrelation rho_k of the updates u.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,28 +26,6 @@ class Equilibrium(NamedTuple):
     norm: float
     angle: float
     relaxation: float
-
-
-def growth(squared_gradients: list[float], rate: float, momentum: float = 0.0) -> float:
-    """Return the growth of `|w|^2` in the last of several steps of SGD with momentum, without weight decay.
-
-    `rate^2 |p_t|^2 + 2 rate^2 sum_{k < t} momentum^(t - k) |p_k|^2`, p_k the update directions (for momentum 0 the
-    gradients): exact, because `<w_k, g_k> = 0` at every step.
-
-    Args:
-        squared_gradients: `|p_k|^2` of all steps so far, the last one last.
-        rate: learning rate.
-        momentum: of the buffer.
-
-    Examples:
-        >>> growth([4.0, 1.0], rate=0.5), growth([4.0, 1.0], rate=0.5, momentum=0.5)
-        (0.25, 1.25)
-
-    References: heo2021
-    """
-    t = len(squared_gradients) - 1
-    past = sum(momentum ** (t - k) * value for k, value in enumerate(squared_gradients[:-1]))
-    return rate**2 * (squared_gradients[-1] + 2 * past)
 
 
 def sgd_effective_rate(rate: float, norm: float, momentum: float = 0.0, dampening: float = 0.0) -> float:
@@ -340,19 +316,3 @@ def steps_to_equilibrium(
         return 0.0
     edge = (1 + math.copysign(within, start - equilibrium)) ** power
     return relaxation * math.log(((start / equilibrium) ** power - 1) / (edge - 1))
-
-
-def equivalent_rates(rate: float, decay: float, steps: int) -> list[float]:
-    """Return the rates with which SGD without decay visits the same directions as SGD with decay.
-
-    `rate a^(-2 t - 1)` with `a = 1 - rate decay`, t from 0: weight decay on scale-invariant weights is an exponentially
-    growing learning rate.
-
-    Examples:
-        >>> [round(value, 4) for value in equivalent_rates(0.1, 1.0, 3)]
-        [0.1111, 0.1372, 0.1694]
-
-    References: li2020
-    """
-    a = 1 - rate * decay
-    return [rate * a ** (-2 * t - 1) for t in range(steps)]

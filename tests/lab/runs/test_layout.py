@@ -9,8 +9,7 @@ from torch import nn
 
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.layout import Layout, gains_from_channels_last
-from normgauge.lab.runs.train import train
+from normgauge.lab.runs.train import Layout, gains_from_channels_last, train
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "layout.json"
 IMAGES = torch.randn(48, 3, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -50,7 +49,7 @@ def test_where_it_is_faster_training_is_the_same_up_to_rounding(norm, monkeypatc
     assert gains_from_channels_last(models.build("vgg8", norm, (3, 16, 16), 3, 0), IMAGES)
     moved, network = losses()
     assert all(p.is_contiguous() for p in network.parameters())
-    monkeypatch.setattr("normgauge.lab.runs.layout.SMALLEST_IMAGE", 10**6)
+    monkeypatch.setattr("normgauge.lab.runs.train.SMALLEST_IMAGE", 10**6)
     usual, _ = losses()
     torch.testing.assert_close(torch.tensor(moved), torch.tensor(usual), rtol=1e-9, atol=0)
 
@@ -97,7 +96,7 @@ def test_foreign_parametrizations_and_parametrized_foreign_layers_keep_the_usual
 def test_an_error_leaves_the_usual_layout():
     network = models.build("vgg8", "batch", (3, 16, 16), 3, 0)
     layout = Layout(network, IMAGES)
-    with pytest.raises(RuntimeError, match="stop"), layout.training():
+    with pytest.raises(RuntimeError, match="stop"), layout.hold():
         raise RuntimeError("stop")
     assert layout.channels_last and all(p.is_contiguous() for p in network.parameters())
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from normgauge.lab import train_ensemble
 from normgauge.lab.runs import progress
 from normgauge.lab.runs.run import execute
 from normgauge.lab.runs.sweep import parse_shard, sweep
@@ -41,7 +40,7 @@ def test_runs_that_failed_are_tried_again_with_a_notice(tmp_path, capsys):
 
 
 def test_results_do_not_depend_on_where_runs_run(tmp_path):
-    """Serial with two threads, two processes, threads of an executor, an ensemble of one: bitwise equal."""
+    """Serial with two threads, two processes, threads of an executor: bitwise equal."""
     torch.set_default_dtype(torch.float32)
     threads = torch.get_num_threads()
     specs = [{**SPEC, "seed": seed} for seed in range(2)]
@@ -55,7 +54,6 @@ def test_results_do_not_depend_on_where_runs_run(tmp_path):
                     runs = sorted(store.runs(), key=lambda run: run.spec["seed"])
                     assert all(run.ok and run.provenance.machine["threads"] == 1 for run in runs)
                     readings.append([run.readings for run in runs])
-        readings.append([train_ensemble([spec])[0].readings for spec in specs])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

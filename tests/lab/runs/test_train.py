@@ -1,4 +1,4 @@
-"""The training loop: order of batches, divergence, clipping, steps of one's own, and the share of measurements."""
+"""The training loop: order of batches, divergence, clipping, steps of one's own."""
 
 import itertools
 import math
@@ -110,17 +110,6 @@ def test_what_a_step_needs_is_said():
     ):
         with pytest.raises(InputError, match="an optimizer and a loss, or a step of one's own"):
             train(network, *pieces, steps=1, batch=8, seed=0, **options)
-
-
-def test_measurements_keep_to_their_share():
-    seen = []
-    trained(steps=8, at=range(9), watch=lambda step, network: seen.append(step))
-    assert seen == list(range(9))
-    seen.clear()
-    trained(steps=8, at=range(9), watch=lambda step, network: seen.append(step), share=0.0)
-    assert seen == [0, 8]
-    with pytest.raises(InputError, match="from 0 to 1"):
-        trained(steps=1, share=2.0)
 
 
 def test_batches_depend_on_the_seed_alone_and_cover_an_epoch():

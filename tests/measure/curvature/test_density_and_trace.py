@@ -245,3 +245,22 @@ def test_the_part_of_sharpness_that_is_the_sample():
     assert "is the sample" not in ng.spectrum(objective, top=1).meaning()
     alike = ng.spectrum(objective, top=1, held_out=halves[0])
     assert abs(alike.sample_share) < 1e-3 and "it is the network's" in alike.meaning()
+
+
+@pytest.mark.parametrize("probes", [1, 4])
+def test_printed_shares_lie_within_bounds_that_hold_the_truth(probes):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Tanh(), torch.nn.Linear(12, 4))
+    data = (torch.randn(32, 6, dtype=torch.float64), torch.randint(4, (32,)))
+    objective = ng.Objective(net.double(), torch.nn.functional.cross_entropy, data, mode="train")
+    exact = torch.linalg.eigvalsh(objective.hessian() @ torch.eye(objective.dimension, dtype=torch.float64))
+    measured = ng.density(objective, probes=probes, iterations=15)
+    below = float((exact <= -measured.width).double().mean())
+    for lower, upper, truth in (
+        (-math.inf, -measured.width, below),
+        (measured.width, math.inf, float((exact > measured.width).double().mean())),
+        (-measured.width, measured.width, float((exact.abs() <= measured.width).double().mean())),
+    ):
+        least, most = measured.share_bounds(lower, upper)
+        assert least <= truth <= most and least <= measured.share(lower, upper) <= most
+    assert f"{measured.share_bounds(-math.inf, -measured.width)[1]:.0%} bend down" in measured.meaning()

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import DataError, InputError, UnknownNameError
-from normgauge.measure.decisions.attacks import project, random_start
-from normgauge.measure.decisions.robustness import robustness
+from normgauge.measure.decisions.robustness import project, random_start, robustness
 from reference.robustness import attacked_one_by_one
 from reference.tracks import same, tracks
 

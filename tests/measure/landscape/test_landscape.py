@@ -109,7 +109,7 @@ def test_random_directions_have_the_gradients_length_and_see_the_spectrum():
 
 
 def test_bands_over_training():
-    from normgauge.measure.landscape.landscape_bands import landscape_bands
+    from normgauge.measure.landscape.landscape import landscape_bands
 
     model, data = nn.Linear(2, 2), (torch.randn(5, 2), torch.randint(2, (5,)))
     objective = ng.Objective(model, F.cross_entropy, data, mode="eval")

@@ -229,10 +229,6 @@ def test_an_unknown_torch_module_is_refused_by_name_and_line():
         ng.lipschitz(net, torch.randn(2, 3))
 
 
-def triple(x):
-    return torch.cumsum(3 * x, dim=1) * 0 + 3 * x
-
-
 def test_registered_rules_are_used_and_duplicates_refused():
     class Known(nn.Module):
         def forward(self, x):
@@ -246,11 +242,13 @@ def test_registered_rules_are_used_and_duplicates_refused():
 
     class Three(nn.Module):
         def forward(self, x):
-            return triple(x)
+            return torch.cumsum(3 * x, dim=1) * 0 + 3 * x
 
-    ng.register_lipschitz_rule(triple, lambda call: (3.0, 3.0 + call.input.spread, 5.0))
+    ng.register_lipschitz_rule(Three, lambda call: (3.0, 3.0 + call.input.spread, 5.0))
     free, ball = ng.lipschitz(Three(), torch.rand(2, 3)), ng.lipschitz(Three(), torch.rand(2, 3), radius=0.5)
     assert (free.at_data, free.upper) == pytest.approx((3.0, 5.0)) and 3.0 <= ball.upper <= 3.5
+    with pytest.raises(InputError, match="a rule is a function, registered for a module type"):
+        ng.register_lipschitz_rule(torch.sin, lambda call: 1.0)
 
 
 @pytest.mark.parametrize(
@@ -421,12 +419,17 @@ class ByClamp(nn.Module):
         return torch.clamp(x, min=5 * torch.sigmoid(x))
 
 
+class ByMax(nn.Module):
+    def forward(self, x):
+        return torch.max(x, torch.ones(3))
+
+
 class BySharedKeys(nn.Module):
     def forward(self, x):
         return nn.functional.scaled_dot_product_attention(x, x[:, :1], x[:, :1])
 
 
-@pytest.mark.parametrize("net", [ByMask(), ByItem(), ByData(), ByClamp()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("net", [ByMask(), ByItem(), ByData(), ByClamp(), ByMax()], ids=lambda m: type(m).__name__)
 def test_values_that_leave_the_graph_are_refused(net):
     with pytest.raises(ModelError):
         ng.lipschitz(net, torch.randn(1, 3))

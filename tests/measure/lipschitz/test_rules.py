@@ -338,7 +338,7 @@ def test_no_rule_is_below_what_is_measured(name, seed):
     model, data, radius = built(name, seed)
     rounding = 1 + (1e-2 if name == "float" else 1e-9)
     walk = Walk(private_copy(model), Domain(data))
-    near = [walk.run(datum, radius) for datum in range(len(data))]
+    near = [walk.run(walk.values(datum), radius) for datum in range(len(data))]
     at, ball, spread = (torch.cat([getattr(reach, name) for reach in near]) for name in ("at", "ball", "spread"))
     everywhere, peak, rows = near[0].everywhere, near[0].peak, near[0].rows
     enclosed = torch.tensor([enclose_jacobian(walk, walk.values(i), radius)[0] for i in range(len(data))])

@@ -15,7 +15,7 @@ from normgauge.measure.signal.signal_propagation import signal_propagation
 from normgauge.objective import Objective
 from normgauge.theory import mean_field
 from normgauge.theory.gradient_explosion import relu_rate
-from reference.signal_propagation import deep_batchnorm, layer_by_layer, monte_carlo_layer
+from reference.signal_propagation import ablated_accuracy, deep_batchnorm, layer_by_layer, monte_carlo_layer
 from reference.tracks import same, tracks
 
 
@@ -57,6 +57,48 @@ def test_equals_the_layers_run_by_hand():
     assert [entry.role for entry in found.layers] == [
         *("affine", "normalizer", "activation", "affine", "activation", "affine")
     ]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_ablated_accuracies_equal_the_layers_run_by_hand(inplace):
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(inplace=inplace), nn.Flatten(), nn.Linear(36, 6), nn.Tanh(), nn.Linear(6, 3)
+    )
+    batch = (torch.randn(60, 1, 5, 5), torch.randint(3, (60,)))
+    with torch.no_grad():
+        intact = ablated_accuracy(model, batch, 0, [])
+        wanted = {
+            layer: intact - min(ablated_accuracy(model, batch, layer, [unit]) for unit in range(width))
+            for layer, width in ((1, 4), (4, 6))
+        }
+    halves = [(batch[0][:25], batch[1][:25]), (batch[0][25:], batch[1][25:])]  # means are those of all of the data
+    found = signal_propagation(Objective(model, F.cross_entropy, halves, mode="eval"), ablations=6)
+    entries = {entry.layer: entry for entry in found.layers}
+    assert {layer: entries[str(layer)].unit_lost for layer in wanted} == pytest.approx(wanted)
+    assert math.isnan(entries["0"].unit_lost) and entries["1"].half_left > 0
+    assert found.cost.forwards == pytest.approx(1 + (4 + 6) + (6 + 6))
+    assert {r.kind for r in found.readings() if r.name == "accuracy lost by one unit"} == {"lower"}
+
+
+def test_a_network_that_hangs_on_one_unit_is_told_from_one_that_shares():
+    x = torch.randn(400, 1)
+    batch, lost = (x, (x[:, 0] > 0.5).long()), {}
+    for name, strong in (("healthy", 20), ("sick", 1)):
+        model = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 2))
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+            model[0].bias.zero_()
+            model[2].weight.zero_()
+            model[2].weight[1, :strong] = 1 / strong
+            model[2].bias.copy_(torch.tensor([0.5, 0.0]))
+        found = signal_propagation(Objective(model, F.cross_entropy, batch, mode="eval"), ablations=20)
+        entry = next(entry for entry in found.layers if entry.layer == "1")
+        lost[name] = entry.unit_lost
+        assert ("hang on single units" in found.meaning()) == (name == "sick")
+        assert (entry.half_left < 0.95) == (name == "sick"), entry
+    assert lost["healthy"] < 0.05 and lost["sick"] > 0.2
+    with pytest.raises(InputError, match="class label"):
+        signal_propagation(Objective(nn.Linear(1, 1), F.mse_loss, (x, x), mode="eval"), ablations=2)
 
 
 def test_what_each_normalizer_divides_by():

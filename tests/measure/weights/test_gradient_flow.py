@@ -8,7 +8,7 @@ from torch import nn
 
 from normgauge import Objective, gradient_flow
 from normgauge.errors import InputError, NormgaugeWarning, UnknownNameError
-from normgauge.measure.weights.integrators import dormand_prince, runge_kutta
+from normgauge.measure.weights.gradient_flow import dormand_prince, runge_kutta
 from normgauge.symmetry import symmetries
 
 

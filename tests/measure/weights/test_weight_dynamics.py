@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from normgauge import Objective, optim, weight_dynamics
@@ -85,39 +83,6 @@ def test_relaxation_follows_the_exponential():
         w = w - 0.1 * (noise / noise.norm() / w.norm() + 0.05 * w)
         if step in (10, 40, 80):
             assert float(w.norm()) == pytest.approx(theory.relaxed_norm(0.7, law.norm, law.relaxation, step), rel=0.02)
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.integers(0, 10**6), st.floats(0, 0.95), st.floats(0.01, 1))
-def test_growth_under_momentum_is_exact(seed, momentum, rate):
-    source = torch.Generator().manual_seed(seed)
-    w = torch.randn(6, generator=source, dtype=torch.float64)
-    b, squares = torch.zeros_like(w), []
-    for _ in range(6):
-        g = torch.randn(6, generator=source, dtype=torch.float64)
-        g -= w * (w @ g) / (w @ w)
-        b = momentum * b + g
-        squares.append(float(b @ b))
-        moved = w - rate * b
-        assert float(moved @ moved - w @ w) == pytest.approx(
-            theory.growth(squares, rate, momentum), rel=1e-8, abs=1e-10
-        )
-        w = moved
-
-
-def test_weight_decay_is_an_exponential_rate():
-    """Li and Arora: the directions of SGD with decay are those of SGD without, with growing rates."""
-    matrix = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def slope(w):
-        w = w.detach().requires_grad_()
-        (g,) = torch.autograd.grad(torch.tanh(matrix @ w / w.norm()).sum(), w)
-        return g
-
-    a = b = torch.ones(5, dtype=torch.float64)
-    for rate in theory.equivalent_rates(0.1, 0.2, 60):
-        a, b = a - 0.1 * (slope(a) + 0.2 * a), b - rate * slope(b)
-    torch.testing.assert_close(a / a.norm(), b / b.norm(), atol=1e-12, rtol=1e-12)
 
 
 def net(seed=0, bias=False):

@@ -4,11 +4,12 @@ from itertools import product
 
 import pytest
 
-from normgauge.papers.akbar2025.studies.recipe import SCHEDULES, USUAL
+from normgauge.papers.akbar2025.studies.recipe import USUAL
 from normgauge.papers.court import StudyTable, criteria
 
 NORMS, OPTIMIZERS = ("none", "batch", "layer"), tuple(USUAL)
 DECAYS = (0.0, 1e-2)
+SCHEDULES = ("constant", "step", "cosine")
 SEEDS = range(4)
 VALIDATION, TEST = "validation_accuracy", "test_accuracy"
 

@@ -8,7 +8,7 @@ from normgauge.lab import data
 from normgauge.papers.akbar2025.studies import shift
 from normgauge.papers.court import StudyTable, criteria
 
-ARMS = (("none", "none"), *(("batch", name) for name in shift.STATISTICS))
+ARMS = (("none", "none"), *(("batch", name) for name in ("stored", "recalibrated", "batch")))
 CUE_DROP = {"none": 0.2, "stored": 0.3, "recalibrated": 0.1, "batch": 0.5}
 UNDER = {"none": 0.5, "stored": 0.3, "recalibrated": 0.7, "batch": 0.7}
 

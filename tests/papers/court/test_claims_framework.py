@@ -23,7 +23,7 @@ from normgauge.papers.court.checks import (
     printed,
     unsaid,
 )
-from normgauge.papers.court.judges import judge_many
+from normgauge.papers.court.ledger import judge_many
 from normgauge.rng import generator
 
 ROUNDING, OFF, BETWEEN = 1e-15, 0.3, 1e-6

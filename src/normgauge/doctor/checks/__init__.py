@@ -1,6 +1,4 @@
-"""One file per check: id, title, severity, needs, evidence, explanation, remedy, exactness, references."""
-
-from __future__ import annotations
+"""The checks: a function each, whose docstring is id, title, explanation, remedy and references."""
 
 import pkgutil
 from importlib import import_module

@@ -1,11 +1,10 @@
 """Two implementations side by side: the first place where they part, by how much, and why."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ class Divergence:
 
 
 Call = ModuleCall
+Apart = tuple[Call, Call | None, float, int]
 
 
 def first_divergence(patient: Patient, other: nn.Module) -> Divergence | None:
@@ -97,9 +97,7 @@ def _trace(model: nn.Module, patient: Patient, *, double: bool) -> list[Call]:
 def _cloned(tree: Any) -> Any:
     """Return the tensors of a tree, cloned; whatever holds them is not kept."""
     if isinstance(tree, tuple) and len(tree) == 2 and isinstance(tree[1], dict):
-        return tuple(t.detach().clone() for t in tensors(tree[0])), {
-            k: v.detach().clone() for k, v in tree[1].items() if isinstance(v, Tensor)
-        }
+        return _cloned(tree[0]), {k: v.detach().clone() for k, v in tree[1].items() if isinstance(v, Tensor)}
     return tuple(t.detach().clone() for t in tensors(tree))
 
 
@@ -112,9 +110,6 @@ def _gap(a: Tensor | None, b: Tensor | None) -> float:
         return 0.0
     gap = float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()))
     return gap if gap == gap else float("inf")
-
-
-Apart = tuple[Call, Call | None, float, int]
 
 
 def _compare(a: Sequence[Call], b: Sequence[Call], tol: float) -> Apart | None:
@@ -131,11 +126,9 @@ def _compare(a: Sequence[Call], b: Sequence[Call], tol: float) -> Apart | None:
         named = by_name.get(call.name, [])
         partner = named[place] if place < len(named) else None
         if partner is None:  # another name: a call that reads the same, or gives the same
-            partner = next((o for o in b if _gap(o.made, call.made) <= tol), None)
-            if partner is not None or not call.leaf:
-                continue
-            if _normalizes(call):
-                unpaired = unpaired or (call, None, 1.0, number)
+            found = any(_gap(other.made, call.made) <= tol for other in b)
+            if unpaired is None and not found and call.leaf and _normalizes(call):
+                unpaired = (call, None, 1.0, number)
             continue
         gap = _gap(call.made, partner.made)
         if gap > tol:
@@ -155,7 +148,6 @@ def _normalizes(call: Call) -> bool:
 
 def _explained(a: Sequence[Call], b: Sequence[Call], apart: Apart, patient: Patient, other: nn.Module) -> Divergence:
     call, partner, size, number = apart
-    size = size if size != float("inf") else 1.0
     cause, why = _cause(a, b, call, partner, number)
     where = call.name
     if cause == "other":
@@ -166,17 +158,14 @@ def _explained(a: Sequence[Call], b: Sequence[Call], apart: Apart, patient: Pati
             cause, why = "row dependence", "a row's output changes with the rest of the batch in the second model only"
     if cause == "skipped norm" and partner is None:
         size = _gap(call.given, call.made)
-        size = size if size != float("inf") else 1.0
+    size = size if size != float("inf") else 1.0
     return Divergence(where, cause, size, f"{where}: outputs differ by {size:.2g} of their size: {cause} ({why}).")
 
 
 def _extra_norm(a: Sequence[Call], b: Sequence[Call]) -> Call | None:
-    names = ({call.name for call in a}, {call.name for call in b})
-    for calls, others in ((a, names[1]), (b, names[0])):
-        for call in calls:
-            if call.name not in others and _normalizes(call):
-                return call
-    return None
+    names = [{call.name for call in calls} for calls in (b, a)]
+    lone = (call for calls, others in zip((a, b), names, strict=True) for call in calls if call.name not in others)
+    return next((call for call in lone if _normalizes(call)), None)
 
 
 def _cause(a: Sequence[Call], b: Sequence[Call], call: Call, partner: Call | None, number: int) -> tuple[str, str]:
@@ -203,22 +192,15 @@ def _cause(a: Sequence[Call], b: Sequence[Call], call: Call, partner: Call | Non
 
 
 def _order(calls: Sequence[Call], stop: Call) -> list[str]:
-    names = []
-    for call in calls:
-        if call is stop:
-            break
-        if call.leaf:
-            names.append(call.name)
-    return names
+    return [call.name for call in takewhile(lambda call: call is not stop, calls) if call.leaf]
 
 
 def _norm_cause(call: Call, partner: Call) -> tuple[str, str]:
     """Return what differs between two normalizers that read the same."""
     x, y = call.given, partner.given
     one, two = identify_call(call.module, x), identify_call(partner.module, y)
-    stored = [
-        (getattr(m, "running_mean", None), getattr(m, "running_var", None)) for m in (call.module, partner.module)
-    ]
+    names = ("running_mean", "running_var")
+    stored = [[getattr(m, name, None) for name in names] for m in (call.module, partner.module)]
     if one.statistics != two.statistics and "batch" in (one.statistics, two.statistics):
         return "row dependence", f"statistics {one.statistics} and {two.statistics}"
     if all(isinstance(t, Tensor) for pair in stored for t in pair):
@@ -235,8 +217,7 @@ def _norm_cause(call: Call, partner: Call) -> tuple[str, str]:
             return "eps", f"{one.eps:.3g} {one.eps_place} and {two.eps:.3g} {two.eps_place}"
         if one.gain != two.gain:
             return "1+w", f"gain stored as {one.gain} and as {two.gain}"
-    pairs = zip(call.module.parameters(), partner.module.parameters(), strict=False)
-    for p, q in pairs:
+    for p, q in zip(call.module.parameters(), partner.module.parameters(), strict=False):
         if p.shape == q.shape and _gap(p, q) > ROUNDING:
             if float((p - q).detach().abs().sub(1).abs().max()) < 1e-6:
                 return "1+w", "the gains differ by exactly one"

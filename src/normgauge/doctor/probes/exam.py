@@ -1,7 +1,5 @@
 """`Exam`: one model examined: every probe is made when a check first asks for it, and shared by all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,19 +57,17 @@ def unwrap(model: nn.Module) -> nn.Module:
 def patient_of(subject: Objective | nn.Module, batch: Any, *, real: bool) -> Patient:
     """Return how an objective, or a model on a batch, is called."""
     if isinstance(subject, Objective):
-        objective, first = subject, next(iter(subject.batches()))[1]
+        objective, known = subject, subject.loss_function is not None
 
         def evaluate(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+            if known:
+                return objective.outputs_and_loss_of(model, 0, batch)
             terms = objective.terms_of(model, 0, batch)
             return terms, torch.stack(list(terms.values())).sum()
 
-        def evaluate_outputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
-            return objective.outputs_and_loss_of(model, 0, batch)
-
-        known = objective.loss_function is not None
-        call, model = evaluate_outputs if known else evaluate, unwrap(objective.model)
+        first, model = next(iter(objective.batches()))[1], unwrap(objective.model)
         values = objective.parameters if model is objective.model else {}  # wrappers put a word before the names
-        return Patient(model, objective.model, first, call, real=real, targets=known, values=values)
+        return Patient(model, objective.model, first, evaluate, real=real, targets=known, values=values)
     model = unwrap(subject)
     inputs, targets = _split(model, batch)
 
@@ -118,6 +114,7 @@ class Exam:
     def __post_init__(self) -> None:
         """Keep the flags as they came."""
         self.training = {name: module.training for name, module in self.model.named_modules()}
+        self._identities: dict[Any, NormIdentity] = {}
 
     @property
     def model(self) -> nn.Module:
@@ -128,8 +125,6 @@ class Exam:
     def modules(self) -> dict[str, Any]:
         """All modules by name."""
         return {name or "(model)": module for name, module in self.model.named_modules()}
-
-    # -- passes -------------------------------------------------------------------------------------------------
 
     @cached_property
     def train(self) -> Pass | None:
@@ -146,23 +141,31 @@ class Exam:
         """In train mode with dropout off."""
         return self._try("train", lambda: self._pass("train", quiet=True))
 
-    def rows(self, mode: Mode) -> tuple[float, float]:
+    def rows(self, mode: Mode, axis: int = 0) -> tuple[float, float]:
         """Return how the first sample's outputs change when it comes with half of the others, and rounding's share.
 
-        Both relative to the outputs' size; nan where outputs have no rows.
+        Both relative to the outputs' size; nan where outputs have no rows. Samples lie on the first axis, or on `axis`.
         """
-        whole = self.eval if mode == "eval" else self.train
-        size = self.samples
-        if whole is None or size < 4:
+        whole, first = self.eval if mode == "eval" else self.train, next(tensors(self.patient.batch), None)
+        size = first.shape[axis] if first is not None and first.ndim > axis else 0
+        if whole is None or size < (2 if axis else 4):
             return math.nan, math.nan
-        half = self._try(mode, lambda: self._pass(mode, batch=self.part(self.patient.batch, size // 2)))
-        a, b = (None if p is None else first_tensor(p.outputs) for p in (whole, half))
-        if a is None or b is None or not a.ndim or a.shape[0] != size or b.shape[0] != size // 2:
+        half = self._try(mode, lambda: self._pass(mode, batch=self.part(self.patient.batch, size, axis)))
+        outputs = [None if p is None else first_tensor(p.outputs) for p in (whole, half)]
+        sizes = [0 if out is None or out.ndim <= axis else out.shape[axis] for out in outputs]
+        if sizes != [size, size // 2]:
             return math.nan, math.nan
-        a, b = a[0].detach().double(), b[0].detach().double()
-        eps = torch.finfo(whole.records[-1].made.dtype).eps if whole.records and whole.records[-1].made is not None \
-            and whole.records[-1].made.is_floating_point() else 1e-7  # fmt: skip
+        a, b = (out.select(axis, 0).detach().double() for out in outputs if out is not None)
+        last = whole.records[-1].made if whole.records else None
+        eps = torch.finfo(last.dtype).eps if last is not None and last.is_floating_point() else 1e-7
         return float((a - b).abs().max() / a.abs().max().clamp_min(1e-30)), 1e3 * eps
+
+    @cached_property
+    def sequence_first(self) -> bool:
+        """Whether axis 0 is time: a layer says `batch_first=False`, and no sample sees the others along axis 1."""
+        told = any(getattr(module, "batch_first", True) is False for module in self.model.modules())
+        gap, rounding = self.rows("eval", axis=1) if told else (0.0, 0.0)
+        return told and not gap > max(1e-3, rounding)
 
     @cached_property
     def samples(self) -> int:
@@ -170,9 +173,10 @@ class Exam:
         first = next(tensors(self.patient.batch), None)
         return 0 if first is None or not first.ndim else len(first)
 
-    def part(self, batch: Any, size: int) -> Any:
-        """Return the first samples of a batch."""
-        return replaced(batch, Tensor, lambda t: t[:size] if t.ndim and len(t) == self.samples else t)
+    def part(self, batch: Any, size: int, axis: int) -> Any:
+        """Return the first half of the `size` samples of a batch."""
+        fits = lambda t: t.ndim > axis and t.shape[axis] == size  # noqa: E731
+        return replaced(batch, Tensor, lambda t: t.narrow(axis, 0, size // 2) if fits(t) else t)
 
     def _try(self, mode: str, run: Callable[[], Pass]) -> Pass | None:
         try:
@@ -195,6 +199,8 @@ class Exam:
             with watcher.watching() as found:
                 found.outputs, loss = self.patient.outputs_and_loss(model, batch)
             found.loss = float(loss.detach())
+            if not math.isfinite(found.loss):
+                self.notes.append(f"the loss is {found.loss} in {mode} mode, and so is what follows from it")
             self._add_custom_norms(found)
             if gradients and loss.requires_grad:
                 _differentiate(found, loss, leaves)
@@ -217,20 +223,19 @@ class Exam:
     @cached_property
     def step(self) -> dict[str, tuple[int, int]]:
         """BatchNorm -> its calls in a forward, and how often a whole step updated it: on a copy, checkpoints kept."""
-        trackers = [
-            n for n, m in self.modules.items() if isinstance(m, BatchNorm) and m.num_batches_tracked is not None
-        ]
+        trackers = [n for n, m in self.batch_norms() if m.num_batches_tracked is not None]
         if not trackers or self.train is None:
             return {}
         twin = copy_model(self.model).train()
-        before = {n: int(twin.get_submodule(n).num_batches_tracked) for n in trackers}  # type: ignore[arg-type]
+        layers = {n: twin.get_submodule("" if n == "(model)" else n) for n in trackers}
+        before = {n: int(layer.num_batches_tracked) for n, layer in layers.items()}  # type: ignore[arg-type]
         with preserved_rng(), torch.enable_grad():
             _, loss = self.patient.outputs_and_loss(twin, self.patient.batch)
             if loss.requires_grad:
                 loss.backward()
                 spend("forwards", -1)
                 spend("gradients")
-        after = {n: int(twin.get_submodule(n).num_batches_tracked) for n in trackers}  # type: ignore[arg-type]
+        after = {n: int(layer.num_batches_tracked) for n, layer in layers.items()}  # type: ignore[arg-type]
         return {n: (len(self.train.calls(n)), after[n] - before[n]) for n in trackers}
 
     @property
@@ -243,8 +248,6 @@ class Exam:
         """What operations of `surgery` on a copy of this model are told."""
         call = self.patient.outputs_and_loss
         return {"example": self.patient.batch, "forward": lambda model, batch: call(model, batch)[0], "inplace": True}
-
-    # -- normalizers --------------------------------------------------------------------------------------------
 
     @cached_property
     def norms(self) -> list[NormCall]:
@@ -264,10 +267,6 @@ class Exam:
             for name in call.parameters:
                 table.setdefault(name, call)
         return table
-
-    @cached_property
-    def _identities(self) -> dict[Any, NormIdentity]:
-        return {}
 
     def identity(self, call: NormCall) -> NormIdentity:
         """Return what a call's module computes; modules of one class with equal settings are asked once."""
@@ -304,12 +303,9 @@ class Exam:
     def trained(self) -> bool:
         """Whether something shows that the model was trained: gains that differ, or counted batches."""
         parameters = dict(self.model.named_parameters())
-        moved = any(
-            bool(((v := parameters[n].detach()) != v.flatten()[0]).any()) for n in self.gains if n in parameters
-        )
-        return moved or any(
-            int(m.num_batches_tracked) > 0 for _, m in self.batch_norms() if m.num_batches_tracked is not None
-        )
+        gains = [parameters[name].detach() for name in self.gains if name in parameters]
+        counts = [m.num_batches_tracked for _, m in self.batch_norms() if m.num_batches_tracked is not None]
+        return any(bool((v != v.flatten()[0]).any()) for v in gains) or any(int(count) > 0 for count in counts)
 
 
 def _differentiate(found: Pass, loss: Tensor, leaves: Mapping[str, Tensor]) -> None:

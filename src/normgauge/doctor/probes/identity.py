@@ -1,7 +1,5 @@
 """`ng.identify`: what a normalizer computes, from its inputs and outputs alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from normgauge.errors import InputError
 from normgauge.network import KeepDouble, copy_model, first_tensor, replaced
 from normgauge.objective import tensors, untouched
 from normgauge.records import Reading
-from normgauge.results import Result, instrument, spend
+from normgauge.results import Result, instrument
 
 Kind = Literal["batch", "layer", "group", "instance", "rms", "l2", "none", "unknown"]
 EXACT = 1e-7  # relative, in float64: the rounding of a measured eps stays below, another formula far above
@@ -57,10 +55,8 @@ class NormIdentity(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the residual and eps."""
         why = self.sentence or "no formula fits"
-        return (
-            Reading.measured("residual", self.residual, why=why),
-            Reading.measured("eps", self.eps, "estimate", why=why),
-        )
+        residual = Reading.measured("residual", self.residual, why=why)
+        return residual, Reading.measured("eps", self.eps, "estimate", why=why)
 
     def _title(self) -> str:
         return f"Normalizer: {self.kind}"
@@ -106,18 +102,17 @@ def identify(norm: Callable[..., Any], *, example: Any) -> NormIdentity:
 
 def identify_call(norm: Any, example: Any) -> NormIdentity:
     """Return what `identify` does, without its bookkeeping."""
-    given = next((t for t in _floats(example)), None)
+    given = next((tensor for tensor in tensors(example) if tensor.is_floating_point()), None)
     if given is None or given.numel() < 2:
         raise InputError("identify", "example holds a floating tensor", repr(type(example)), "Pass such inputs")
     try:
         return _identify(norm, example, given)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        reason = f"it raises {type(error).__name__}: {error}".partition("\n")[0]
-        return NormIdentity(sentence=reason, status="skipped")
+        return _unknown(f"it raises {type(error).__name__}: {error}".partition("\n")[0])
 
 
-def _floats(tree: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors(tree) if tensor.is_floating_point()]
+def _unknown(reason: str) -> NormIdentity:
+    return NormIdentity(sentence=reason, status="skipped")
 
 
 class _Asked:
@@ -131,10 +126,7 @@ class _Asked:
         self.parameters = {name: value.detach() for name, value in values.items()}
 
     def __call__(self, x: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
-        spend("forwards", 0.0)
-        inputs = replaced(self.example, Tensor, lambda t: x if t is self.place else _double(t))
-        inputs = inputs if isinstance(inputs, (tuple, dict)) else (inputs,)
-        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        args, kwargs = _arguments(self.example, self.place, x, double=True)
         with torch.no_grad(), KeepDouble():
             if self.module is None:
                 made = first_tensor(self.norm(*args, **kwargs))
@@ -147,9 +139,20 @@ class _Asked:
             raise ValueError("its output has another shape than its input")
         return made.double()
 
+    def odd(self, x: Tensor, values: dict[str, Tensor] | None = None) -> Tensor:
+        """Return the part of the output that changes its sign with the input."""
+        return (self(x, values) - self(-x, values)) / 2
 
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+
+def _arguments(
+    example: Any, given: Tensor, x: Tensor, *, double: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments: the example with x in the place of the tensor that is normalized."""
+    widen = lambda t: t.double() if double and t.is_floating_point() else t  # noqa: E731
+    inputs = replaced(example, Tensor, lambda t: x if t is given else widen(t))
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
 def _noise(shape: torch.Size, seed: int) -> Tensor:
@@ -164,17 +167,15 @@ def _identify(norm: Any, example: Any, given: Tensor) -> NormIdentity:
     training = norm.training if isinstance(norm, nn.Module) else False
     ask = _Asked(norm, example, given, training)
     x = _noise(given.shape, _SEED)
-    block, statistics = _block(ask, x), "input"
-    if not block and isinstance(norm, nn.Module) and not training:
+    block, statistics = _block(ask, x), "batch"
+    if not block:
         law = _elementwise(ask, x)
-        trained = _Asked(norm, example, given, True)
-        block = _block(trained, x)
-        if law.kind == "none" and block and 0 in block:  # affine now, of the batch in training: stored statistics
-            ask, statistics = trained, "stored"
-        else:
+        if not isinstance(norm, nn.Module) or training:
             return law
-    elif not block:
-        return _elementwise(ask, x)
+        ask, statistics = _Asked(norm, example, given, True), "stored"
+        block = _block(ask, x)
+        if law.kind != "none" or 0 not in block:  # else affine now, of the batch in training: stored statistics
+            return law
     found = _normalization(ask, x, block)
     if found.kind == "unknown":
         return found
@@ -182,20 +183,20 @@ def _identify(norm: Any, example: Any, given: Tensor) -> NormIdentity:
     if found.eps < 1e-9 and not found.centred:
         changes |= _default_eps(norm, example, given, found.axes)
     if found.kind == "batch":
-        changes["statistics"] = statistics if statistics == "stored" else "batch"
+        changes["statistics"] = statistics
     return replace(found, **changes)
 
 
-def _block(ask: _Asked, x: Tensor) -> dict[int, slice]:
-    """Return axis -> the range of outputs that move with one value of the input; empty where only its own does."""
+def _block(ask: _Asked, x: Tensor) -> dict[int, int]:
+    """Return axis -> how many outputs along it move with one value of the input; empty where only its own does."""
     middle = tuple(size // 2 for size in x.shape)
     moved = x.clone()
     moved[middle] += 0.5
     change = (ask(moved) - ask(x)).abs()
     where = (change > 1e-12 * change.max()).nonzero()
-    low, high = where.min(0).values.tolist(), where.max(0).values.tolist()
-    block = {axis: slice(a, b + 1) for axis, (a, b) in enumerate(zip(low, high, strict=True)) if b > a}
-    if math.prod(s.stop - s.start for s in block.values()) != len(where):
+    sizes = (where.max(0).values - where.min(0).values + 1).tolist()
+    block = {axis: size for axis, size in enumerate(sizes) if size > 1}
+    if math.prod(block.values()) != len(where):
         raise ValueError("the outputs that one input moves are no block")
     return block
 
@@ -204,47 +205,45 @@ def _elementwise(ask: _Asked, x: Tensor) -> NormIdentity:
     zero, one, two, three = (ask(scale * x) for scale in (0.0, 1.0, 2.0, -3.0))
     affine = _close(two - zero, 2 * (one - zero)) and _close(three - zero, -3 * (one - zero))
     if not affine:
-        return NormIdentity(sentence="each value is changed on its own, and not affinely", status="skipped")
+        return _unknown("each value is changed on its own, and not affinely")
     gain = "w" if not _close(one - zero, x) else "none"
     return NormIdentity(kind="none", eps=0.0, gain=gain, bias=bool(zero.any()), residual=0.0)  # type: ignore[arg-type]
 
 
-def _normalization(ask: _Asked, x: Tensor, block: dict[int, slice]) -> NormIdentity:
+def _normalization(ask: _Asked, x: Tensor, block: dict[int, int]) -> NormIdentity:
     axes = tuple(block)
-    whole = {axis: s.stop - s.start == x.shape[axis] for axis, s in block.items()}
-    partial = [axis for axis in axes if not whole[axis]]
-    if len(partial) > 1 or (partial and x.shape[partial[0]] % (block[partial[0]].stop - block[partial[0]].start)):
-        return NormIdentity(sentence="its statistics are of no rectangular groups", status="skipped")
-    groups = x.shape[partial[0]] // (block[partial[0]].stop - block[partial[0]].start) if partial else 1
+    partial = [axis for axis, size in block.items() if size != x.shape[axis]]
+    if len(partial) > 1 or (partial and x.shape[partial[0]] % block[partial[0]]):
+        return _unknown("its statistics are of no rectangular groups")
+    groups = x.shape[partial[0]] // block[partial[0]] if partial else 1
     view = _Blocks(x.shape, axes, partial[0] if partial else -1, groups)
-    odd = (ask(x) - ask(-x)) / 2
     bias = (ask(x) + ask(-x)) / 2
     shifted = ask(x + view.spread(view.mean(_noise(x.shape, 1)) * 3.0 + 1.0))
     centred = _close(shifted, ask(x), 1e-6)
-    unit = view.normalize(x, centred=centred, eps=0.0, place="inside")
-    large = (ask(1e6 * x) - ask(-1e6 * x)) / 2  # eps is nothing here
-    if not _close(large, (ask(2e6 * x) - ask(-2e6 * x)) / 2, 1e-5):
-        return NormIdentity(sentence="twice the input does not give the same output", status="skipped")
+    unit = view.normalize(x, centred=centred)
+    large = ask.odd(1e6 * x)  # eps is nothing here
+    if not _close(large, ask.odd(2e6 * x), 1e-5):
+        return _unknown("twice the input does not give the same output")
     gain = large / unit
     convention, stored_bias, base, varying = _conventions(ask, x, unit)
     other = _noise(x.shape, 2)
-    if not _close((ask(1e6 * other) - ask(-1e6 * other)) / 2, gain * view.normalize(other, centred=centred), 1e-5):
-        return NormIdentity(sentence="the outputs are no gain times a normalized input", status="skipped")
+    if not _close(ask.odd(1e6 * other), gain * view.normalize(other, centred=centred), 1e-5):
+        return _unknown("the outputs are no gain times a normalized input")
     sum_of_squares = abs(base * math.sqrt(view.size) - 1) < 1e-4 and not centred
     eps, place = _eps(ask, x, view, centred, gain)
     if eps is None:
-        return NormIdentity(sentence="no eps, inside or outside of the root, fits all scales", status="skipped")
+        return _unknown("no eps, inside or outside of the root, fits all scales")
     fresh = 0.3 * _noise(x.shape, 3)
     formula = gain * view.normalize(fresh, centred=centred, eps=eps, place=place) + bias
     residual = float((ask(fresh) - formula).abs().max() / formula.abs().max().clamp_min(1e-300))
-    if not residual <= EXACT or odd.isnan().any():
-        return NormIdentity(sentence=f"the formula misses fresh inputs by {residual:.1g}", status="skipped")
+    if not residual <= EXACT or bias.isnan().any():
+        return _unknown(f"the formula misses fresh inputs by {residual:.1g}")
     scale = (view.size if place == "inside" else math.sqrt(view.size)) if sum_of_squares else 1.0
     return NormIdentity(
         kind=_kind(axes, bool(partial), x, centred, sum_of_squares, varying),
         axes=axes,
         centred=centred,
-        eps=_rounded(eps * scale),
+        eps=float(f"{eps * scale:.6g}"),  # the digits that were measured
         eps_place="none" if eps == 0 else "outside" if place == "clamp" else place,  # type: ignore[arg-type]
         gain=convention,  # type: ignore[arg-type]
         bias=stored_bias or bool((bias.abs() > 1e-12 * gain.abs().max()).any()),
@@ -258,20 +257,13 @@ class _Blocks:
     """Blocks of a tensor that share a statistic."""
 
     def __init__(self, shape: torch.Size, axes: tuple[int, ...], split: int, groups: int) -> None:
-        self.shape, self.split = shape, split
-        sizes: list[int] = []
+        self.shape = shape
+        self.sizes: list[int] = []
         self.reduce: list[int] = []
         for axis, size in enumerate(shape):
-            if axis == split:
-                sizes.append(groups)
-                self.reduce.append(len(sizes))
-                sizes.append(size // groups)
-            else:
-                if axis in axes:
-                    self.reduce.append(len(sizes))
-                sizes.append(size)
-        self.sizes = sizes
-        self.size = math.prod(sizes[axis] for axis in self.reduce)
+            self.sizes += [groups, size // groups] if axis == split else [size]
+            self.reduce += [len(self.sizes) - 1] if axis in axes else []  # the split axis is one of the axes
+        self.size = math.prod(self.sizes[axis] for axis in self.reduce)
 
     def mean(self, x: Tensor) -> Tensor:
         """Return the means of the blocks, broadcastable."""
@@ -281,15 +273,17 @@ class _Blocks:
         """Return a statistic at every place of its block."""
         return statistic.expand(self.sizes).reshape(self.shape)
 
+    def moved(self, x: Tensor, *, centred: bool) -> Tensor:
+        """Return the input, without the means of its blocks where centred."""
+        return x - self.spread(self.mean(x)) if centred else x
+
     def square(self, x: Tensor, *, centred: bool) -> Tensor:
         """Return the mean squares of the blocks, about their means where centred, at every place."""
-        moved = x - self.spread(self.mean(x)) if centred else x
-        return self.spread(self.mean(moved.square()))
+        return self.spread(self.mean(self.moved(x, centred=centred).square()))
 
     def normalize(self, x: Tensor, *, centred: bool, eps: float = 0.0, place: str = "inside") -> Tensor:
         """Return the normalized input."""
-        moved = x - self.spread(self.mean(x)) if centred else x
-        square = self.square(x, centred=centred)
+        moved, square = self.moved(x, centred=centred), self.square(x, centred=centred)
         if place == "inside":
             return moved / (square + eps).sqrt()
         root = square.sqrt()
@@ -298,26 +292,22 @@ class _Blocks:
 
 def _conventions(ask: _Asked, x: Tensor, unit: Tensor) -> tuple[str, bool, float, set[int]]:
     """Return how the gain is stored, whether a parameter is added, the constant at a gain of one, axes of the gain."""
-
-    def odd(values: dict[str, Tensor]) -> Tensor:
-        return (ask(1e6 * x, values) - ask(-1e6 * x, values)) / 2
-
     convention, biased, neutral = "none", False, {}
     for name, value in ask.parameters.items():
         zero, ones = torch.zeros_like(value), torch.ones_like(value)
-        at_zero, at_one = odd({name: zero}), odd({name: ones})
+        at_zero, at_one = (ask.odd(1e6 * x, {name: values}) for values in (zero, ones))
         if _close(at_zero, at_one, 1e-9):
             moved = ask(x, {name: value + 1.0}) - ask(x)
             biased |= bool((moved.abs() > 1e-9).any())
         else:
             convention = "1+w" if float(at_zero.abs().max()) > 1e-3 * float(at_one.abs().max()) else "w"
             neutral[name] = zero if convention == "1+w" else ones
-    ratio = (odd(neutral) / unit).flatten()
+    ratio = (ask.odd(1e6 * x, neutral) / unit).flatten()
     uniform = _close(ratio, ratio.mean().expand_as(ratio), 1e-4)
     if convention == "none" and not uniform:
         convention = "w"
     drawn = {name: _noise(value.shape, 4) + 3.0 for name, value in ask.parameters.items() if name in neutral}
-    gain = odd(drawn) / unit
+    gain = ask.odd(1e6 * x, drawn) / unit
     varying = {axis for axis in range(x.ndim) if not _close(gain, gain.narrow(axis, 0, 1).expand_as(gain), 1e-4)}
     return convention, biased, float(ratio.abs().mean()), varying
 
@@ -325,18 +315,16 @@ def _conventions(ask: _Asked, x: Tensor, unit: Tensor) -> tuple[str, bool, float
 def _eps(ask: _Asked, x: Tensor, view: _Blocks, centred: bool, gain: Tensor) -> tuple[float | None, str]:
     """Return the eps, and its place, with which one formula fits all scales; `None` where none does."""
     samples: dict[str, list[float]] = {"inside": [], "outside": [], "clamp": []}
-    shrunk = False
     place = gain.abs() > 0
     for scale in _LADDER:
         inputs = scale * x
-        got = (ask(inputs) - ask(-inputs)) / 2
+        got = ask.odd(inputs)
         full = gain * view.normalize(inputs, centred=centred)
         share = float(got[place].abs().sum() / full[place].abs().sum())
         root = math.sqrt(float(view.square(inputs, centred=centred).mean()))
         if not 1 - share > 1e-7 or not share > 1e-9 or not share < 1:
             continue
-        shrunk = True
-        moved, size = gain * (inputs - view.spread(view.mean(inputs)) if centred else inputs), got.abs()
+        moved, size = gain * view.moved(inputs, centred=centred), got.abs()
         solid = size > 0.1 * size.max()
         denominators = (moved / got)[solid]
         square = view.square(inputs, centred=centred)[solid]
@@ -346,23 +334,18 @@ def _eps(ask: _Asked, x: Tensor, view: _Blocks, centred: bool, gain: Tensor) -> 
             samples["clamp"].append(float(denominators.median()))
         if len(samples["inside"]) > 8 or root > 1e3:
             break
-    if not shrunk:
+    if not samples["inside"]:  # nothing shrank
         return 0.0, "inside"
-    for name in ("inside", "outside", "clamp"):
-        values = [value for value in samples[name] if value > 0]
+    for name, seen in samples.items():
+        values = [value for value in seen if value > 0]
         if values and max(values) <= 1.001 * min(values) and len(values) >= min(2, len(samples["inside"])):
             middle = sorted(values)[len(values) // 2]
             probe = math.sqrt(middle) if name == "inside" else middle
             inputs = probe * x
-            got = (ask(inputs) - ask(-inputs)) / 2
+            got = ask.odd(inputs)
             if _close(got, gain * view.normalize(inputs, centred=centred, eps=middle, place=name), 1e-6):
                 return middle, name
     return None, ""
-
-
-def _rounded(eps: float) -> float:
-    """Return eps with the six digits that were measured."""
-    return float(f"{eps:.6g}")
 
 
 def _kind(axes: tuple[int, ...], blocks: bool, x: Tensor, centred: bool, sums: bool, varying: set[int]) -> Kind:
@@ -380,15 +363,13 @@ def _kind(axes: tuple[int, ...], blocks: bool, x: Tensor, centred: bool, sums: b
 
 def _compute_dtype(norm: Any, example: Any, given: Tensor) -> torch.dtype:
     """Return the type the statistics are computed in: how coarse the outputs are shows it."""
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float64: torch.float32}
-    if given.dtype not in wide:
+    if given.dtype not in (torch.float16, torch.bfloat16, torch.float64):
         return given.dtype
     module = copy_model(norm).to(given.dtype) if isinstance(norm, nn.Module) else norm
     ask = _Asked(norm, example, given, norm.training if isinstance(norm, nn.Module) else False)
     x = (_noise(given.shape, 5) * 0.5 + 1).to(given.dtype)
-    got = _call(module, example, given, x)
     truth = ask(x.double())
-    error = float((got - truth).abs().max() / truth.abs().max())
+    error = float((_call(module, example, given, x) - truth).abs().max() / truth.abs().max())
     if given.dtype is torch.float64:
         return torch.float64 if error < 1e-11 else torch.float32
     rounding = float((truth.to(given.dtype).double() - truth).abs().max() / truth.abs().max())
@@ -397,14 +378,9 @@ def _compute_dtype(norm: Any, example: Any, given: Tensor) -> torch.dtype:
 
 def _call(module: Any, example: Any, given: Tensor, x: Tensor) -> Tensor:
     """Return the output of the callable as it is, in float64."""
-    inputs = replaced(example, Tensor, lambda t: x if t is given else t)
+    args, kwargs = _arguments(example, given, x)
     with torch.no_grad():
-        made = first_tensor(module(**inputs) if isinstance(inputs, dict) else module(*_as_tuple(inputs)))
-    return made.double()  # type: ignore[union-attr]
-
-
-def _as_tuple(inputs: Any) -> tuple[Any, ...]:
-    return inputs if isinstance(inputs, tuple) else (inputs,)
+        return first_tensor(module(*args, **kwargs)).double()  # type: ignore[union-attr]
 
 
 def _default_eps(norm: Any, example: Any, given: Tensor, axes: tuple[int, ...]) -> dict[str, Any]:

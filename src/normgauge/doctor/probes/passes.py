@@ -1,7 +1,5 @@
 """One forward pass under hooks: calls of modules, and of everything that normalizes, with what went in and out."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -118,8 +116,8 @@ class Pass:
 
     def chain(self, name: str) -> Iterator[Record]:
         """Yield the leaf calls behind a tensor, from the last, as long as each read what the one before made."""
-        visited: set[str] = set()
-        while name and name not in visited:
+        visited = {""}
+        while name not in visited:
             visited.add(name)
             last = self.calls(name)[-1]
             yield last
@@ -155,9 +153,8 @@ class Watcher(TorchFunctionMode):
             self.found.blocks[call.name] = made
         if not call.leaf and not is_leaf(call.module):
             return
-        given = call.given
-        producer = "" if given is None else self._makers.get(id(given), "")
-        self.found.records.append(Record(call.name, call.module, given, made, producer, len(self.found.records)))
+        producer = "" if call.given is None else self._makers.get(id(call.given), "")
+        self.found.records.append(Record(call.name, call.module, call.given, made, producer, len(self.found.records)))
         if made is not None:
             self._makers[id(made)] = call.name
 
@@ -186,27 +183,18 @@ class Watcher(TorchFunctionMode):
     def _add(self, func: Any, given: dict[str, Any], x: Tensor, y: Tensor, stored: tuple[Tensor, ...]) -> None:
         name, module = self._open[-1] if self._open else ("(model)", self._model)
         owner = module if role_of(module) == "normalizer" else None
-        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
-            return  # it standardizes its weights by a norm's function
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or not x.numel():
+            return  # it standardizes its weights by a norm's function, or the batch is empty
         kind = _KINDS[func]
         own = bool(given.get("training", given.get("use_input_stats", True)))
         gains = (self._names.get(id(given.get(key))) for key in ("weight", "bias"))
-        self.found.norms.append(
-            NormCall(
-                name if owner is not None else f"{name}: F.{func.__name__}",
-                kind,
-                owner,
-                x.detach(),
-                y.detach(),
-                _count(kind, given, x),
-                eps=float(given["eps"]) if given["eps"] is not None else float(torch.finfo(x.dtype).eps),
-                own=own,
-                stored=stored if len(stored) == 2 else None,
-                parameters=tuple(gain for gain in gains if gain),
-                producer=self._makers.get(id(x), ""),
-                number=len(self.found.records),
-            )
-        )
+        where = name if owner is not None else f"{name}: F.{func.__name__}"
+        call = NormCall(where, kind, owner, x.detach(), y.detach(), _count(kind, given, x), own=own)
+        call.eps = float(given["eps"]) if given["eps"] is not None else float(torch.finfo(x.dtype).eps)
+        call.stored = stored if len(stored) == 2 else None
+        call.parameters = tuple(gain for gain in gains if gain)
+        call.producer, call.number = self._makers.get(id(x), ""), len(self.found.records)
+        self.found.norms.append(call)
 
     def _note_attention(self, query: Tensor, key: Tensor) -> None:
         with torch.no_grad():

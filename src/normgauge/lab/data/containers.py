@@ -1,16 +1,15 @@
 """A folder, a tar or a zip as one thing: names and bytes. Archives are read in memory and never unpacked to disk."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from normgauge.errors import DataError
 
@@ -22,6 +21,9 @@ MOST_FILES = 10**6
 # How deep a folder is searched: DIR/FashionMNIST/raw/file is three, DIR/data/train/class/image four.
 DEEPEST = 4
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+#: What the readers of broken archives raise.
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error)
+Archive = TypeVar("Archive", tarfile.TarFile, zipfile.ZipFile)
 
 
 class Container(Protocol):
@@ -75,7 +77,7 @@ class Tar:
         """Return the regular files inside."""
         names: list[str] = []
         sizes = _Sizes(self.path)
-        with _OpenTar(self.path) as archive:
+        with _opened(self.path, tarfile.open) as archive:
             for member in archive:
                 sizes.add(member.name, member.size)  # what is not wanted must be unpacked too, to find the next one
                 _check_count(self.path, len(names))
@@ -85,7 +87,7 @@ class Tar:
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members, in one pass: a compressed tar cannot be entered in the middle."""
         wanted, contents = set(names), {}
-        with _OpenTar(self.path) as archive:
+        with _opened(self.path, tarfile.open) as archive:
             for member in archive:
                 if member.isreg() and member.name in wanted:
                     stream = archive.extractfile(member)
@@ -103,20 +105,17 @@ class Zip:
 
     def names(self) -> list[str]:
         """Return the files inside."""
-        with _OpenZip(self.path) as archive:
+        with _opened(self.path, zipfile.ZipFile) as archive:
             _check_count(self.path, len(archive.infolist()))
             return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of these members."""
         contents, sizes = {}, _Sizes(self.path)
-        with _OpenZip(self.path) as archive:
+        with _opened(self.path, zipfile.ZipFile) as archive:
             for name in names:
                 sizes.add(name, archive.getinfo(name).file_size)
-                try:
-                    contents[name] = archive.read(name)
-                except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, zlib.error) as error:
-                    raise _archive_error(self.path, error) from error
+                contents[name] = archive.read(name)
         return contents
 
 
@@ -158,40 +157,17 @@ def _archive(path: Path) -> Container:
     return Zip(path) if path.name.endswith(".zip") else Tar(path)
 
 
-class _OpenTar:
-    """A tar opened for reading, whose breakage is told in our words."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> tarfile.TarFile:
-        try:
-            self._archive = tarfile.open(self._path)
-        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-            raise _archive_error(self._path, error) from error
-        return self._archive
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._archive.close()
-        if isinstance(error, (tarfile.TarError, OSError, EOFError, zlib.error)) and not isinstance(error, DataError):
-            raise _archive_error(self._path, error) from error
-
-
-class _OpenZip:
-    """A zip opened for reading, whose breakage is told in our words."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> zipfile.ZipFile:
-        try:
-            self._archive = zipfile.ZipFile(self._path)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise _archive_error(self._path, error) from error
-        return self._archive
-
-    def __exit__(self, *_: object) -> None:
-        self._archive.close()
+@contextmanager
+def _opened(path: Path, open_archive: Callable[[Path], Archive]) -> Iterator[Archive]:
+    """Yield an archive opened for reading, whose breakage is told in our words."""
+    try:
+        with open_archive(path) as archive:
+            yield archive
+    except DataError:
+        raise
+    except _BROKEN as error:
+        rule = "it must be a complete tar or zip"
+        raise DataError(f"archive {path.name}", rule, str(error) or "a cut end", "Get it again") from error
 
 
 class _Sizes:
@@ -213,9 +189,3 @@ class _Sizes:
 def _check_count(path: Path, count: int) -> None:
     if count > MOST_FILES:
         raise DataError(path.name, f"it may hold {MOST_FILES:,} files", "more", "Take fewer images")
-
-
-def _archive_error(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"archive {path.name}", "it must be a complete tar or zip", str(error) or "a cut end", "Get it again"
-    )

@@ -28,17 +28,11 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
 
 @dataclass(frozen=True)
 class Images:
-    """Decoded images, training ones first, and integer labels.
+    """Decoded images, training ones first, and integer labels."""
 
-    Attributes:
-        pixels: of shape (count, channels, height, width), uint8, or uint16 where files hold 16 bits.
-        labels: from 0 on.
-        train: how many are for training.
-    """
-
-    pixels: np.ndarray
-    labels: np.ndarray
-    train: int
+    pixels: np.ndarray  # of shape (count, channels, height, width), uint8, or uint16 where files hold 16 bits
+    labels: np.ndarray  # from 0 on
+    train: int  # how many are for training
 
     @classmethod
     def join(cls, train: tuple[np.ndarray, Any], test: tuple[np.ndarray, Any]) -> Images:
@@ -60,20 +54,13 @@ class Images:
 class _Unpickler(pickle.Unpickler):
     """Reads CIFAR's batches, which are pickles, and nothing that a pickle could do besides."""
 
-    _ALLOWED = frozenset(
-        {
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("_codecs", "encode"),
-        }
-    )
+    _ALLOWED = frozenset({"numpy.ndarray", "numpy.dtype", "numpy._core.multiarray._reconstruct", "_codecs.encode"})
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
+        module = "numpy._core.multiarray" if module == "numpy.core.multiarray" else module
+        if f"{module}.{name}" not in self._ALLOWED:
             raise pickle.UnpicklingError(f"{module}.{name} has no place in image data")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        return super().find_class(module, name)
 
 
 def read(path: Path) -> Images | None:
@@ -109,8 +96,8 @@ def _is_batch(name: str) -> bool:
 
 
 def _cifar100_batches(container: Container, names: list[str]) -> Images | None:
-    paths = [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "train"),)]
-    paths += [name for name in names if PurePosixPath(name).parts[-2:] in (("cifar-100-python", "test"),)]
+    ends = (("cifar-100-python", "train"), ("cifar-100-python", "test"))
+    paths = [name for end in ends for name in names if PurePosixPath(name).parts[-2:] == end]
     if len(paths) != 2 and {"train", "test", "meta"} <= set(names):  # inside the folder itself
         paths = ["train", "test"]
     if len(paths) != 2:
@@ -128,9 +115,8 @@ def _unpickle_batch(container: Container, name: str, data: bytes, key: bytes) ->
             raise ValueError(f"pixels of {pixels.dtype}")
         return pixels.reshape(-1, 3, 32, 32), np.asarray(batch[key])
     except Exception as error:
-        raise _layout_error(
-            container, name, "a batch holds arrays of 3x32x32 images and their labels", error
-        ) from error
+        rule = "a batch holds arrays of 3x32x32 images and their labels"
+        raise _layout_error(container, name, rule, error) from error
 
 
 def _png_strips(container: Container, names: list[str]) -> Images | None:

@@ -1,7 +1,5 @@
 """One file per dataset, memory-mapped: rows of (split, label, pixels) that appear complete or not at all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -31,17 +29,11 @@ def data_folder() -> Path:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A dataset on disk.
+    """A dataset on disk."""
 
-    Attributes:
-        path: the file.
-        rows: the memory-mapped records, training first: `test` (0 or 1), `label` and `pixels` (8 or 16 bits).
-        source: where the data came from, in words.
-    """
-
-    path: Path
-    rows: np.ndarray
-    source: str
+    path: Path  # the file
+    rows: np.ndarray  # the memory-mapped records, training first: `test` (0 or 1), `label` and `pixels` (8 or 16 bits)
+    source: str  # where the data came from, in words
 
     @property
     def train(self) -> int:
@@ -88,12 +80,9 @@ def write(images: Images, folder: Path, name: str, source: str) -> Prepared:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(
-            f"data {name!r}",
-            "the folder for data must be writable and have room",
-            f"{error.strerror or error} for {folder}",
-            "Free space, or set NORMGAUGE_DATA to another folder",
-        ) from error
+        rule, got = "the folder for data must be writable and have room", f"{error.strerror or error} for {folder}"
+        step = "Free space, or set NORMGAUGE_DATA to another folder"
+        raise DataError(f"data {name!r}", rule, got, step) from error
     return Prepared(path, rows, source)
 
 

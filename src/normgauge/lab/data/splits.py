@@ -1,7 +1,5 @@
 """Data as tensors in memory: digits, text, Gaussian regression, CIFAR, Fashion-MNIST, an image folder, a user's own."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -126,15 +124,13 @@ def text(context: int = 64) -> Dataset:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise MissingDataError(
-            "data 'text'", "Python must have its help texts", str(error), "Install it whole"
-        ) from error
+        rule, step = "Python must have its help texts", "Install it whole"
+        raise MissingDataError("data 'text'", rule, str(error), step) from error
     unique: dict[str, str] = {}
     for part in "\n\n".join(topics[name].translate(_PLAIN) for name in sorted(topics)).split("\n\n"):
         unique.setdefault(" ".join(part.split()), _RULES.sub("", part))
-    codes = np.frombuffer(
-        "\n\n".join(filter(str.strip, unique.values())).encode("ascii", "replace"), dtype=np.uint8
-    ).astype(np.int64)
+    whole = "\n\n".join(filter(str.strip, unique.values())).encode("ascii", "replace")
+    codes = np.frombuffer(whole, dtype=np.uint8).astype(np.int64)
     tokens = torch.from_numpy(np.where(codes == 10, 0, np.where((codes < 32) | (codes > 126), ord("?"), codes) - 31))
     count = (len(tokens) - 1) // context
     inputs, targets = (tokens[shift : shift + count * context].view(count, context) for shift in (0, 1))
@@ -208,12 +204,8 @@ def _counts(name: str, prepared: Prepared, subset: re.Match[str] | None) -> tupl
     train = int(subset[1])
     held, tested = (int(subset[part]) if subset[part] else max(train // 5, 1) for part in (2, 3))
     if min(train, held, tested) < 1 or train + held > there or tested > testing:
-        raise DataError(
-            f"data {name!r}",
-            f"training and validation together hold 1 to {there} images, test 1 to {testing}",
-            f"{train} + {held} and {tested}",
-            "Ask for fewer",
-        )
+        rule = f"training and validation together hold 1 to {there} images, test 1 to {testing}"
+        raise DataError(f"data {name!r}", rule, f"{train} + {held} and {tested}", "Ask for fewer")
     return train, held, tested
 
 
@@ -250,12 +242,9 @@ def _load_from_function(path: str) -> Dataset:
         if not all(isinstance(part, Tensor) for pair in (train, validation, test) for part in pair):
             raise TypeError
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"data {path!r}",
-            "the function must return three pairs of tensors (inputs, targets): training, validation, test",
-            type(product).__name__,
-            "Return them, or a normgauge.lab.data.Dataset",
-        ) from error
+        rule = "the function must return three pairs of tensors (inputs, targets): training, validation, test"
+        step = "Return them, or a normgauge.lab.data.Dataset"
+        raise DataError(f"data {path!r}", rule, type(product).__name__, step) from error
     targets = train[1]
     task: Task = "regression" if targets.is_floating_point() else "classification"
     classes = (targets.shape[1] if targets.ndim > 1 else 1) if task == "regression" else _highest(targets) + 1

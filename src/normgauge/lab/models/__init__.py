@@ -1,10 +1,17 @@
 """The same network under any normalizer: built in, published, or a user's own factory."""
 
-from normgauge.lab.models.build import AS_BUILT as AS_BUILT
-from normgauge.lab.models.build import build as build
-from normgauge.lab.models.build import names as names
-from normgauge.lab.models.build import takes_norm as takes_norm
-from normgauge.lab.models.gpt import gpt as gpt
-from normgauge.lab.models.normalized import Normalized as Normalized
+from normgauge.lab.models.build import (
+    AS_BUILT,
+    build,
+    file_digests,
+    is_everywhere,
+    is_own,
+    keep_model,
+    names,
+    takes_norm,
+)
+from normgauge.lab.models.gpt import gpt
+from normgauge.lab.models.normalized import Normalized
 
-__all__ = ["AS_BUILT", "Normalized", "build", "gpt", "names", "takes_norm"]
+__all__ = ["AS_BUILT", "Normalized", "build", "file_digests", "gpt", "is_everywhere", "is_own", "keep_model", "names"]
+__all__ += ["takes_norm"]

@@ -1,7 +1,5 @@
 """A small GPT under any normalizer: placed as the register declares, queries and keys normalized or not."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -49,10 +47,9 @@ class Branch(nn.Module):
     def __init__(self, branch: nn.Module, norm: str, width: int, place: str) -> None:
         super().__init__()
         self.branch, self.place = branch, registry.PLACEMENTS[place]
-        self.before, self.behind, self.around = (
-            TokenNorm(norm, width) if stands else nn.Identity()
-            for stands in (self.place.before, self.place.behind, self.place.around)
-        )
+        places = (self.place.before, self.place.behind, self.place.around)
+        parts = (TokenNorm(norm, width) if stands else nn.Identity() for stands in places)
+        self.before, self.behind, self.around = parts
         if self.place.interpolates:
             self.share = nn.Parameter(torch.full((width,), 0.05))
 
@@ -121,9 +118,8 @@ def gpt(
     if place not in registry.PLACEMENTS:
         raise unknown_name("place", place, registry.PLACEMENTS)
     if width % heads:
-        raise InputError(
-            "model 'gpt'", "heads divide the width", f"{heads} and {width}", f"Use {math.gcd(heads, width)}"
-        )
+        step = f"Use {math.gcd(heads, width)}"
+        raise InputError("model 'gpt'", "heads divide the width", f"{heads} and {width}", step)
     return GPT(norm, shape[0], classes, width=width, depth=depth, heads=heads, place=place, qk=qk, bias=bias)
 
 

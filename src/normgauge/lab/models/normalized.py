@@ -1,7 +1,5 @@
 """A layer under a normalizer, the lab networks' building block: direction weights, joint scale, exact rescaling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

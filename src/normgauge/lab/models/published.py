@@ -3,9 +3,6 @@
 Images of 32x32 get the usual CIFAR stem (3x3, stride 1, no pool); larger ones the published stem.
 """
 
-from __future__ import annotations
-
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +12,7 @@ from torch import Tensor, nn
 
 from normgauge.errors import InputError
 from normgauge.lab.models.normalized import Normalized
-from normgauge.lab.models.small import Factory, ResidualBlock
+from normgauge.lab.models.small import Factory, ResidualBlock, stack_linear
 
 
 class Bottleneck(nn.Module):
@@ -23,13 +20,10 @@ class Bottleneck(nn.Module):
 
     def __init__(self, fan_in: int, width: int, stride: int, norm: str) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            Normalized(nn.Conv2d(fan_in, width, 1, bias=False), norm, 2),
-            nn.ReLU(),
-            Normalized(nn.Conv2d(width, width, 3, stride, 1, bias=False), norm, 2),
-            nn.ReLU(),
-            Normalized(nn.Conv2d(width, 4 * width, 1, bias=False), norm, 2),
-        )
+        first = Normalized(nn.Conv2d(fan_in, width, 1, bias=False), norm, 2)
+        second = Normalized(nn.Conv2d(width, width, 3, stride, 1, bias=False), norm, 2)
+        third = Normalized(nn.Conv2d(width, 4 * width, 1, bias=False), norm, 2)
+        self.body = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
         same = fan_in == 4 * width and stride == 1
         self.skip = nn.Identity() if same else Normalized(nn.Conv2d(fan_in, 4 * width, 1, stride, bias=False), norm, 2)
 
@@ -107,11 +101,7 @@ def efficientnet_narrow(norm: str, shape: tuple[int, ...], classes: int) -> nn.M
 
 def relu10(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build S2's ReLU network of ten layers, 512 units wide."""
-    sizes = (math.prod(shape), *(512,) * 9)
-    layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in itertools.pairwise(sizes):
-        layers += [Normalized(nn.Linear(fan_in, fan_out), norm, 0), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+    return stack_linear(norm, (math.prod(shape), *(512,) * 9), classes)
 
 
 def _stem(norm: str, shape: tuple[int, ...], width: int) -> list[nn.Module]:
@@ -141,24 +131,15 @@ def _resnet(
 
 
 # expansion, kernel, stride, channels, blocks of EfficientNet-B0
-_STAGES = (
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
-)
+_STAGES: tuple[tuple[int, ...], ...] = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3))
+_STAGES += ((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))
 
 
 def _efficientnet(norm: str, shape: tuple[int, ...], classes: int, *, width: float, depth: float) -> nn.Module:
     small = shape[1] <= 64  # CIFAR: the stem and the first reduction keep the size
     channels = _round_channels(32 * width)
-    layers: list[Any] = [
-        Normalized(nn.Conv2d(shape[0], channels, 3, 1 if small else 2, 1, bias=False), norm, 2),
-        nn.SiLU(),
-    ]
+    stem = nn.Conv2d(shape[0], channels, 3, 1 if small else 2, 1, bias=False)
+    layers: list[nn.Module] = [Normalized(stem, norm, 2), nn.SiLU()]
     for stage, (expand, kernel, stride, fan_out, blocks) in enumerate(_STAGES):
         wide = _round_channels(fan_out * width)
         for index in range(math.ceil(blocks * depth)):
@@ -176,12 +157,5 @@ def _round_channels(channels: float) -> int:
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
-PUBLISHED: dict[str, Factory] = {
-    "resnet18": resnet18,
-    "resnet18_narrow": resnet18_narrow,
-    "resnet101": resnet101,
-    "vgg16": vgg16,
-    "efficientnet_b3": efficientnet_b3,
-    "efficientnet_narrow": efficientnet_narrow,
-    "relu10": relu10,
-}
+_ALL: tuple[Any, ...] = (resnet18, resnet18_narrow, resnet101, vgg16, efficientnet_b3, efficientnet_narrow, relu10)
+PUBLISHED: dict[str, Factory] = {factory.__name__: factory for factory in _ALL}

@@ -1,7 +1,5 @@
 """Small networks under any normalizer, the proxies two cores can train: MLP, VGG, ResNet, deep linear network."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -17,7 +15,11 @@ Factory = Callable[[str, tuple[int, ...], int], nn.Module]
 
 def mlp(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a ReLU network with three hidden layers of 64 units."""
-    sizes = (math.prod(shape), 64, 64, 64)
+    return stack_linear(norm, (math.prod(shape), 64, 64, 64), classes)
+
+
+def stack_linear(norm: str, sizes: tuple[int, ...], classes: int) -> nn.Module:
+    """Stack normalized linear layers of these widths with ReLU between, and a linear layer at the end."""
     layers: list[nn.Module] = [nn.Flatten()]
     for fan_in, fan_out in itertools.pairwise(sizes):
         layers += [Normalized(nn.Linear(fan_in, fan_out), norm, 0), nn.ReLU()]
@@ -71,16 +73,9 @@ class ResidualBlock(nn.Module):
 def resnet(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a ResNet of three residual blocks (16, 32, 32 channels) with global average pooling."""
     channels, _ = _image(shape, "resnet")
-    return nn.Sequential(
-        Normalized(nn.Conv2d(channels, 16, 3, padding=1), norm, 2),
-        nn.ReLU(),
-        ResidualBlock(16, 16, 1, norm),
-        ResidualBlock(16, 32, 2, norm),
-        ResidualBlock(32, 32, 1, norm),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, classes),
-    )
+    stem = Normalized(nn.Conv2d(channels, 16, 3, padding=1), norm, 2)
+    blocks = (ResidualBlock(*sizes, norm) for sizes in ((16, 16, 1), (16, 32, 2), (32, 32, 1)))
+    return nn.Sequential(stem, nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, classes))
 
 
 def dln(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -97,12 +92,8 @@ def dln(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def _image(shape: tuple[int, ...], model: str) -> tuple[int, int]:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 8:
-        raise InputError(
-            f"model {model!r}",
-            "inputs must be square images (channels, size, size) with size >= 8",
-            str(shape),
-            "Choose --model mlp or dln for this data",
-        )
+        rule = "inputs must be square images (channels, size, size) with size >= 8"
+        raise InputError(f"model {model!r}", rule, str(shape), "Choose --model mlp or dln for this data")
     return shape[0], shape[1]
 
 

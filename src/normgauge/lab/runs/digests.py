@@ -1,7 +1,5 @@
 """What a run rests on beside its settings: digests of a user's own code and data, so that a change of them is seen."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +8,7 @@ import torch
 
 from normgauge.errors import DataError, InputError
 from normgauge.lab import data as datasets
+from normgauge.lab import models
 from normgauge.lab.imports import code_digests
 from normgauge.records import Spec
 from normgauge.store import canonical
@@ -30,7 +29,8 @@ def own_digests(specs: Iterable[Spec], dataset: datasets.Dataset) -> dict[str, A
 
 def _own_code(spec: Spec) -> dict[str, str]:
     paths = [str(spec.get(knob, "")) for knob in FUNCTIONS]
-    return {module: digest for path in paths if ":" in path for module, digest in code_digests(path).items()}
+    files = models.file_digests(paths[0]) if models.is_own(paths[0]) and ":" not in paths[0] else {}
+    return {**files, **{name: digest for path in paths if ":" in path for name, digest in code_digests(path).items()}}
 
 
 def data_digest(dataset: datasets.Dataset) -> str:

@@ -1,7 +1,5 @@
 """The one evaluation: loss and accuracy on a split under stored, recalibrated or batch statistics."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Iterator
@@ -23,18 +21,12 @@ _COUNT = "num_batches_tracked"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean loss and accuracy on a split.
+    """Mean loss and accuracy on a split."""
 
-    Attributes:
-        loss: not finite for a network that no longer is.
-        accuracy: the share of right decisions; nan for a regression. A network that is no longer finite gets that of
-            its broken guesses.
-        metric: the data's own metric; nan where there is none.
-    """
-
-    loss: float
+    loss: float  # not finite for a network that no longer is
+    # the share of right decisions, of broken guesses where a network is no longer finite; nan for a regression
     accuracy: float
-    metric: float = math.nan
+    metric: float = math.nan  # the data's own metric; nan where there is none
 
 
 def evaluate(
@@ -50,21 +42,10 @@ def evaluate(
 ) -> Evaluation:
     """Return loss and accuracy on a split; the network, its modes included, is left as it was.
 
-    Args:
-        network: what to evaluate.
-        data: where the split is.
-        split: train, validation or test.
-        statistics: "stored", as the network would be used (evaluation mode); "recalibrated", with stored statistics
-            taken anew on a copy (see `recalibrated_copy`); "batch", as training sees it, noise included: training mode
-            on a copy, every batch by its own statistics.
-        limit: how many samples of the split, from the first.
-        batch: samples at a time.
-        rest: whether a short last batch counts under batch statistics; its statistics are others, and a single sample
-            has none and never counts.
-        inputs: the batches that statistics are recalibrated on; those of the split if left out.
-
-    Raises:
-        UnknownNameError: for another word for the statistics.
+    Statistics are "stored", as the network would be used (evaluation mode); "recalibrated", taken anew on a copy on the
+    batches `inputs`, or those of the split (see `recalibrated_copy`); or "batch", as training sees it, noise included:
+    training mode on a copy, every batch by its own. Then a short last batch, whose statistics are others, counts with
+    `rest` only, and a single sample never. `limit` takes the first samples of the split.
 
     Examples:
         >>> from normgauge.lab.data import load

@@ -25,12 +25,6 @@ CONNECT_SECONDS = 15.0
 _RUNNING = threading.Lock()
 
 
-def run_serially(specs: Specs, task: Callable[[Any], Run] = execute) -> Generator[Run]:
-    """Run specs one after the other in this process."""
-    for spec in specs:
-        yield task(spec)
-
-
 def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execute) -> Generator[Run]:
     """Run specs on any `concurrent.futures.Executor`, yielding them as they finish.
 
@@ -42,12 +36,9 @@ def run_on(executor: Executor, specs: Specs, task: Callable[[Any], Run] = execut
             try:
                 run = future.result()
             except (BrokenExecutor, CancelledError) as error:
-                raise ExecutorError(
-                    "executor",
-                    "it must live until the last run",
-                    f"{type(error).__name__} {error}".strip(),
-                    "Start it anew and run the same command again: finished runs are kept",
-                ) from error
+                rule, got = "it must live until the last run", f"{type(error).__name__} {error}".strip()
+                step = "Start it anew and run the same command again: finished runs are kept"
+                raise ExecutorError("executor", rule, got, step) from error
             except Exception as error:  # noqa: BLE001 (a sweep must not die from one run)
                 reason = f"its worker could not finish it: {type(error).__name__}: {error}"
                 run = Run(dict(futures[future]), "error", reason)
@@ -64,34 +55,23 @@ def cluster_executor(address: str) -> Iterator[Executor]:
     Workers need normgauge, the data, and a user's own package installed. Give each worker one thread
     (`dask worker ADDRESS --nthreads 1`): runs share torch's random state, so one process runs one at a time.
     """
-    executor = connect(address)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=False)
-        executor._client.close()  # type: ignore[attr-defined]
-
-
-def connect(address: str) -> Executor:
-    """Return an executor of a Dask cluster; see `cluster_executor`, which also leaves the cluster."""
     distributed = require("distributed", "cluster", "a Dask cluster")
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except Exception as error:  # distributed raises what comes: OSError, ValueError, TypeError, KeyError by address
-        raise ExecutorError(
-            f"cluster {address}",
-            "a Dask scheduler must listen there",
-            str(error) or type(error).__name__,
-            "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1",
-        ) from error
-    return cast(Executor, client.get_executor())
+        rule, got = "a Dask scheduler must listen there", str(error) or type(error).__name__
+        step = "Start one with: dask scheduler, and workers with: dask worker ADDRESS --nthreads 1"
+        raise ExecutorError(f"cluster {address}", rule, got, step) from error
+    executor = cast(Executor, client.get_executor())
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False)
+        client.close()
 
 
 class Workers:
-    """Worker processes with one thread each, kept from sweep to sweep: starting one takes seconds.
-
-    Args:
-        jobs: how many; `None` for one per core.
+    """Worker processes with one thread each (`None`: one per core), kept from sweep to sweep: starts take seconds.
 
     Examples:
         >>> with Workers(2) as workers:  # no process starts before there is work
@@ -123,7 +103,8 @@ class Workers:
         pool, self._pool = self._pool, None
         if pool is not None:
             if at_once:
-                _end_workers(pool)
+                for process in list((pool._processes or {}).values()):  # no public way before Python 3.14
+                    process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -199,11 +180,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _end_workers(pool: ProcessPoolExecutor) -> None:
-    for process in list((pool._processes or {}).values()):  # no public way before Python 3.14
-        process.terminate()
 
 
 @contextmanager

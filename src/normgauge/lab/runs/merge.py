@@ -1,7 +1,5 @@
 """Join the stores of shards into one: every run once, only if all shards asked the same question."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,27 +15,17 @@ from normgauge.store import DONE, STORE_NAME, Store, canonical, spec_id
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did.
+    """What a merge did."""
 
-    Attributes:
-        store: the joined store.
-        stores: how many were read.
-        added: runs that were new.
-        known: runs that were there already, in the joined store or in two shards.
-        total: runs in the joined store now.
-    """
-
-    store: Path
-    stores: int
-    added: int
-    known: int
-    total: int
+    store: Path  # the joined store
+    stores: int  # how many were read
+    added: int  # runs that were new
+    known: int  # runs that were there already, in the joined store or in two shards
+    total: int  # runs in the joined store now
 
     def __str__(self) -> str:
-        return (
-            f"{self.added} runs added from {self.stores} stores, {self.known} were there already, "
-            f"{self.total} in {self.store} now"
-        )
+        known = f"{self.known} were there already, {self.total} in {self.store} now"
+        return f"{self.added} runs added from {self.stores} stores, {known}"
 
 
 def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
@@ -93,12 +81,9 @@ def _refuse_other_questions(stores: Sequence[Store]) -> None:
         differing = sorted(key for key in {*ours, *theirs} if _text(ours, key) != _text(theirs, key))
         if differing:
             key = differing[0]
-            raise StoreError(
-                f"merge {store.path}",
-                f"all shards must ask the same question as {first.path}",
-                f"another {key}: {_text(theirs, key)} instead of {_text(ours, key)}",
-                "Merge stores of one study, made with the same options",
-            )
+            got = f"another {key}: {_text(theirs, key)} instead of {_text(ours, key)}"
+            step = "Merge stores of one study, made with the same options"
+            raise StoreError(f"merge {store.path}", f"all shards must ask the same question as {first.path}", got, step)
 
 
 def _adopt_question(joined: Store, shards: Sequence[Store]) -> None:
@@ -133,12 +118,9 @@ def _refuse_conflicts(stores: Sequence[Store]) -> None:
             other, twin = first.setdefault(spec_id(run.spec), (store, run))
             difference = _difference(twin, run)
             if difference:
-                raise StoreError(
-                    f"merge {store.path}",
-                    f"a run has the same readings in every store; {other.path} holds it too",
-                    f"run {spec_id(run.spec)} with {difference}",
-                    "Delete the store you do not trust, or run its study again",
-                )
+                rule = f"a run has the same readings in every store; {other.path} holds it too"
+                step = "Delete the store you do not trust, or run its study again"
+                raise StoreError(f"merge {store.path}", rule, f"run {spec_id(run.spec)} with {difference}", step)
 
 
 def _difference(first: Run, second: Run) -> str:
@@ -155,9 +137,8 @@ def _difference(first: Run, second: Run) -> str:
 def _copy(source: Store, joined: Store) -> tuple[int, int]:
     """Return how many runs were new, and how many were there already; what failed here may have gone well there."""
     runs, here, done = source.runs(), joined.ids(), joined.finished()
-    fresh = [
-        run for run in runs if spec_id(run.spec) not in here or (run.status in DONE and spec_id(run.spec) not in done)
-    ]
+    there = {True: done, False: here}
+    fresh = [run for run in runs if spec_id(run.spec) not in there[run.status in DONE]]
     for run in fresh:
         joined.put(run)
     return len(fresh), len(runs) - len(fresh)

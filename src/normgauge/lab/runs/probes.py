@@ -1,7 +1,5 @@
 """What is read off a network during training: losses, accuracy, landscape, curvature, weight norms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -53,10 +51,7 @@ def measure_network(record: Record, network: nn.Module, dataset: Dataset, spec: 
         for look in (_measure_landscape, _measure_curvature, _measure_propagation):
             try:
                 look(record, objective, float(spec["lr"]), step)
-            except (
-                InputError,
-                NotDifferentiableError,
-            ):  # an instrument that cannot read a user's network is no reason to lose the run
+            except (InputError, NotDifferentiableError):  # it cannot read a user's network: no reason to lose the run
                 continue
     except NonFiniteError:
         for name in ("train_loss", "effective_beta", "gradient_distance", "loss_variation", "top_eigenvalue"):

@@ -10,16 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from normgauge.documents import write_whole
 from normgauge.lab.runs.provenance import provenance
@@ -30,15 +22,10 @@ LINE_SECONDS = 20.0
 
 
 class RunsBar:
-    """A bar for every sweep, with the time left, on stderr; where that is no terminal, a line now and then.
-
-    Args:
-        shown: `False` shows nothing anywhere.
-    """
+    """A bar for every sweep, with the time left, on stderr; where that is no terminal, a line now and then."""
 
     def __init__(self, *, shown: bool = True) -> None:
-        self._shown = shown
-        self._console = Console(file=sys.stderr)
+        self._shown, self._console = shown, Console(file=sys.stderr)
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -59,19 +46,21 @@ class RunsBar:
                 last, left = now, (now - begin) / count * (total - done - count)
                 self.note(f"{label}: {done + count} of {total} runs, about {timedelta(seconds=round(left))} left")
 
-        with _bar(MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), shown=self._shown) as bar:
+        with self._bar(bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()) as bar:
             job = bar.add_task(label, total=total, completed=done)
             yield advance
 
+    def _bar(self, *columns: bars.ProgressColumn) -> bars.Progress:
+        words, hidden = bars.TextColumn("{task.description}"), not (self._shown and self._console.is_terminal)
+        return bars.Progress(words, bars.BarColumn(), *columns, console=self._console, disable=hidden)
 
-class StudiesBar:
+
+class StudiesBar(RunsBar):
     """One bar over several studies, each as long as its weight; elsewhere than in a terminal a line per study.
 
     The time left follows from what was run in this session: what was in a store already took none.
 
-    Args:
-        weights: study -> its share of the whole, in any unit (expected minutes).
-        shown: `False` shows nothing anywhere.
+    Weights are shares of the whole in any unit, such as expected minutes.
 
     Examples:
         >>> with StudiesBar({"valley": 1.0, "margin": 3.0}, shown=False) as bar:
@@ -83,10 +72,10 @@ class StudiesBar:
     """
 
     def __init__(self, weights: Mapping[str, float], *, shown: bool = True) -> None:
-        self._weights, self._shown = dict(weights), shown
-        self._bar = _bar(TimeElapsedColumn(), TextColumn("{task.fields[left]}"), shown=shown)
-        self._job = self._bar.add_task("", total=sum(self._weights.values()) or 1.0, left="")
-        self._console = self._bar.console
+        super().__init__(shown=shown)
+        self._weights = dict(weights)
+        self._whole = self._bar(bars.TimeElapsedColumn(), bars.TextColumn("{task.fields[left]}"))
+        self._job = self._whole.add_task("", total=sum(self._weights.values()) or 1.0, left="")
         self._before, self._runs, self._done, self._number, self._name = 0.0, 1, 0, 0, ""
         self._begin = time.monotonic()
         self._worked = 0.0  # the weight of what was run in this session
@@ -94,23 +83,23 @@ class StudiesBar:
 
     def __enter__(self) -> StudiesBar:
         """Show the bar."""
-        self._bar.start()
+        self._whole.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the bar as it is."""
-        self._bar.stop()
+        self._whole.stop()
 
     @property
     def fraction(self) -> float:
         """The part of everything that is done."""
-        task = self._bar.tasks[0]
+        task = self._whole.tasks[0]
         return task.completed / (task.total or 1.0)
 
     @property
     def seconds_left(self) -> float | None:
         """The time left at the speed of this session; `None` before its first run is done."""
-        task = self._bar.tasks[0]
+        task = self._whole.tasks[0]
         left = (task.total or 0.0) - task.completed
         return None if self._worked == 0 else 60 * self.minutes * left / self._worked
 
@@ -129,7 +118,7 @@ class StudiesBar:
         yield
         self._before += self._weights[name]
         self._done = 0
-        self._bar.update(self._job, completed=self._before)
+        self._whole.update(self._job, completed=self._before)
 
     @contextmanager
     def runs(self, label: str, total: int, done: int) -> Iterator[Callable[[], None]]:
@@ -145,20 +134,11 @@ class StudiesBar:
 
         yield advance
 
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self._shown:
-            self._console.print(text, soft_wrap=True, highlight=False, markup=False)
-
     def _update(self) -> None:
         part = min(self._done / self._runs, 1.0) * self._weights[self._name]
         text = f"{self._number} of {len(self._weights)}: {self._name}, run {self._done} of {self._runs}"
-        self._bar.update(self._job, completed=self._before + part, description=text, left=self._time_left())
-
-    def _time_left(self) -> str:
-        """Return the time left at the speed of this session, "" before there is a speed."""
-        seconds = self.seconds_left
-        return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"
+        left = "" if self.seconds_left is None else f"left {timedelta(seconds=round(self.seconds_left))}"
+        self._whole.update(self._job, completed=self._before + part, description=text, left=left)
 
 
 def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int | None) -> Path:
@@ -170,14 +150,3 @@ def note_session(out: Path, size: str, studies: int, bar: StudiesBar, jobs: int 
     noted = [*sessions, {**session, "finished": finished, **plain(provenance())}]
     write_whole(path, json.dumps(noted, indent=1) + "\n")
     return path
-
-
-def _bar(*columns: ProgressColumn, shown: bool) -> Progress:
-    console = Console(file=sys.stderr)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *columns,
-        console=console,
-        disable=not (shown and console.is_terminal),
-    )

@@ -1,7 +1,5 @@
 """Where a number came from: versions, machine, revision; never names of people or hosts."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from functools import cache

@@ -1,7 +1,5 @@
 """How a network is trained: optimizer, schedule, clipping, augmentation, or a user's own step, loss and metric."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -78,11 +76,8 @@ class Recipe:
         """Return the recipe as knobs of a spec: functions by name, what is usual left out, the optimizer always."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         named = {name: name_of(value) if callable(value) else value for name, value in given.items()}
-        return {
-            item.name: named[item.name]
-            for item in fields(self)
-            if item.name == "optimizer" or named[item.name] != item.default
-        }
+        usual = {item.name: item.default for item in fields(self)}
+        return {name: value for name, value in named.items() if name == "optimizer" or value != usual[name]}
 
 
 KNOBS = frozenset(item.name for item in fields(Recipe))
@@ -135,8 +130,12 @@ def make_optimizer(network: nn.Module, spec: Spec, data: Dataset | None = None) 
     if name == "adamw":
         return torch.optim.AdamW(given, lr=rate, **decay)
     if name == "muon":
-        momentum = float(0.95 if spec.get("momentum") is None else spec["momentum"])
-        return MuonWithAdamW(network, rate, momentum, **decay)
+        shared: dict[str, Any] = {"lr": rate, "weight_decay": 0.1, **decay}
+        muon: dict[str, Any] = {"adjust_lr_fn": "match_rms_adamw", **shared}
+        muon["momentum"] = 0.95 if spec.get("momentum") is None else momentum
+        matrices, rest = ([p for p in network.parameters() if p.requires_grad and (p.ndim == 2) == m] for m in (1, 0))
+        parts = [torch.optim.Muon(matrices, **muon)] if matrices else []
+        return Joined(*parts, *([torch.optim.AdamW(rest, **shared)] if rest else []))
     if data is None or name not in RATES:
         raise unknown_name("optimizer", name, RATES)
     rows = slice(0, 16)
@@ -147,28 +146,21 @@ def make_optimizer(network: nn.Module, spec: Spec, data: Dataset | None = None) 
     return optim.SphereSGD(groups, lr=rate, momentum=momentum)
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of a network and AdamW for everything else, as one optimizer with one rate."""
+class Joined(torch.optim.Optimizer):
+    """Several optimizers of different parameters as one, which holds their groups and their state."""
 
-    def __init__(self, network: nn.Module, lr: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
-        matrices = [p for p in network.parameters() if p.ndim == 2 and p.requires_grad]
-        rest = [p for p in network.parameters() if p.ndim != 2 and p.requires_grad]
-        shared: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
-        muon = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw", **shared}
-        self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, **muon)] if matrices else []
-        self.parts += [torch.optim.AdamW(rest, **shared)] if rest else []
-        super().__init__([*matrices, *rest], shared)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        groups = [{**group, "part": k} for k, part in enumerate(parts) for group in part.param_groups]
+        self.parts = parts
+        super().__init__(groups, {})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step with both."""
-        for part in self.parts:
-            part.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none)
+    def step(self, closure: Any = None) -> Any:
+        """Step them all."""
+        loss = None if closure is None else closure()
+        for k, part in enumerate(self.parts):
+            part.state, part.param_groups = self.state, [g for g in self.param_groups if g["part"] == k]
+            type(part).step(part)
+        return loss
 
 
 def make_schedule(spec: Spec) -> Callable[[int], float] | None:
@@ -197,9 +189,8 @@ def own_step(network: nn.Module, data: Dataset, optimizer: torch.optim.Optimizer
         network.train()
         loss = call_function("train_step", path, "a function", network, (inputs[rows], targets[rows]), optimizer)
         if not isinstance(loss, (float, int, Tensor)) or (isinstance(loss, Tensor) and loss.numel() != 1):
-            raise InputError(
-                f"train_step {path!r}", "it returns the loss, one number", type(loss).__name__, "Return it"
-            )
+            rule = "it returns the loss, one number"
+            raise InputError(f"train_step {path!r}", rule, type(loss).__name__, "Return it")
         return float(loss)
 
     return step

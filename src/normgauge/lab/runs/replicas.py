@@ -1,7 +1,5 @@
 """One large run split over processes: DistributedDataParallel with statistics of each replica, or of all together."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -22,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge.errors import InputError, ModelError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.train import Step, descend
-from normgauge.nn.synced_batch import SyncedBatchNorm
+from normgauge.nn import SyncedBatchNorm
 from normgauge.records import Run, Spec
 
 STATISTICS = ("replica", "synced")
@@ -38,12 +36,9 @@ def launch(run: Run, statement: str) -> None:
     """
     spec, world = run.spec, int(run.spec["ddp"])
     if spec.get("statistics", "replica") not in STATISTICS or int(spec["batch"]) % world or int(spec["batch"]) < world:
-        raise InputError(
-            "ddp",
-            "statistics is 'replica' or 'synced', and the batch a multiple of the number of processes",
-            f"statistics={spec.get('statistics')!r}, batch={spec['batch']}, ddp={world}",
-            "Correct the spec",
-        )
+        rule = "statistics is 'replica' or 'synced', and the batch a multiple of the number of processes"
+        got = f"statistics={spec.get('statistics')!r}, batch={spec['batch']}, ddp={world}"
+        raise InputError("ddp", rule, got, "Correct the spec")
     with tempfile.TemporaryDirectory(prefix="normgauge-") as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
@@ -127,12 +122,8 @@ def _wait(processes: list[subprocess.Popen[str]]) -> None:
     for rank, process in enumerate(processes):
         if process not in alive and process.returncode != 0:
             last = (words[rank].strip().splitlines() or ["no words"])[-1]
-            raise ModelError(
-                f"replica {rank}",
-                "it must live until the run ends",
-                f"exit {process.returncode}: {last}",
-                "Run it again",
-            )
+            got = f"exit {process.returncode}: {last}"
+            raise ModelError(f"replica {rank}", "it must live until the run ends", got, "Run it again")
 
 
 def _environment() -> dict[str, str]:
@@ -152,27 +143,16 @@ def shared_copy(network: nn.Module) -> nn.Module:
 
 def sync_batch_norms(network: nn.Module, group: Any = None) -> nn.Module:
     """Replace batch normalization by one over all processes, in place, with the same parameters and statistics."""
-    layers = [
-        (part, name, child)
-        for part in network.modules()
-        for name, child in part.named_children()
-        if isinstance(child, _BatchNorm)
-    ]
+    children = [(part, name, child) for part in network.modules() for name, child in part.named_children()]
+    layers = [(part, name, child) for part, name, child in children if isinstance(child, _BatchNorm)]
     if not layers:
-        raise ModelError(
-            "statistics 'synced'", "the network has batch normalization", "none", "Use statistics 'replica'"
-        )
+        rule, step = "the network has batch normalization", "Use statistics 'replica'"
+        raise ModelError("statistics 'synced'", rule, "none", step)
     for part, name, child in layers:
-        layer = SyncedBatchNorm(child.num_features, child.eps, child.momentum, child.affine, group)
+        layer = SyncedBatchNorm(child.num_features, group, eps=child.eps, momentum=child.momentum, affine=child.affine)
         layer.weight, layer.bias = child.weight, child.bias
-        for ours, theirs in _BUFFERS.items():
-            layer._buffers[ours] = child._buffers[theirs]
+        for ours, theirs in (("mean", "mean"), ("moment", "var")):
+            layer._buffers[f"running_{ours}"] = child._buffers[f"running_{theirs}"]
+        layer._buffers["num_batches_tracked"] = child._buffers["num_batches_tracked"]
         setattr(part, name, layer)
     return network
-
-
-_BUFFERS = {
-    "running_mean": "running_mean",
-    "running_moment": "running_var",
-    "num_batches_tracked": "num_batches_tracked",
-}

@@ -1,15 +1,13 @@
 """Do what a spec says: train and measure, in this process or split over several; trouble is a value, no exception."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normgauge.errors import MissingDataError, NonFiniteError, NormgaugeError
 from normgauge.lab import data as datasets
@@ -23,9 +21,12 @@ from normgauge.lab.runs.replicas import Replica, launch, replica_step
 from normgauge.lab.runs.train import Step, Training, train
 from normgauge.records import Run, Spec
 from normgauge.rng import preserved_rng
+from normgauge.stats import Interval, interval
 
 #: network, data, optimizer, spec -> a step of one's own for `train`.
 MakeStep: TypeAlias = Callable[[nn.Module, datasets.Dataset, torch.optim.Optimizer, Spec], Step | None]
+#: Steps timed at once, how often each arm has its turn at most, and about how many seconds all arms may take.
+STEPS, TURNS, SECONDS = 3, 9, 4.0
 
 
 def execute(spec: Spec) -> Run:
@@ -90,22 +91,16 @@ def carry_out(run: Run, make_step: MakeStep | None = None, *, measured: bool = T
     def watch(step: int, network: nn.Module) -> None:
         measure_network(run.record, network, dataset, spec, step)
 
-    training = train(
-        network,
-        dataset,
-        optimizer,
-        steps=int(spec["steps"]),
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-        at={int(step) for step in spec["measure_at"]},
-        watch=watch if measured else None,
-        augment=bool(spec.get("augment")),
-        schedule=make_schedule(spec),
-        clip=spec.get("clip"),
-        step=(make_step or own_step)(network, dataset, optimizer, spec),
-        share=spec.get("measure_share"),
-    )
-    conclude(run, training)
+    at = {int(step) for step in spec["measure_at"]}
+    step = (make_step or own_step)(network, dataset, optimizer, spec)
+    conclude(run, follow(spec, network, dataset, optimizer, at=at, watch=watch if measured else None, step=step))
+
+
+def follow(spec: Spec, network: nn.Module, data: datasets.Dataset, optimizer: Any, **more: Any) -> Training:
+    """Train as a spec says, with what else `train` takes."""
+    usual: dict[str, Any] = {name: int(spec[name]) for name in ("steps", "batch", "seed")}
+    usual |= {"augment": bool(spec.get("augment")), "schedule": make_schedule(spec), "clip": spec.get("clip")}
+    return train(network, data, optimizer, **{**usual, **more})
 
 
 def build_arm(spec: Spec, dataset: datasets.Dataset, seed: int | None = None) -> nn.Module:
@@ -120,10 +115,8 @@ def conclude(run: Run, training: Training) -> None:
     """Write what training came to: divergence, or when the target loss was reached."""
     if training.diverged:
         run.status = "diverged"
-        run.sentence = (
-            f"the training loss was {training.losses[-1]:.3g} at step {training.diverged_at}, "
-            f"{training.losses[0]:.3g} at the first"
-        )
+        first, last = training.losses[0], training.losses[-1]
+        run.sentence = f"the training loss was {last:.3g} at step {training.diverged_at}, {first:.3g} at the first"
         return
     if run.spec["target_loss"] is None:
         return
@@ -138,3 +131,60 @@ def be_replica() -> None:
         run = Run(replica.spec)
         guard_run(run, lambda: carry_out(run, replica_step, measured=replica.rank == 0))
         replica.hand_over(run)
+
+
+def measure_costs(specs: Mapping[str, Spec], seconds: float = SECONDS) -> dict[str, dict[str, Interval]]:
+    """Return arm -> `step_time` in ms, by one thread, and `memory` in MB.
+
+    Memory is that of parameters, gradients, what the optimizer remembers, and what the forward pass of a batch keeps
+    for the backward pass; buffers of the kernels are not in it.
+
+    An arm whose step raises has none. Kind: estimate; the interval of the time is over turns. Cost: 30 steps per arm.
+    """
+    arms, times, memory = {}, dict[str, list[float]](), dict[str, float]()
+    for name, spec in specs.items():
+        with run_climate(spec), suppress(Exception):  # its runs have said why
+            data = equip(datasets.load(spec["data"]), spec)
+            network = build_arm(spec, data)
+            optimizer = make_optimizer(network, spec, data)
+            memory[name] = _held_bytes(spec, data, network, optimizer) / 1e6
+            arms[name], times[name] = (spec, data, network, optimizer), []
+    end = time.perf_counter() + seconds
+    for turn in range(TURNS):
+        for name, arm in arms.items():
+            with run_climate(arm[0]):
+                begin = time.perf_counter()
+                _take_steps(*arm)
+                times[name].append(1000 * (time.perf_counter() - begin) / STEPS)
+        if time.perf_counter() > end and turn:
+            break
+    spans = {name: interval(times[name], bounds=(0, None)) for name in arms}
+    return {name: {"step_time": spans[name], "memory": interval([memory[name]])} for name in arms}
+
+
+def _take_steps(spec: Spec, data: datasets.Dataset, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    follow(spec, network, data, optimizer, steps=STEPS, step=own_step(network, data, optimizer, spec))
+
+
+def _held_bytes(spec: Spec, data: datasets.Dataset, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes behind a step, and take some to warm up."""
+    own = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()}
+    kept: dict[int, int] = {}
+    most = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal most
+        place = tensor.untyped_storage().data_ptr()
+        if place not in own:
+            kept[place] = tensor.untyped_storage().nbytes()
+        most = max(most, sum(kept.values()))
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        kept.clear()  # the backward pass has begun
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        _take_steps(spec, data, network, optimizer)
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return 2 * sum(own.values()) + most + sum(value.nbytes for value in state)

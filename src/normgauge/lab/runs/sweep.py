@@ -1,7 +1,5 @@
 """Study -> runs -> store: run what is missing, show progress, survive an interruption."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -12,7 +10,7 @@ from typing import Any
 
 from normgauge.errors import InputError
 from normgauge.lab.runs.digests import changes_since
-from normgauge.lab.runs.executors import Workers, available_cores, run_in_processes, run_on, run_serially
+from normgauge.lab.runs.executors import Workers, available_cores, run_in_processes, run_on
 from normgauge.lab.runs.progress import RunsBar, StudiesBar
 from normgauge.lab.runs.run import execute
 from normgauge.lab.study import Study
@@ -66,9 +64,7 @@ def sweep(
     ran = 0
     with (
         bar.runs(label, len(plan), len(plan) - len(missing)) as advance,
-        closing(
-            _runs(missing, executor, task) if missing and time.monotonic() < deadline else _none()
-        ) as runs,  # workers end with an interrupt
+        closing(_runs(missing if time.monotonic() < deadline else [], executor, task)) as runs,  # workers end with it
     ):
         for run in runs:
             store.put(run)
@@ -77,10 +73,6 @@ def sweep(
             if time.monotonic() > deadline:
                 break
     return ran
-
-
-def _none() -> Generator[Run]:
-    yield from ()
 
 
 def _notices(missing: Sequence[dict[str, Any]], store: Store) -> list[str]:
@@ -112,9 +104,8 @@ def part_of(specs: Sequence[dict[str, Any]], shard: tuple[int, int]) -> list[dic
     """
     index, count = shard
     if count < 1 or not 0 <= index <= count:
-        raise InputError(
-            "shard", "i/n with 0 <= i <= n and n >= 1", f"{index}/{count}", "Write --shard 1/4, for instance"
-        )
+        step = "Write --shard 1/4, for instance"
+        raise InputError("shard", "i/n with 0 <= i <= n and n >= 1", f"{index}/{count}", step)
     return [spec for spec in specs if int(spec_id(spec), 16) % count == index % count]
 
 
@@ -141,4 +132,4 @@ def _runs(
         return run_in_processes(specs, executor, task)
     jobs = 1 if isinstance(executor, Workers) else available_cores() if executor is None else executor
     jobs = min(jobs, len(specs))
-    return run_serially(specs, task) if jobs <= 1 else run_in_processes(specs, jobs, task)
+    return (task(spec) for spec in specs) if jobs <= 1 else run_in_processes(specs, jobs, task)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,14 +10,21 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from normgauge.errors import InputError, NonFiniteError
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.layout import Layout
+from normgauge.nn import BatchNorm, BatchRenorm, ChannelLayerNorm, LpBatchNorm
 from normgauge.rng import generator
 
 # A loss this many times its first value is taken as divergence: training does not come back from there.
 DIVERGENCE_FACTOR = 10.0
+# On 8x8 images some normalizers gain a little and others lose, and a step takes no time.
+SMALLEST_IMAGE = 16
+# Normalizers whose kernels take channels-last memory as it is; every other one copies, or walks it with strides.
+FAST_NORMALIZERS = (nn.BatchNorm2d, BatchNorm, BatchRenorm, ChannelLayerNorm, LpBatchNorm)
+_PLAIN = ("torch.nn.modules.", "torch.nn.utils.parametr", "normgauge.lab.")
+_SLOW = ("torch.nn.modules.normalization", "torch.nn.modules.instancenorm")
 Loss = Callable[[Tensor, Tensor], Tensor]
 Step = Callable[[Tensor], float]
 Watch = Callable[[int, nn.Module], None]
@@ -76,34 +82,21 @@ def train(
     on_gradient: Callable[[int, float], None] | None = None,
     step: Step | None = None,
     until: Callable[[int, Sequence[float]], bool] | None = None,
-    share: float | None = None,
     ceiling: float | None = None,
 ) -> Training:
     """Train the network in place and return the losses; divergence ends training and is a value, not an exception.
 
-    Steps use channels-last memory where that is faster (`Layout`); `watch` and the caller find the usual layout.
+    Steps use channels-last memory where that is faster (`Layout`); `watch` and the caller find the usual layout. The
+    order of batches depends on the seed only, so that arms can be paired; `batch=None` is the whole training split in
+    its own order. `watch(step, network)` is called at the steps `at`, before that step; `steps` itself is the end.
 
-    Args:
-        network: what to train.
-        data: a dataset, of which the training split is used, or inputs and targets.
-        optimizer: any torch optimizer over its parameters; may be left out with a `step` of one's own.
-        steps: how many.
-        batch: samples per step, the whole training split if larger; `None` is the whole split in its own order. The
-            order of batches depends on the seed only, so that arms can be paired.
-        seed: of the order of batches and the augmentation.
-        at: steps at which `watch(step, network)` is called, before that step; `steps` itself is the end.
-        watch: the measuring function; it is called in whatever mode the network is.
-        augment: random shifts by up to an eighth of the image and horizontal flips, drawn per batch row.
-        schedule: step -> factor on every group's first learning rate.
-        clip: the largest norm of the gradient of all parameters together; a longer one is made as long.
-        penalty: network -> a term added to the loss (an l1 norm of scales, for instance); not part of `losses`.
-        loss: `loss(outputs, targets)`; the dataset's own if left out.
-        on_gradient: `on_gradient(step, loss)` after the backward pass, before clipping and before the optimizer moves.
-        step: `step(rows) -> loss`, a step of one's own on these rows of the training split instead of all of the above.
-        until: `until(steps taken, losses)` after every step that did not diverge; true ends training.
-        share: at most this share of the time goes to measurements; see `MeasuringShare`.
-        ceiling: the loss above which training has diverged; 10 times the first one (or 10) if left out. A loss that is
-            not finite always ends it.
+    A step may have `augment` (shifts by up to an eighth of the image, flips), a `schedule` (step -> factor on every
+    group's first rate), `clip` (the largest norm of the gradient of all parameters), a `penalty(network)` beside the
+    loss that `losses` do not hold, a `loss(outputs, targets)` other than the dataset's, and `on_gradient(step, loss)`
+    after the backward pass, before clipping. `step(rows) -> loss` is a step of one's own in the place of all of these.
+
+    `until(steps taken, losses)` ends training where it is true; a loss above `ceiling` (10 times the first one, or 10,
+    if left out) or not finite has diverged.
 
     Raises:
         InputError: without optimizer and step, without a loss, or with what a step of one's own would ignore.
@@ -122,7 +115,7 @@ def train(
     if ignored or (step is None and (optimizer is None or loss is None)):
         rule = "an optimizer and a loss, or a step of one's own, which takes the place of everything about a step"
         raise InputError("train", rule, "both" if ignored else "neither", "Leave one out, or add it")
-    training, measuring, layout = Training(), MeasuringShare(share), Layout(network, inputs)
+    training, layout = Training(), Layout(network, inputs)
     layout.channels_last &= step is None  # the caller's own step may need the usual layout
     groups = [] if optimizer is None else optimizer.param_groups
     rates = [group["lr"] for group in groups]
@@ -136,10 +129,10 @@ def train(
         pair = (some, targets[rows])
         return float(descend(network, optimizer, pair, loss, clip=clip, penalty=penalty, on_gradient=look))
 
-    with layout.training():
+    with layout.hold():
         for count in range(steps + 1):
-            if watch is not None and count in at and measuring.allows(essential=count in (0, steps)):
-                with measuring.timer(), layout.measuring():
+            if watch is not None and count in at:
+                with layout.hold(measuring=True):
                     watch(count, network)
             if count == steps:
                 break
@@ -188,55 +181,10 @@ def augment_images(images: Tensor, source: torch.Generator) -> Tensor:
     return padded[torch.arange(count).view(-1, 1, 1, 1), torch.arange(channels).view(1, -1, 1, 1), ys, xs]
 
 
-class MeasuringShare:
-    """Keeps measurements within a stated share of a run's time: those that come when it is spent are left out.
-
-    The first and the last measurement are always made. Without a share all are, and a run depends on its spec alone.
-
-    Args:
-        share: between 0 and 1, or `None`.
-
-    Raises:
-        InputError: for a share out of range.
-
-    Examples:
-        >>> MeasuringShare(None).allows(essential=False)
-        True
-        >>> spent = MeasuringShare(0.5)
-        >>> spent.seconds = 1e9
-        >>> spent.allows(essential=False), spent.allows(essential=True), spent.skipped
-        (False, True, 1)
-    """
-
-    def __init__(self, share: float | None) -> None:
-        if share is not None and not 0 <= share <= 1:
-            raise InputError("measuring share", "a number from 0 to 1", str(share), "Give 0.2 for a fifth")
-        self.share, self.seconds, self.skipped = share, 0.0, 0
-        self._begin = time.perf_counter()
-
-    def allows(self, *, essential: bool) -> bool:
-        """Say whether there is time for a measurement now."""
-        fits = self.share is None or self.seconds <= self.share * (time.perf_counter() - self._begin)
-        self.skipped += not (fits or essential)
-        return fits or essential
-
-    @contextmanager
-    def timer(self) -> Iterator[None]:
-        """Count what happens inside as measuring."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - begin
-
-
 class Batches:
     """An endless stream of shuffled batches; the order depends on the seed only, so arms can be paired.
 
-    Args:
-        samples: how many there are.
-        batch: rows at a time, all of them if larger; `None` gives all in their own order.
-        seed: of the order.
+    A batch larger than the samples is all of them, `None` all in their own order.
     """
 
     def __init__(self, samples: int, batch: int | None, seed: int) -> None:
@@ -251,3 +199,61 @@ class Batches:
             self._order = torch.randperm(self._samples, generator=self._source)
         rows, self._order = self._order[: self._batch], self._order[self._batch :]
         return rows
+
+
+# -- channels-last memory, where it was measured to make a step faster ----------------------------------------------
+
+
+def gains_from_channels_last(network: nn.Module, images: Tensor) -> bool:
+    """Say whether a step on these images is faster in channels-last memory.
+
+    So it is for convolutions on images of at least 16 pixels, alone or with batch norm in its plain, l^p and renorm
+    form, with layer norm, and with our reparametrizations of the weights; with group, instance, rms, ghost, noisy or
+    whitening normalization it is slower (`benchmarks/results/layout.json` has the ratios). Networks with modules or
+    parametrizations of other packages are left alone: their code may need the usual layout (`view`).
+    """
+    if images.ndim != 4 or min(images.shape[2:]) < SMALLEST_IMAGE:
+        return False
+    modules = list(network.modules())
+    weights = {id(part) for module in modules if isinstance(module, ParametrizationList) for part in module.modules()}
+    return any(isinstance(module, nn.Conv2d) for module in modules) and all(
+        _is_ours(module) if id(module) in weights else type(module) in FAST_NORMALIZERS or _is_plain(module)
+        for module in modules
+    )
+
+
+class Layout:
+    """The memory layout of one training: channels-last where that is faster; weights are moved in place."""
+
+    def __init__(self, network: nn.Module, images: Tensor) -> None:
+        self._network = network
+        self.channels_last = gains_from_channels_last(network, images)
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return a batch in the layout of the training."""
+        return images.contiguous(memory_format=torch.channels_last) if self.channels_last else images
+
+    @contextmanager
+    def hold(self, *, measuring: bool = False) -> Iterator[None]:
+        """Hold the weights in the layout of the training; `measuring` in the usual one, since measurements flatten."""
+        inside, after = torch.channels_last, torch.contiguous_format
+        self._move(after if measuring else inside)
+        try:
+            yield
+        finally:
+            self._move(inside if measuring else after)
+
+    def _move(self, layout: torch.memory_format) -> None:
+        if self.channels_last:
+            self._network.to(memory_format=layout)  # type: ignore[call-overload]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Say whether a module's code is torch's or the lab's, and no normalizer; a parametrized one counts as its own."""
+    kind = type(module)
+    origin = (kind.__bases__[0] if is_parametrized(module) else kind).__module__
+    return origin.startswith(_PLAIN) and not origin.startswith(_SLOW)
+
+
+def _is_ours(parametrization: nn.Module) -> bool:
+    return type(parametrization).__module__.startswith(("torch.nn.", "normgauge."))

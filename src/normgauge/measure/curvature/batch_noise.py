@@ -1,11 +1,9 @@
 """`ng.batch_noise`: what mini-batches do to the gradient: bias and noise of their statistics, noise of sampling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +12,9 @@ from normgauge.errors import InputError
 from normgauge.linalg import Operator
 from normgauge.linalg.quadrature import rademacher
 from normgauge.objective import Objective, join_batches, sample_count, take_rows
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator
-
-if TYPE_CHECKING:
-    import altair
 
 BIASED = 0.1  # of the gradient's norm: a tenth turns its direction by up to six degrees
 SURE = 2.0  # standard errors
@@ -97,9 +92,8 @@ class BatchNoise(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the relative bias per size, then the parts of the variance, curvature, jitter and the exponents."""
         unit = self.gradient_norm or math.nan
-        found = [
-            (f"bias over the gradient, size {e.size}", e.bias.value / unit, e.bias.error / unit) for e in self.sizes
-        ]
+        name = "bias over the gradient"
+        found = [(f"{name}, size {e.size}", e.bias.value / unit, e.bias.error / unit) for e in self.sizes]
         found += [(f"{name}, size {e.size}", *getattr(e, name)) for name in NAMES[1:] for e in self.sizes]
         found += [(f"exponent of {name}", *power) for name, power in self.exponents.items()]
         return tuple(
@@ -134,16 +128,15 @@ class BatchNoise(Result):
         mean, error = self.mean_curvature
         return f"curvature of a random direction {mean:.3g} +- {error:.2g}, of the noise per size in the table"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the parts of the variance by batch size."""
         from normgauge.charts import curves
 
         rows = [
-            {"size": entry.size, "series": name, "value": getattr(entry, name).value ** power}
+            {"size": entry.size, "series": series, "value": getattr(entry, series.removesuffix("^2")).value ** power}
             for entry in self.sizes
-            for name, power in (("sampling", 1), ("statistics", 1), ("bias", 2))
+            for series, power in (("sampling", 1), ("statistics", 1), ("bias^2", 2))
         ]
-        rows = [{**row, "series": "bias^2" if row["series"] == "bias" else row["series"]} for row in rows]
         return curves(rows, x="size", title=self._title(), x_title="batch size", y_title="squared norm")
 
 
@@ -184,9 +177,7 @@ def batch_noise(
     count = sample_count(pool)
     sizes = sorted(sizes or [count // 2**k for k in range(1, 5) if count // 2**k >= 4])
     if loss is None or not sizes or not all(2 <= size < count for size in sizes) or draws < 3:
-        rule = (
-            f"sizes lie between 2 and {count - 1} (the samples but one), draws are at least 3, the objective has a loss"
-        )
+        rule = f"sizes lie between 2 and {count - 1} (samples but one), draws are at least 3, the objective has a loss"
         raise InputError("batch_noise", rule, f"sizes={list(sizes)}, draws={draws}", "Give more data, or others")
     whole, draw = objective.replace(data=pool), generator(seed)
     leaves, outputs, value = whole.graph(0, pool, outputs=True)

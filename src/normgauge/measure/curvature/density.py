@@ -9,7 +9,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,11 +17,8 @@ from normgauge.errors import InputError, offer_partial
 from normgauge.linalg import Nodes, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 MULTIPLE = 6.0  # eigenvalues in a node: a single one weighs chi^2_1 of one, above 6 in 1.4 % of draws
 CLOSED = 1e-6  # of the largest |eigenvalue|: residuals below are rounding
@@ -83,12 +80,9 @@ class Density(Result):
         From both ends inwards, up to the first Ritz value whose residual is above tol |lambda|: the same run that
         gave the density gives these for nothing.
         """
-        first = self.nodes[0]
-        sharp = [r <= tol * abs(v) for v, r in zip(first.values, first.residuals, strict=True)]
-        low = next((i for i, good in enumerate(sharp) if not good), len(sharp))
-        high = next((i for i, good in enumerate(reversed(sharp)) if not good), len(sharp))
-        chosen = sorted({*range(low), *range(len(sharp) - high, len(sharp))}, reverse=True)
-        return tuple(first.values[i] for i in chosen)
+        pairs = list(zip(self.nodes[0].values, self.nodes[0].residuals, strict=True))
+        blunt = [i for i, (value, residual) in enumerate(pairs) if residual > tol * abs(value)] or [len(pairs)]
+        return tuple(value for value, _ in (pairs[: blunt[0]] + pairs[blunt[-1] + 1 :])[::-1])
 
     @property
     def outliers(self) -> tuple[float, ...]:
@@ -103,9 +97,8 @@ class Density(Result):
             for v, w, r in zip(values, first.weights, first.residuals, strict=True)
         ]
         low = next((i for i in range(last) if not (single[i] and values[i + 1] - values[i] >= self.width)), last)
-        high = next(
-            (i for i in range(last, low, -1) if not (single[i] and values[i] - values[i - 1] >= self.width)), low
-        )
+        above = (i for i in range(last, low, -1) if not (single[i] and values[i] - values[i - 1] >= self.width))
+        high = next(above, low)
         return tuple(sorted((*values[:low], *values[high + 1 :]), reverse=True))
 
     @property
@@ -146,10 +139,8 @@ class Density(Result):
 
     def share(self, lower: float = -math.inf, upper: float = math.inf) -> float:
         """Return the share of eigenvalues in (lower, upper], by the weights of the nodes."""
-        inside = [
-            w for each in self.nodes for v, w in zip(each.values, each.weights, strict=True) if lower < v <= upper
-        ]
-        return sum(inside) / len(self.nodes)
+        pairs = ((v, w) for each in self.nodes for v, w in zip(each.values, each.weights, strict=True))
+        return sum(w for v, w in pairs if lower < v <= upper) / len(self.nodes)
 
     def share_bounds(self, lower: float, upper: float) -> tuple[float, float]:
         """Return between what the share of eigenvalues in (lower, upper] lies: quadrature exactly, probes to 95 %.
@@ -163,8 +154,9 @@ class Density(Result):
             sums, most = [0.0, *itertools.accumulate(each.weights)], len(each.values)
             first, last = (bisect.bisect_right(each.values, x) for x in (lower, upper))
             loose = int(max(each.residuals) > CLOSED * self.largest)  # a closed Krylov space has the measure itself
-            low = sums[max(last - loose, 0)] - sums[min(first + loose, most)]
-            ends.append((max(low, 0.0), sums[min(last + loose, most)] - sums[max(first - loose, 0)]))
+            up, down = loose * math.isfinite(upper), loose * math.isfinite(lower)  # F is known at both infinities
+            low = sums[max(last - up, 0)] - sums[min(first + down, most)]
+            ends.append((max(low, 0.0), sums[min(last + up, most)] - sums[max(first - down, 0)]))
         low, high = (statistics.fmean(side) for side in zip(*ends, strict=True))
         middle = min(max(low, 0.5), high)  # the share in between that probes know least
         noise = 1.96 * math.sqrt(2 * middle * (1 - middle) / self.dimension / len(self.nodes))
@@ -182,35 +174,39 @@ class Density(Result):
             for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True), 1)
         )
         cut = FLAT * self.largest
-        (low, high), share = self.share_bounds(-cut, cut), self.share(-cut, cut)
-        name, width = f"share within {FLAT:g} of the largest from zero", max(high - share, share - low)
-        flat = Reading(name, share, "estimate", uncertainty=width)
-        shares = (Reading(name, value, "estimate") for name, value in self._shares().items())
+        within = (self.share(-cut, cut), *self.share_bounds(-cut, cut))
+        shares = (
+            Reading(name, value, "estimate", uncertainty=max(high - value, value - low))
+            for name, (value, low, high) in {
+                f"share within {FLAT:g} of the largest from zero": within,
+                **self._shares(),
+            }.items()
+        )
         edges = zip(("lower", "upper"), self.bulk, strict=True)
         bulk = (Reading(f"{side} edge of the bulk", value, "estimate") for side, value in edges)
-        return mean, flat, *shares, *bulk, Reading("outliers", len(self.outliers), "estimate"), *others
+        return mean, *shares, *bulk, Reading("outliers", len(self.outliers), "estimate"), *others
 
-    def _shares(self) -> dict[str, float]:
-        """Return the shares below, about and above zero; within `width` of it the density tells no signs apart."""
-        below, above = self.share(upper=-self.width), self.share(lower=self.width)
-        return {
-            "share below -width": below,
-            "share within width of zero": max(1 - below - above, 0.0),
-            "share above width": above,
+    def _shares(self) -> dict[str, tuple[float, float, float]]:
+        """Return the shares below, about and above zero with bounds; within `width` of it no signs are told apart."""
+        ends = {
+            "share below -width": (-math.inf, -self.width),
+            "share within width of zero": (-self.width, self.width),
+            "share above width": (self.width, math.inf),
         }
+        return {name: (self.share(*pair), *self.share_bounds(*pair)) for name, pair in ends.items()}
 
     def _meaning(self) -> str:
         cut = FLAT * self.largest
         if not cut:
             return f"All {self.dimension} eigenvalues seen are 0: the loss is piecewise linear in these variables."
-        (low, high), (down, near, _) = self.share_bounds(-cut, cut), self._shares().values()
-        sure = (
-            f"Between {low:.0%} and {high:.0%}" if high - low < UNSURE else "More iterations are needed to say how many"
-        )
+        (low, high), ((_, least, most), (near, *_), _) = self.share_bounds(-cut, cut), self._shares().values()
+        sure = f"Between {low:.0%} and {high:.0%}"
+        sure = sure if high - low < UNSURE else "More iterations are needed to say how many"
         return (
             f"{sure} of the {self.dimension} directions are flat (within {FLAT:.0%} of the largest "
-            f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. {down:.0%} bend "
-            f"down by more than the width {self.width:.3g}; the signs of the {near:.0%} within it are not resolved. "
+            f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. Between "
+            f"{least:.0%} and {most:.0%} bend down by more than {self.width:.3g}; the signs of about {near:.0%} are "
+            "not resolved. "
             f"{len(self.outliers)} eigenvalues stand outside the bulk, which ends at {self.bulk[1]:.3g}."
         )
 
@@ -222,24 +218,25 @@ class Density(Result):
 
     def _shown_rows(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
-            {
-                "quantity": f"mean of lambda^{p + 1}",
-                "value": value,
-                "standard_error": "-" if math.isnan(error) else error,
-            }
-            for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True))
+            {"quantity": f"mean of lambda^{p}", "value": value, "standard_error": "-" if math.isnan(error) else error}
+            for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True), 1)
         ]
         values = [value for each in self.nodes for value in each.values]
-        rows.append({"quantity": "smallest node", "value": min(values)})
-        rows.append({"quantity": "largest node", "value": max(values)})
-        return rows + [{"quantity": name, "value": value} for name, value in self._shares().items()]
+        ends = {"smallest node": min(values), "largest node": max(values)}
+        rows += [{"quantity": name, "value": value} for name, value in ends.items()]
+        shares = self._shares().items()
+        return rows + [{"quantity": n, "value": at, "at least": low, "at most": high} for n, (at, low, high) in shares]
 
     def _notes(self) -> str:
         alone = "; one probe has no standard error, pass probes=2 or more" if len(self.nodes) == 1 else ""
-        shares = "" if alone else f", shares known to {self.error:.2g}"
+        shares = (
+            ""
+            if alone
+            else f", which leave shares a standard error of {self.error:.2g}; their bounds hold the quadrature's too"
+        )
         return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{shares}{alone}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the density on a logarithmic axis."""
         from normgauge.charts.spectrum import density_curve
 
@@ -264,12 +261,10 @@ def share_error(nodes: Sequence[Nodes]) -> float:
     if len(nodes) < 2:
         return math.nan
     at = torch.tensor(sorted(value for each in nodes for value in each.values), dtype=torch.float64)
-    below = [
-        torch.cat([torch.zeros(1, dtype=torch.float64), torch.tensor(each.weights, dtype=torch.float64).cumsum(0)])[
-            torch.searchsorted(torch.tensor(each.values, dtype=torch.float64), at, right=True)
-        ]
-        for each in nodes
-    ]
+    below = []
+    for each in nodes:
+        values, weights = (torch.tensor(part, dtype=torch.float64) for part in (each.values, (0.0, *each.weights)))
+        below.append(weights.cumsum(0)[torch.searchsorted(values, at, right=True)])
     return float(torch.stack(below).std(0).max()) / math.sqrt(len(nodes))
 
 
@@ -362,26 +357,16 @@ def _smoothed(nodes: list[Nodes], width: float | None, points: int, of: str, dim
     width = width or 0.01 * spread or 0.01 * float(values.abs().max()) or 1.0
     grid = torch.linspace(float(values.min()) - 5 * width, float(values.max()) + 5 * width, points, dtype=torch.float64)
     bells = torch.exp(-0.5 * ((grid[:, None] - values) / width) ** 2) / (width * math.sqrt(2 * math.pi))
-    moments, errors = _moments(nodes)
+    powers = values[None] ** torch.arange(1, 5)[:, None] * weights * len(nodes)
+    table = torch.stack([part.sum(1) for part in powers.split([len(each.values) for each in nodes], dim=1)])
+    errors = table.std(0) / math.sqrt(len(nodes)) if len(nodes) > 1 else torch.full((4,), math.nan)
     return Density(
         grid=tuple(grid.tolist()),
         values=tuple((bells @ weights).tolist()),
-        moments=moments,
-        moment_errors=errors,
+        moments=tuple(table.mean(0).tolist()),
+        moment_errors=tuple(errors.tolist()),
         width=width,
         nodes=tuple(nodes),
         of=of,
         dimension=dimension,
     )
-
-
-def _moments(nodes: list[Nodes], count: int = 4) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    table = torch.tensor(
-        [
-            [sum(w * v**p for v, w in zip(each.values, each.weights, strict=True)) for p in range(1, count + 1)]
-            for each in nodes
-        ],
-        dtype=torch.float64,
-    )
-    errors = table.std(0) / math.sqrt(len(nodes)) if len(nodes) > 1 else torch.full((count,), math.nan)
-    return tuple(table.mean(0).tolist()), tuple(errors.tolist())

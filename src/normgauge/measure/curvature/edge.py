@@ -1,7 +1,5 @@
 """The edge of stability: the curvature an optimizer's rate allows, and the rate its own next step allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +89,8 @@ def edge_of(objective: Objective, optimizer: torch.optim.Optimizer | None) -> Ed
         shifts[key] = torch.full_like(value, float(group["weight_decay"]) if coupled else 0.0)
     scale, shift = objective.flatten(scales), objective.flatten(shifts)
     plain, bare = bool((scale == 1).all()), not bool(shift.any())
-    multiple = multiples.pop() * (1 - max(map(_decoupled, groups.values())) / 2)
+    decays = [float(g["lr"]) * float(g["weight_decay"]) for g in groups.values() if g.get("decoupled_weight_decay")]
+    multiple = multiples.pop() * (1 - max(decays, default=0.0) / 2)
     return Edge(name, rate, multiple, None if plain else scale, None if bare else shift)
 
 
@@ -102,11 +101,6 @@ def _multiple(group: Mapping[str, Any]) -> float:
     if group.get("nesterov"):
         return 2 * (1 + momentum) / (1 + 2 * momentum)
     return 2 * (1 + momentum) / (1 - float(group.get("dampening", 0.0)) if momentum else 1.0)  # torch's dampening
-
-
-def _decoupled(group: Mapping[str, Any]) -> float:
-    """Return rate times decay where the decay is not added to the gradient."""
-    return float(group["lr"]) * float(group["weight_decay"]) if group.get("decoupled_weight_decay") else 0.0
 
 
 def _inverse_root(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
@@ -127,12 +121,9 @@ def _groups_by_name(objective: Objective, optimizer: Any) -> dict[str, dict[str,
     named = dict(objective.model.named_parameters())
     groups = {name: owners[id(named[name])] for name in objective.names if id(named[name]) in owners}
     if not groups:
-        raise InputError(
-            "optimizer",
-            "it is a torch.optim.Optimizer that holds parameters of the objective's model",
-            f"{type(optimizer).__name__} with {len(owners)} others",
-            "Make it from the same model; moving or copying a model makes new parameters",
-        )
+        rule = "it is a torch.optim.Optimizer that holds parameters of the objective's model"
+        step = "Make it from the same model; moving or copying a model makes new parameters"
+        raise InputError("optimizer", rule, f"{type(optimizer).__name__} with {len(owners)} others", step)
     return groups
 
 

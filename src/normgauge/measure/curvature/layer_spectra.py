@@ -1,22 +1,17 @@
 """`ng.layer_spectra`: the spectrum of each layer's, block's or tensor's own curvature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from normgauge.errors import offer_partial, unknown_name
 from normgauge.measure.curvature.products import Of
 from normgauge.measure.curvature.spectrum import RATE, Spectrum, spectrum
 from normgauge.network import owner_of
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 Per = Literal["layer", "block", "tensor"]
 UNEVEN = 10.0  # a decade: rates are searched on grids of half a decade, and one rate cannot serve both ends
@@ -69,7 +64,7 @@ class LayerSpectra(Result):
         one = next(iter(self.spectra.values()))
         return f"{one.of} of each block alone, {one._notes()}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the eigenvalues of every block side by side."""
         from normgauge.charts.spectrum import blocks
 

@@ -47,11 +47,15 @@ def curvature_of(
 @contextmanager
 def show_residuals(what: str, progress: Progress | None) -> Iterator[Progress | None]:
     """Give the caller's own callback, or one that shows products and residuals on a terminal, or none."""
-    if progress is not None or not sys.stderr.isatty() or _another_display():
+    from rich.console import Console
+    from rich.file_proxy import FileProxy
+    from rich.status import Status
+
+    # somebody else may draw on this terminal: the parent of a worker, or a live bar of this process
+    drawn = multiprocessing.parent_process() is not None or isinstance(sys.stderr, FileProxy)
+    if progress is not None or not sys.stderr.isatty() or drawn:
         yield progress
         return
-    from rich.console import Console
-    from rich.status import Status
 
     with Status(f"{what}: first product", console=Console(stderr=True)) as status:
 
@@ -60,10 +64,3 @@ def show_residuals(what: str, progress: Progress | None) -> Iterator[Progress | 
             status.update(f"{what}: {products} products, relative residuals {numbers}")
 
         yield show
-
-
-def _another_display() -> bool:
-    """Say whether somebody else draws on this terminal: the parent of a worker, or a live bar of this process."""
-    from rich.file_proxy import FileProxy
-
-    return multiprocessing.parent_process() is not None or isinstance(sys.stderr, FileProxy)

@@ -1,7 +1,5 @@
 """Curvature without the parts that symmetries make up: the Hessian on the product of spheres."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,12 +46,8 @@ class QuotientOperator(Operator):
         slopes = objective.flatten(objective.gradient())
         squares = self._sums(self.weights * self.weights)
         if self.count and not bool((squares > 0).all()):
-            raise InputError(
-                "quotient",
-                "every block must have a positive norm",
-                f"{int((squares <= 0).sum())} blocks of zeros",
-                "Leave those rows out of the blocks",
-            )
+            rule, got = "every block must have a positive norm", f"{int((squares <= 0).sum())} blocks of zeros"
+            raise InputError("quotient", rule, got, "Leave those rows out of the blocks")
         self.squares = squares
         self.radius = self._broadcast(squares.sqrt(), 1.0)
         self.pull = self._broadcast(self._sums(self.weights * slopes), 0.0)
@@ -98,12 +92,8 @@ def block_owners(objective: Objective, blocks: Sequence[Family]) -> Tensor:
     for family in blocks:
         counts = {_slices(owners, name, axis) for name, axis in family}
         if len(counts) != 1:
-            raise InputError(
-                "quotient",
-                "the parts of a block family have equally many slices",
-                f"{sorted(counts)} for {list(family)!r}",
-                "Give each part the axis that counts the same units",
-            )
+            rule, got = "the parts of a block family have equally many slices", f"{sorted(counts)} for {list(family)!r}"
+            raise InputError("quotient", rule, got, "Give each part the axis that counts the same units")
         count = counts.pop()
         numbers = torch.arange(total, total + count, device=objective.device)
         for name, axis in family:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,8 @@ from normgauge.errors import InputError
 from normgauge.measure.curvature.edge import FULL_BATCH, critical_rate, edge_of
 from normgauge.measure.curvature.stable_rate import largest_eigenvalues
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, counting, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 AT_EDGE = 0.2  # of the threshold, either way: full-batch training hovers within it (cohen2021, fig. 1)
 
@@ -121,16 +118,8 @@ class SharpnessTrack(Result):
                 given = self._settings["symmetries"], self._settings["seed"]
                 plain, quotient, _ = largest_eigenvalues(objective, edge, *given)
         why = edge.why or ("" if self._settings["curvature"] else "curvature=False")
-        point = SharpnessPoint(
-            step=step,
-            loss=float(loss),
-            rate=edge.rate,
-            threshold=edge.threshold,
-            sharpness=plain,
-            quotient=quotient,
-            critical_rate=critical,
-            why=why if math.isnan(plain) else "",
-        )
+        numbers = float(loss), edge.rate, edge.threshold, plain, quotient, critical
+        point = SharpnessPoint(step, *numbers, why=why if math.isnan(plain) else "")
         self.points.append(point)
         object.__setattr__(self, "cost", self.cost + spent())  # a track is one result that grows
         return point
@@ -161,32 +150,17 @@ class SharpnessTrack(Result):
         return f"Sharpness over {len(self.points)} steps of {self.optimizer}, against the edge of stability"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = (
-            "step",
-            "loss",
-            "rate",
-            "sharpness",
-            "quotient",
-            "threshold",
-            "ratio",
-            "critical_rate",
-            "critical_ratio",
-        )
-        return [{name: getattr(point, name) for name in names} for point in self.points]
+        names = "loss", "rate", "sharpness", "quotient", "threshold", "ratio", "critical_rate", "critical_ratio"
+        return [{"step": point.step, **{name: getattr(point, name) for name in names}} for point in self.points]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the last distance to the edge, by curvature and by the next step, then those of every step."""
         if not self.points:
             return (Reading.measured("sharpness over its threshold", math.nan, "estimate", why="nothing was measured"),)
         named = (("sharpness over its threshold", "ratio"), ("rate over the critical rate", "critical_ratio"))
+        why = "the rate or the step is zero"
         return tuple(
-            Reading.measured(
-                title,
-                getattr(point, name),
-                "estimate",
-                why=point.why or "the rate or the step is zero",
-                step=point.step,
-            )
+            Reading.measured(title, getattr(point, name), "estimate", why=point.why or why, step=point.step)
             for point in reversed(self.points)
             for title, name in named
         )
@@ -195,10 +169,9 @@ class SharpnessTrack(Result):
         if not self.points:
             return "Nothing was measured yet, at 0 steps: call .measure(step) in the training loop."
         last = self.points[-1]
-        ratio, what = (
-            (last.ratio, "sharpness is") if math.isfinite(last.ratio) else (last.critical_ratio, "the rate is")
-        )
-        limit = "its threshold" if math.isfinite(last.ratio) else "that at which the next step raises the loss"
+        ratio, what, limit = last.ratio, "sharpness is", "its threshold"
+        if not math.isfinite(ratio):
+            ratio, what, limit = last.critical_ratio, "the rate is", "that at which the next step raises the loss"
         if math.isnan(ratio):
             return f"At step {last.step} nothing can be said: the rate is {last.rate:g} and the step is zero."
         said = f"At step {last.step} {what} {ratio:.3g} times {limit} at rate {last.rate:.3g}"
@@ -215,7 +188,7 @@ class SharpnessTrack(Result):
     def _notes(self) -> str:
         return FULL_BATCH
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return both ratios over training; 1 is the edge."""
         from normgauge.charts import curves
 

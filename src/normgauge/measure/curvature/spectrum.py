@@ -1,27 +1,24 @@
 """`ng.spectrum` and `ng.quotient_spectrum`: extreme eigenvalues of a loss's curvature, each with its true residual."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import InputError, offer_partial
-from normgauge.linalg import Eigenpairs, eigenpairs, spectral_nodes
+from normgauge.linalg import Eigenpairs, Operator, eigenpairs, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading
+from normgauge.records import Chart, Kind, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
+from normgauge.symmetry import symmetries as find_symmetries
 
 DENSE_LIMIT = 1500
+GRAPHS = 256 << 20  # bytes graphs may take by default: a quarter of what the basis may
 MOSTLY_SAMPLE = 0.2  # of lambda_max: more than the factor to which an edge of stability is known
 RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
 
@@ -64,10 +61,7 @@ class Spectrum(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return each eigenvalue as a reading; its uncertainty is |A v - lambda v|, which bounds the error."""
         seen = tuple(Reading(f"held out along top {i}", value, "estimate") for i, value in enumerate(self.held_out, 1))
-        return *self._eigenvalues(), *seen
-
-    def _eigenvalues(self) -> tuple[Reading, ...]:
-        return tuple(
+        values = tuple(
             Reading(
                 f"{row['end']} eigenvalue {row['index']}",
                 row["eigenvalue"],
@@ -78,6 +72,7 @@ class Spectrum(Result):
             )
             for row in self._rows()
         )
+        return values + seen
 
     def _meaning(self) -> str:
         values = self.top + self.bottom
@@ -112,7 +107,7 @@ class Spectrum(Result):
             for (end, index, value), residual in zip(ends, self.residuals, strict=True)
         ]
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return a chart with one stem per eigenvalue."""
         from normgauge.charts.spectrum import stems
 
@@ -209,7 +204,7 @@ def spectrum(
         held_out: other data of the same kind, to see how much of the largest eigenvalues is the sample: `.held_out`,
             `.sample_share`. One product for each of `top`.
         memory: bytes the Lanczos basis may take; by default 1 GiB, or the least it needs up to a quarter of the
-            machine's. A graph of more than a quarter of it (by default 2 GiB) is computed again block by block.
+            machine's. A graph of more than a quarter of it (by default 256 MiB) is computed again block by block.
         max_products: most products before giving up with status "nonconverged".
         group: process group over which the data are sharded: every rank makes the objective on its share and calls
             this function; all get the same result. Batch statistics stay those of each rank's batches.
@@ -234,77 +229,54 @@ def spectrum(
 
     References: pearlmutter1994, parlett1998.
     """
+    options: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "seed": seed, "max_products": max_products}
+    options["memory"] = memory
     if of == "quotient":
         if group is not None:
             raise InputError("spectrum", "the quotient is measured in one process", "group=", "Leave group= out")
-        return quotient_spectrum(
-            objective,
-            symmetries=symmetries,
-            top=top,
-            bottom=bottom,
-            tol=tol,
-            seed=seed,
-            start=start,
-            memory=memory,
-            max_products=max_products,
-            progress=progress,
-            partial=partial,
-        )
-    first = None if start is None else start_vectors(objective, start)
+        options |= {"start": start, "progress": progress, "partial": partial}
+        return quotient_spectrum(objective, symmetries=symmetries, **options)
 
     def result(pairs: Eigenpairs) -> Spectrum:
-        return Spectrum(
-            top=pairs.top,
-            bottom=pairs.bottom,
-            residuals=pairs.residuals,
-            matvecs=pairs.matvecs,
-            of=of,
-            dimension=objective.dimension,
-            tol=tol,
-            status=pairs.status,
-            sentence=pairs.sentence or _remark(pairs.top + pairs.bottom),
-            vectors=pairs.vectors,
-        )
+        return Spectrum(**_fields(pairs, of, objective, tol))
 
-    with (
-        offer_partial(lambda pairs: result(pairs) if pairs and pairs.residuals else None),
-        curvature_of(objective, of, group, None if memory is None else memory // 4) as operator,
-        show_residuals(f"spectrum of {of}", progress) as callback,
-    ):
-        pairs = eigenpairs(
-            operator,
-            top=top,
-            bottom=bottom,
-            tol=tol,
-            seed=seed,
-            start=first,
-            memory=memory,
-            max_products=max_products,
-            progress=callback,
-        )
-    found = result(pairs)
+    with curvature_of(objective, of, group, GRAPHS if memory is None else memory // 4) as operator:
+        pairs = _search(operator, of, objective, result, start, progress, **options)
     if held_out is None:
-        return found
+        return result(pairs)
     with curvature_of(objective.replace(data=held_out), of, group) as other:
         seen = tuple(float(vector.double() @ (other @ vector).double()) for vector in pairs.vectors[: len(pairs.top)])
-    return replace(found, held_out=seen)
+    return replace(result(pairs), held_out=seen)
 
 
-def _remark(values: tuple[float, ...]) -> str:
-    zero = values and not any(values)
-    return "every product was zero: the loss is piecewise linear in these variables" if zero else ""
+def _search(
+    operator: Operator,
+    of: str,
+    objective: Objective,
+    result: Callable[[Eigenpairs], Spectrum],
+    start: Spectrum | None,
+    progress: Progress | None,
+    **options: Any,
+) -> Eigenpairs:
+    if start is not None and start.dimension != objective.dimension:
+        rule, got = f"start must be a spectrum of the same {objective.dimension} variables", f"one of {start.dimension}"
+        raise InputError("spectrum", rule, got, "Leave start out, or select the same parameters")
+    first = None if start is None or not start.vectors.numel() else start.vectors
+    with (
+        offer_partial(lambda pairs: result(pairs) if pairs and pairs.residuals else None),
+        show_residuals(f"spectrum of {of}", progress) as callback,
+    ):
+        return eigenpairs(operator, start=first, progress=callback, **options)
 
 
-def start_vectors(objective: Objective, start: Spectrum) -> Tensor | None:
-    """Return the vectors of an earlier spectrum, which must be of the same variables."""
-    if start.dimension != objective.dimension:
-        raise InputError(
-            "spectrum",
-            f"start must be a spectrum of the same {objective.dimension} variables",
-            f"one of {start.dimension} variables",
-            "Leave start out, or select the same parameters",
-        )
-    return start.vectors if start.vectors.numel() else None
+def _fields(pairs: Eigenpairs, of: str, objective: Objective, tol: float) -> dict[str, Any]:
+    """Return what eigenpairs say of a spectrum."""
+    values = pairs.top + pairs.bottom
+    flat = "every product was zero: the loss is piecewise linear in these variables"
+    names = ("top", "bottom", "residuals", "matvecs", "vectors", "status")
+    own = {name: getattr(pairs, name) for name in names}
+    sentence = pairs.sentence or (flat if values and not any(values) else "")
+    return {**own, "of": of, "dimension": objective.dimension, "tol": tol, "sentence": sentence}
 
 
 @instrument
@@ -362,56 +334,25 @@ def quotient_spectrum(
         -1.0
     """
     if blocks is None:
-        symmetries = _find_symmetries(objective) if symmetries is None else symmetries
+        symmetries = find_symmetries(objective) if symmetries is None else symmetries
         objective = objective.at(symmetries.canonical(objective.parameters))
         blocks, gauge = writer_owners(objective, symmetries), "unit-writer"
     operator = QuotientOperator(objective, blocks)
 
-    def result(pairs: Eigenpairs, counts: Mapping[str, Any], products: int = 0) -> QuotientSpectrum:
-        return QuotientSpectrum(
-            top=pairs.top,
-            bottom=pairs.bottom,
-            residuals=pairs.residuals,
-            matvecs=pairs.matvecs + products,
-            of="quotient",
-            dimension=objective.dimension,
-            tol=tol,
-            status=pairs.status,
-            sentence=pairs.sentence,
-            vectors=pairs.vectors,
-            gauge=gauge,
-            blocks=operator.count,
-            **counts,
-        )
+    def result(pairs: Eigenpairs, products: int = 0, **counts: Any) -> QuotientSpectrum:
+        pairs = replace(pairs, matvecs=pairs.matvecs + products)
+        fields = _fields(pairs, "quotient", objective, tol)
+        return QuotientSpectrum(**fields, gauge=gauge, blocks=operator.count, **counts)
 
     try:
-        with (
-            offer_partial(lambda pairs: result(pairs, {}) if pairs and pairs.residuals else None),
-            show_residuals("spectrum of quotient", progress) as callback,
-        ):
-            pairs = eigenpairs(
-                operator,
-                top=top,
-                bottom=bottom,
-                tol=tol,
-                seed=seed,
-                start=None if start is None else start_vectors(objective, start),
-                memory=memory,
-                max_products=max_products,
-                progress=callback,
-            )
+        options: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "max_products": max_products}
+        pairs = _search(operator, "quotient", objective, result, start, progress, seed=seed, memory=memory, **options)
         late = replace(pairs, status="nonconverged", sentence="interrupted before negative eigenvalues were counted")
-        with offer_partial(lambda _: result(late, {})):
+        with offer_partial(lambda _: result(late)):
             counts, products = _counts(operator, max(map(abs, pairs.top + pairs.bottom), default=0.0), seed)
     finally:
         operator.close()
-    return result(pairs, counts, products)
-
-
-def _find_symmetries(objective: Objective) -> Any:
-    from normgauge.symmetry import symmetries
-
-    return symmetries(objective)
+    return result(pairs, products, **counts)
 
 
 def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[str, Any], int]:

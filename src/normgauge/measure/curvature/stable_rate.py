@@ -1,10 +1,8 @@
 """`ng.stable_rate`: the largest stable learning rate of an optimizer, from curvature, its own step and short runs."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +11,9 @@ from normgauge.errors import InputError, NonFiniteError, unknown_name
 from normgauge.measure.curvature.edge import FULL_BATCH, Edge, EdgeOperator, bisect, bracket, critical_rate, edge_of
 from normgauge.measure.signal.updates import copy_optimizer
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
+from normgauge.symmetry import symmetries as find_symmetries
 
 Of = Literal["hessian", "quotient"]
 DOUBLINGS = 12
@@ -102,40 +98,33 @@ class StableRate(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the usable rate and the limit, then what they rest on: curvature, the next step, runs."""
-        half = (self.observed_high - self.observed_low) / 2
-        edge = self.sentence or "no run stopped being stable"
-        return (
-            Reading.measured("rate to use", self.rate, "estimate", why="neither curvature nor runs limit it"),
-            Reading.measured("largest stable rate", self.limit, "estimate", why="neither curvature nor runs limit it"),
-            Reading.measured("predicted largest stable rate", self.predicted, "estimate", why=self.why),
-            Reading.measured("top eigenvalue", self.top_eigenvalue, "estimate", why=self.why),
-            Reading.measured("top eigenvalue of the quotient", self.quotient_eigenvalue, "estimate", why="not asked"),
-            Reading.measured("rate over its threshold", self.used / self.predicted, "estimate", why=self.why),
-            Reading.measured("critical rate of the next step", self.critical, "estimate", why="there is no next step"),
-            Reading.measured(
-                "observed largest stable rate",
-                self.observed,
-                "estimate",
-                uncertainty=None if math.isnan(half) else half,
-                why=edge,
-            ),
+        half, free = (self.observed_high - self.observed_low) / 2, "neither curvature nor runs limit it"
+        named = (
+            ("rate to use", self.rate, free),
+            ("largest stable rate", self.limit, free),
+            ("predicted largest stable rate", self.predicted, self.why),
+            ("top eigenvalue", self.top_eigenvalue, self.why),
+            ("top eigenvalue of the quotient", self.quotient_eigenvalue, "not asked"),
+            ("rate over its threshold", self.used / self.predicted, self.why),
+            ("critical rate of the next step", self.critical, "there is no next step"),
+            ("observed largest stable rate", self.observed, self.sentence or "no run stopped being stable"),
         )
+        readings = [Reading.measured(name, value, "estimate", why=why) for name, value, why in named]
+        return *readings[:-1], replace(readings[-1], uncertainty=None if math.isnan(half) else half)
 
     def _meaning(self) -> str:
         if not math.isfinite(self.limit):
-            return (
-                f"Nothing limits the rate of {self.optimizer} here within {DOUBLINGS} doublings: search it by training."
-            )
-        reached = ""
+            within = f"within {DOUBLINGS} doublings"
+            return f"Nothing limits the rate of {self.optimizer} here {within}: search it by training."
+        use = f"Use a learning rate of about {self.rate:.3g} with {self.optimizer}"
         if self.best is not None:
-            reached = f", which took the loss from {self.first_loss:.4g} to {self.best.loss:.4g} in {self.steps} steps"
-        use = f"Use a learning rate of about {self.rate:.3g} with {self.optimizer}{reached}"
+            use += f", which took the loss from {self.first_loss:.4g} to {self.best.loss:.4g} in {self.steps} steps"
         use += f"; it is stable up to {self.limit:.4g}"
         seen = f"runs turn unstable at {self.observed:.4g}"
         if not math.isfinite(self.predicted):
             lead = self.why or "the loss does not bend up at the start"
             seen = seen if math.isfinite(self.observed) else f"its next step raises the loss from {self.critical:.4g}"
-            return f"{use}: {lead}, and {seen}."
+            return f"{use}; {seen}. No edge is predicted: {lead}."
         if math.isnan(self.observed_high):
             return (
                 f"{use}, what the curvature allows. No run met an edge within {DOUBLINGS} doublings, because steps "
@@ -155,7 +144,7 @@ class StableRate(Result):
             f"{len(self.runs)} runs of {self.steps} steps on all the data ({self.of})"
         )
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the loss reached per rate, stable runs and others, with the usable rate as a line."""
         from normgauge.charts.spectrum import rates
 
@@ -228,16 +217,10 @@ def stable_rate(
     remembers = edge.multiple != 2
     iterations = (40 if remembers else 20) if iterations is None else iterations
     if iterations < 4 or not tol > 0 or not 0 < nudge < math.inf:
-        raise InputError(
-            "stable_rate",
-            "iterations must be at least 4, tol and nudge positive",
-            f"{iterations}, {tol:g}, {nudge:g}",
-            "Use the defaults",
-        )
+        rule, got = "iterations must be at least 4, tol and nudge positive", f"{iterations}, {tol:g}, {nudge:g}"
+        raise InputError("stable_rate", rule, got, "Use the defaults")
     if of == "quotient" and symmetries is None:
-        from normgauge.symmetry import symmetries as discover
-
-        symmetries = discover(objective)
+        symmetries = find_symmetries(objective)
     plain, quotient, vector = largest_eigenvalues(objective, edge, symmetries, seed)
     top = quotient if of == "quotient" else plain
     predicted = edge.multiple / top if top > 0 or math.isnan(top) else math.inf
@@ -301,7 +284,11 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
             losses.append(float(loss))
             for name in start.names:
                 copies[name].grad = gradient[name]
-            _take_step(twin)
+            try:
+                type(twin).step(twin)
+            except TypeError as error:
+                rule = "the optimizer steps without a closure"
+                raise InputError("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam") from error
             if not all(bool(torch.isfinite(copies[name]).all()) for name in start.names):
                 return RateRun(rate, False, math.nan)
         losses.append(float(start.at({name: copies[name].detach() for name in start.names}).loss()))
@@ -315,14 +302,6 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
     slack = math.sqrt(torch.finfo(start.dtype).eps) * 1e-2
     settles = after <= before + slack * abs(before)
     return RateRun(rate, settles and losses[-1] <= losses[0] + slack * abs(losses[0]), losses[-1])
-
-
-def _take_step(twin: Any) -> None:
-    try:
-        type(twin).step(twin)
-    except TypeError as error:
-        rule = "the optimizer steps without a closure"
-        raise InputError("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam") from error
 
 
 def largest_eigenvalues(

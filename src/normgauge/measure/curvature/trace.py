@@ -1,19 +1,14 @@
 """`ng.trace`: the trace of a loss's curvature, to a requested relative error."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from normgauge.errors import offer_partial
 from normgauge.linalg import TraceEstimate, hutchinson
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 CERTAIN = 2.0  # standard errors: 95 % of a normal distribution lies within
 
@@ -65,7 +60,7 @@ class Trace(Result):
         mean = self.value / self.dimension
         return [{"trace": self.value, "standard_error": self.standard_error, "mean_eigenvalue": mean}]
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the trace as a point with two standard errors."""
         from normgauge.charts import intervals
 

@@ -1,9 +1,7 @@
 """Outputs and targets as classes: logits per decision, the label, margin and accuracy; or why they are not."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,9 +27,15 @@ def targets_of(batch: Any) -> Any:
         for name in TARGETS:
             if name in batch:
                 return batch[name]
-    raise NotClasses(
-        "targets", "a batch must be (inputs, targets) or hold labels", type(batch).__name__, "Use such batches"
-    )
+    got = type(batch).__name__
+    raise NotClasses("targets", "a batch must be (inputs, targets) or hold labels", got, "Use such batches")
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return what of a batch is not its targets."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0]
+    return {name: value for name, value in batch.items() if name not in TARGETS}
 
 
 def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
@@ -43,13 +47,11 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     logits = _logits(output)
     label = target if isinstance(target, Tensor) else first_tensor(target)
     if logits is None or label is None or not logits.is_floating_point():
-        raise NotClasses(
-            "outputs", "a classifier gives real logits", type(output).__name__, "Pass forward=lambda m, x: ..."
-        )
+        got, step = type(output).__name__, "Pass forward=lambda m, x: ..."
+        raise NotClasses("outputs", "a classifier gives real logits", got, step)
     if label.is_floating_point() or label.is_complex():
-        raise NotClasses(
-            "targets", "a class is a whole number", f"targets of {label.dtype}", "Measure margins of classifiers only"
-        )
+        got, step = f"targets of {label.dtype}", "Measure margins of classifiers only"
+        raise NotClasses("targets", "a class is a whole number", got, step)
     label = label.long()
     if logits.shape == label.shape or (logits.ndim == label.ndim + 1 and logits.shape[-1] == 1):
         single = logits.reshape(-1)
@@ -59,21 +61,15 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
     elif logits.ndim == label.ndim + 1 and logits.shape[:-1] == label.shape:
         flat, wanted = logits.reshape(-1, logits.shape[-1]), label.reshape(-1)
     else:
-        raise NotClasses(
-            "outputs",
-            "logits have one axis more than the labels",
-            f"logits {tuple(logits.shape)}, labels {tuple(label.shape)}",
-            "Pass forward=lambda m, x: ... that gives the logits",
-        )
+        got = f"logits {tuple(logits.shape)}, labels {tuple(label.shape)}"
+        step = "Pass forward=lambda m, x: ... that gives the logits"
+        raise NotClasses("outputs", "logits have one axis more than the labels", got, step)
     counts = wanted != IGNORED
     flat, wanted = (flat, wanted) if bool(counts.all()) else (flat[counts], wanted[counts])
     if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= flat.shape[1]):
-        raise NotClasses(
-            "targets",
-            f"labels of {flat.shape[1]} classes lie between 0 and {flat.shape[1] - 1}",
-            f"labels from {int(wanted.min())} to {int(wanted.max())}",
-            "Check the targets",
-        )
+        rule = f"labels of {flat.shape[1]} classes lie between 0 and {flat.shape[1] - 1}"
+        got = f"labels from {int(wanted.min())} to {int(wanted.max())}"
+        raise NotClasses("targets", rule, got, "Check the targets")
     return flat, wanted
 
 
@@ -94,15 +90,8 @@ def aligned_decisions(output: Any, batch: Any, loss: Tensor | None) -> tuple[Ten
 
     A language model's loss compares the output at a position with the label at the next one. Which it is is found by
     behaviour: labels as they stand, or each at the position before its own. For sequences (labels `[n, positions]`, a
-    class each) where not exactly one of them gives the loss, nobody knows what is right.
-
-    Args:
-        output: of the model.
-        batch: with its targets.
-        loss: of this batch; `None` where there is none.
-
-    Raises:
-        NotClasses: where labels of sequences cannot be placed, or are the inputs themselves; see `decisions` too.
+    class each) where not exactly one of them gives the loss, nobody knows what is right: refused, as are labels that
+    are the inputs themselves. `loss` is `None` where there is none.
     """
     target = targets_of(batch)
     plain = decisions(output, target)
@@ -119,7 +108,8 @@ def aligned_decisions(output: Any, batch: Any, loss: Tensor | None) -> tuple[Ten
             both = "both do" if all(fits) else "neither does"
             rule = "the cross-entropy with labels at their positions, or at those before, must give the loss"
             raise NotClasses("labels of sequences", rule, both, "Use the mean cross-entropy as loss")
-    if sequence and any(t.shape == label.shape and torch.equal(t, label) for t in _whole_inputs(batch, label)):
+    same = [t for t in tensors(inputs_of(batch)) if t.shape == label.shape and t.device == label.device]
+    if sequence and any(not t.is_floating_point() and torch.equal(t, label) for t in same):
         rule = "labels are what is to be told, shifted by the loss or beforehand"
         raise NotClasses("labels of sequences", rule, "the inputs themselves", "Pass (ids[:, :-1], ids[:, 1:])")
     return plain
@@ -138,14 +128,6 @@ def _reproduces(pair: tuple[Tensor, Tensor], loss: Tensor) -> bool:
 def _is_sequence(target: Any) -> bool:
     label = target if isinstance(target, Tensor) else first_tensor(target)
     return label is not None and label.ndim == 2
-
-
-def _whole_inputs(batch: Any, label: Tensor) -> Iterator[Tensor]:
-    """Yield the inputs that are whole numbers, as tokens are."""
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else {k: v for k, v in batch.items() if k not in TARGETS}
-    yield from (
-        tensor for tensor in tensors(inputs) if not tensor.is_floating_point() and tensor.device == label.device
-    )
 
 
 def _logits(output: Any) -> Any:

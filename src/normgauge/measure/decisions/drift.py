@@ -1,12 +1,10 @@
 """`ng.drift`: how far data are from the statistics a model has stored, and what recalibration would change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +14,8 @@ from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
 from normgauge.measure.signal.layer_outputs import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model, tensors
-from normgauge.records import Reading, Status
+from normgauge.records import Chart, Reading, Status
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 FAR = 0.5  # stored deviations: half the scale at which the next layer tells values apart
 WIDE = math.log(4.0)  # of a ratio of variances: deviations that differ by a factor of 2
@@ -30,25 +25,15 @@ Cause = Literal["", "never updated", "frozen", "poisoned", "shifted"]
 
 @dataclass(slots=True)
 class Sums:
-    """What was added up of one normalizer's inputs, per channel.
+    """What was added up of one normalizer's inputs, per channel."""
 
-    Attributes:
-        count: values per channel.
-        total: their sum.
-        squares: the sum of their squares.
-        samples: how many samples they came from; values of one sample depend on each other.
-        batch: the largest number of samples at once.
-        means: the sum over samples of each one's mean.
-        mean_squares: the sum of the squares of these means.
-    """
-
-    count: int = 0
-    total: Tensor | float = 0.0
-    squares: Tensor | float = 0.0
-    samples: int = 0
-    batch: int = 0
-    means: Tensor | float = 0.0
-    mean_squares: Tensor | float = 0.0
+    count: int = 0  # values per channel
+    total: Tensor | float = 0.0  # their sum
+    squares: Tensor | float = 0.0  # the sum of their squares
+    samples: int = 0  # how many samples they came from; values of one sample depend on each other
+    batch: int = 0  # the largest number of samples at once
+    means: Tensor | float = 0.0  # the sum over samples of each one's mean
+    mean_squares: Tensor | float = 0.0  # the sum of the squares of these means
 
     def add(self, inputs: Tensor) -> None:
         """Add a batch of inputs, samples first and channels second."""
@@ -72,37 +57,19 @@ Moments = dict[str, Sums]
 
 @dataclass(frozen=True, slots=True)
 class LayerDrift:
-    """Distance of the data from one normalizer's stored statistics.
+    """Distance of the data from one normalizer's stored statistics."""
 
-    Args:
-        layer: its name.
-        mean_shift: root mean square over channels of (mean of the data - stored mean) / stored deviation.
-        worst_shift: the largest of these, in absolute value.
-        log_variance_ratio: root mean square of log(variance of the data / stored variance).
-        divergence: mean over channels of KL(data || stored) between Gaussians of these moments, in nats.
-        recalibrated_shift: root mean square change, in stored deviations, of the mean that recalibration would
-            store: with every normalizer before it recalibrated too.
-        floor: what sampling alone gives for `mean_shift`: root mean square over channels of
-            sqrt(s^2 (1/n + 1/k) / stored variance), s^2 the variance of the samples' own means, n the number of
-            samples, k how many the stored mean averages: those of (2 - momentum) / momentum batches of this size.
-        variance_floor: the same for `log_variance_ratio`, sqrt(2/(n - 1) + 2/(k - 1)) as for values of a Gaussian,
-            one per sample.
-        cause: of what is beyond the limits: never updated, frozen, poisoned or shifted; empty where nothing is.
-        status: ok, skipped, or diverged where stored statistics or inputs are not finite.
-        sentence: why, where not ok; what speaks for the cause.
-    """
-
-    layer: str
-    mean_shift: float = math.nan
-    worst_shift: float = math.nan
-    log_variance_ratio: float = math.nan
-    divergence: float = math.nan
-    recalibrated_shift: float = math.nan
-    floor: float = math.nan
-    variance_floor: float = math.nan
-    cause: Cause = ""
-    status: Status = "ok"
-    sentence: str = ""
+    layer: str  # its name
+    mean_shift: float = math.nan  # root mean square over channels of (data's mean - stored mean) / stored deviation
+    worst_shift: float = math.nan  # the largest of these, in absolute value
+    log_variance_ratio: float = math.nan  # root mean square of log(variance of the data / stored variance)
+    divergence: float = math.nan  # mean over channels of KL(data || stored) between Gaussians of these moments, in nats
+    recalibrated_shift: float = math.nan  # the same of the mean recalibration, of those before it too, would store
+    floor: float = math.nan  # what sampling alone gives for `mean_shift`, see `drift`
+    variance_floor: float = math.nan  # the same for `log_variance_ratio`
+    cause: Cause = ""  # of what is beyond the limits; empty where nothing is
+    status: Status = "ok"  # ok, skipped, or diverged where stored statistics or inputs are not finite
+    sentence: str = ""  # why, where not ok; what speaks for the cause
 
     @property
     def limit(self) -> float:
@@ -149,20 +116,16 @@ class Drift(Result):
         return f"Drift of {self.samples} samples from the stored statistics of {len(self.layers)} normalizers"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = LayerDrift.__slots__
-        return [{name: getattr(entry, name) for name in names} for entry in self.layers]
+        return [asdict(entry) for entry in self.layers]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the largest shift of a mean, what recalibration would change, then the shift of every layer."""
         worst = max((entry.mean_shift for entry in self.layers if entry.status == "ok"), default=math.nan)
-        whole = [Reading.measured("largest mean shift", worst, why=self.sentence)]
-        for name in ("output_change", "decisions_changed", "accuracy", "recalibrated_accuracy"):
-            whole.append(
-                Reading.measured(name.replace("_", " "), getattr(self, name), why=self.sentence or "no classes")
-            )
-        return *whole, *(
-            Reading.measured("mean shift", entry.mean_shift, layer=entry.layer, why=entry.sentence)
-            for entry in self.layers
+        names, why = ("output_change", "decisions_changed", "accuracy", "recalibrated_accuracy"), self.sentence
+        return (
+            Reading.measured("largest mean shift", worst, why=why),
+            *(Reading.measured(n.replace("_", " "), getattr(self, n), why=why or "no classes") for n in names),
+            *(Reading.measured("mean shift", e.mean_shift, layer=e.layer, why=e.sentence) for e in self.layers),
         )
 
     def _meaning(self) -> str:
@@ -191,16 +154,13 @@ class Drift(Result):
         return f"Recalibrate on such data (load_state_dict(.recalibrated, strict=False)){gain}."
 
     def _notes(self) -> str:
-        change, *shares = (
-            "-" if math.isnan(value) else f"{value:.3g}"
-            for value in (self.output_change, self.accuracy, self.recalibrated_accuracy)
-        )
-        said = "" if math.isnan(self.output_change) else f"recalibration changes the outputs by {change}"
-        if math.isnan(self.accuracy) or math.isnan(self.recalibrated_accuracy):
+        known, before, after = not math.isnan(self.output_change), self.accuracy, self.recalibrated_accuracy
+        said = f"recalibration changes the outputs by {self.output_change:.3g}" if known else ""
+        if math.isnan(before) or math.isnan(after):
             return said
-        return f"{said}, accuracy {shares[0]} -> {shares[1]} on the same samples"
+        return f"{said}, accuracy {before:.3g} -> {after:.3g} on the same samples"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars of the mean shift per layer, as seen and as recalibration would store it."""
         from normgauge.charts import bars
 
@@ -224,6 +184,10 @@ def drift(
     / 2 with r = (v + eps) / (v0 + eps). Recalibration is then tried on copies: statistics are collected with every
     batch normalized by itself, stored, and the outputs compared.
 
+    What sampling alone gives (`floor`) is the root mean square over channels of sqrt(s^2 (1/n + 1/k) / v0), s^2 the
+    variance of the samples' own means, n the number of samples, k how many the stored mean averages: those of
+    (2 - momentum) / momentum batches of this size; for the log ratio of variances sqrt(2/(n - 1) + 2/(k - 1)).
+
     Kind: exact for the data given. Cost: three forwards.
 
     Args:
@@ -239,10 +203,6 @@ def drift(
         1, as it was made), frozen (momentum 0, a class or mode that does not update, or fewer updates than others),
         poisoned (not finite) or, for all else, shifted.
 
-    Raises:
-        DataError: when there is no batch, or its inputs are not finite.
-        ModelError: when the model has no parameters.
-
     Deviations: stored variances are unbiased in torch, so the data's are taken unbiased too.
 
     Examples:
@@ -255,32 +215,29 @@ def drift(
 
     References: akbar2025, ioffe2015.
     """
-    data = _read_batches(loader, batches)
+    call = forward or call_model
+    read = _read_batches(loader, batches)
     objective = Objective.from_step(
-        model, _no_step, data, mode="eval", outputs=lambda m, batch: (forward or call_model)(m, _inputs(batch))
+        model, _no_step, read, mode="eval", outputs=lambda m, batch: call(m, _inputs(batch))
     )
+    data = [batch for _, batch in objective.batches()]
     stored = {name or "(model)": module for name, module in model.named_modules() if _stores(module)}
-    for number, batch in objective.batches():
+    for number, batch in enumerate(data):
         _check_finite(number, _inputs(batch))
-    before: Moments = {}
-    outputs = _pass(objective, before)
-    samples = sum(int(objective.weight(batch)) for _, batch in objective.batches())
+    before, after = Moments(), Moments()
+    outputs = renewed = _pass(objective, before)
     sentence = "" if stored else "no normalizer stores statistics"
-    after: Moments = {}
-    renewed: list[Any] = outputs
     if stored:
         try:
-            _pass(objective, after, lambda module: module.train())
-            renewed = _pass(objective, {}, lambda module: None, after)
+            _pass(objective, after, lambda name, module: module.train())
+            renewed = _pass(objective, Moments(), lambda name, module: _store(module, after.get(name)))
         except ModelError as error:
-            sentence = f"no recalibration: {error}"
-            after = {}
-    updates = [int(m.num_batches_tracked) for m in stored.values() if _is_counted(m)]
+            sentence, after = f"no recalibration: {error}", Moments()
+    updates = max((int(m.num_batches_tracked) for m in stored.values() if _is_counted(m)), default=0)
     entries = tuple(
-        _entry(name, module, before, after, _describe_frozen(module, model, max(updates, default=0)))
-        for name, module in stored.items()
+        _entry(name, module, before, after, _describe_frozen(module, model, updates)) for name, module in stored.items()
     )
-    accuracy, again, changed = _compare_decisions([batch for _, batch in objective.batches()], outputs, renewed)
+    accuracy, again, changed = _compare_decisions(data, outputs, renewed)
     change = _relative_change(outputs, renewed)
     if sentence:
         again = changed = change = math.nan
@@ -291,7 +248,7 @@ def drift(
         decisions_changed=changed,
         accuracy=accuracy,
         recalibrated_accuracy=again,
-        samples=samples,
+        samples=sum(int(objective.weight(batch)) for batch in data),
         recalibrated=_state(stored, after),
         mode="eval",
         status="skipped" if not stored else "diverged" if broken else "ok",
@@ -299,29 +256,29 @@ def drift(
     )
 
 
-def _pass(
-    objective: Objective, sums: Moments, prepare: Callable[[Any], Any] | None = None, new: Moments | None = None
-) -> list[Any]:
-    """Run all batches, summing the inputs of normalizers into `sums`; `new` moments replace the stored ones first."""
+def _pass(objective: Objective, sums: Moments, prepare: Callable[[str, Any], Any] | None = None) -> list[Any]:
+    """Run all batches, summing the inputs of normalizers into `sums`, each prepared first."""
 
     def add_moments(call: ModuleCall) -> None:
-        name, inputs = call.name, call.given
-        if _stores(call.module) and inputs is not None and inputs.ndim > 1:
-            sums.setdefault(name, Sums()).add(inputs)
+        if _stores(call.module) and call.given is not None and call.given.ndim > 1:
+            sums.setdefault(call.name, Sums()).add(call.given)
 
     def body(model: nn.Module, number: int, batch: Any) -> Any:
         for name, module in model.named_modules():
             if prepare is not None and _stores(module):
-                prepare(module)
-                if new is not None and (name or "(model)") in new:
-                    mean, variance = new[name or "(model)"].moments()
-                    module.running_mean.copy_(mean)
-                    module.running_var.copy_(variance)
+                prepare(name or "(model)", module)
         with watched(model, add_moments):
             return objective.outputs_of(model, batch)
 
     with torch.no_grad():
         return list(objective.each_batch(body))
+
+
+def _store(module: Any, sums: Sums | None) -> None:
+    if sums is not None:
+        mean, variance = sums.moments()
+        module.running_mean.copy_(mean)
+        module.running_var.copy_(variance)
 
 
 def _entry(name: str, module: Any, before: Moments, after: Moments, frozen: str) -> LayerDrift:
@@ -418,9 +375,9 @@ def _compare_decisions(data: list[Any], stored: list[Any], renewed: list[Any]) -
         try:
             (first, labels), (second, _) = (aligned_decisions(output, batch, None) for output in (old, new))
         except NotClasses:
-            return math.nan, math.nan, math.nan
+            return (math.nan,) * 3
         if not bool(first.isfinite().all()):  # guesses of a broken network are no decisions
-            return math.nan, math.nan, math.nan
+            return (math.nan,) * 3
         a, b = first.argmax(1), second.argmax(1)
         right, again = right + float((a == labels).sum()), again + float((b == labels).sum())
         changed, total = changed + float((a != b).sum()), total + labels.numel()
@@ -439,9 +396,7 @@ def _rms(values: Tensor) -> float:
 
 
 def _stores(module: Any) -> bool:
-    return isinstance(getattr(module, "running_mean", None), Tensor) and isinstance(
-        getattr(module, "running_var", None), Tensor
-    )
+    return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
 
 
 def _inputs(batch: Any) -> Any:

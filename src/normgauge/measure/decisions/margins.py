@@ -1,25 +1,20 @@
 """`ng.margins`: how far each sample is on the right side, raw and in units that rescaling cannot change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.linalg.norms import norm
-from normgauge.measure.decisions.classes import TARGETS, NotClasses, batch_decisions, raw_margins
+from normgauge.measure.decisions.classes import NotClasses, batch_decisions, inputs_of, raw_margins
 from normgauge.network import ModuleCall, replaced, role_of, watched
 from normgauge.objective import Objective, tensors
-from normgauge.records import Reading, Status, format_number
+from normgauge.records import Chart, Reading, Status, format_number
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 LOW = 0.05  # quantile that stands for the smallest margins: a few mislabelled samples do not decide it
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -95,17 +90,15 @@ class Margins(Result):
             side = "on the right side" if middle > 0 else "on the wrong side"
             said = f"The median of {count} samples lies {abs(middle):.3g} from the boundary, to first order, {side}"
         if low > 0:
-            return (
-                f"{said}, and all but {LOW:.0%} at least {low:.3g}: inputs may move by less than that without an error."
-            )
-        return (
-            f"{said}; {wrong:.1%} are on the wrong side, more than the {LOW:.0%} that would leave a margin: train on."
-        )
+            said += f", and all but {LOW:.0%} at least {low:.3g}"
+            return f"{said}: inputs may move by less than that without an error."
+        said += f"; {wrong:.1%} are on the wrong side, more than the {LOW:.0%} that would leave a margin"
+        return f"{said}: train on."
 
     def _notes(self) -> str:
         return "raw margins change when the last layer is scaled, which changes no decision: compare by the other rows"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the histogram of the margins by input gradient, or of the raw ones where there are none."""
         from normgauge.charts import histogram
 
@@ -150,15 +143,10 @@ def margins(objective: Objective) -> Margins:
     try:
         looks = list(objective.each_batch(partial(_one_batch, objective, coupled)))
     except NotClasses as error:
-        nothing = torch.empty(0, dtype=torch.float64)
-        return Margins(
-            dict.fromkeys(BY, nothing),
-            {},
-            dict.fromkeys(BY, "skipped"),
-            dict.fromkeys(BY, str(error)),
-            status="skipped",
-            sentence=str(error),
-        )
+        nothing = dict.fromkeys(BY, torch.empty(0, dtype=torch.float64)), dict[str, float]()
+        skipped: dict[str, Status] = dict.fromkeys(BY, "skipped")
+        sentences = dict.fromkeys(BY, str(error))
+        return Margins(*nothing, skipped, sentences, status="skipped", sentence=str(error))
     _, norms, why = looks[-1]
     return _assemble([pair for pair, _, _ in looks], norms, why)
 
@@ -181,44 +169,37 @@ def _one_batch(
         given = replaced(batch, Tensor, lambda t: grown.get(id(t), t))
         logits, labels = batch_decisions(objective, model, number, given)
     raw = raw_margins(logits, labels)
+    samples, why, squares = free[0].shape[0] if free and free[0].ndim else 0, "", list[Tensor]()
     if coupled:
-        return (raw.detach().double(), None), norms, "samples share batch statistics in train mode; use mode='eval'"
-    if not grown:
-        return (raw.detach().double(), None), norms, "the inputs are whole numbers, which have no gradient"
-    samples = free[0].shape[0] if free[0].ndim else 0
-    if raw.shape[0] != samples:
-        return (raw.detach().double(), None), norms, "there is not one decision per sample"
-    if not raw.requires_grad:
-        return (raw.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
-    slopes = torch.autograd.grad(raw.sum(), list(grown.values()), allow_unused=True)
-    objective.count_backward(batch)
-    squares = [s.double().reshape(samples, -1).square().sum(1) for s in slopes if s is not None]
-    if not squares:
-        return (raw.detach().double(), None), norms, "the outputs do not depend on the inputs differentiably"
-    return (raw.detach().double(), torch.stack(squares).sum(0).sqrt()), norms, ""
+        why = "samples share batch statistics in train mode; use mode='eval'"
+    elif not grown:
+        why = "the inputs are whole numbers, which have no gradient"
+    elif raw.shape[0] != samples:
+        why = "there is not one decision per sample"
+    elif raw.requires_grad:
+        slopes = torch.autograd.grad(raw.sum(), list(grown.values()), allow_unused=True)
+        objective.count_backward(batch)
+        squares = [s.double().reshape(samples, -1).square().sum(1) for s in slopes if s is not None]
+    if not why and not squares:
+        why = "the outputs do not depend on the inputs differentiably"
+    return (raw.detach().double(), None if why else torch.stack(squares).sum(0).sqrt()), norms, why
 
 
 def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, float], why: str) -> Margins:
     raw = torch.cat([margin for margin, _ in parts])
-    empty = torch.empty(0, dtype=torch.float64)
-    values = {"raw": raw, "last_layer": empty, "norm_product": empty, "input_gradient": empty}
-    statuses: dict[str, Status] = {"raw": "ok", "last_layer": "skipped", "norm_product": "skipped"}
-    statuses["input_gradient"] = "skipped" if why else "ok"
     missing = "an affine layer has zero weights" if norms else "no affine layer was called"
-    sentences = {"raw": "", "last_layer": missing, "norm_product": missing}
-    sentences["input_gradient"] = why
-    logs = {"raw": 0.0}
+    sentences = {"raw": "", "last_layer": missing, "norm_product": missing, "input_gradient": why}
+    values, logs = dict.fromkeys(BY, torch.empty(0, dtype=torch.float64)) | {"raw": raw}, {"raw": 0.0}
     if norms and min(norms.values()) > 0:
         logs["last_layer"] = math.log10(list(norms.values())[-1])
         logs["norm_product"] = sum(math.log10(norm) for norm in norms.values())
         for by in ("last_layer", "norm_product"):
-            values[by] = raw * 10.0 ** -logs[by] if abs(logs[by]) < 300 else empty
-            statuses[by], sentences[by] = "ok", ""
-            if not values[by].numel():
-                statuses[by], sentences[by] = "skipped", f"the divisor is 10^{logs[by]:.0f}, beyond float64"
+            sentences[by] = "" if abs(logs[by]) < 300 else f"the divisor is 10^{logs[by]:.0f}, beyond float64"
+            if not sentences[by]:
+                values[by] = raw * 10.0 ** -logs[by]
     if not why:
-        slopes = torch.cat([slope for _, slope in parts if slope is not None])
-        values["input_gradient"] = raw / slopes
+        values["input_gradient"] = raw / torch.cat([slope for _, slope in parts if slope is not None])
+    statuses: dict[str, Status] = {by: "skipped" if sentences[by] else "ok" for by in BY}
     return Margins(values, logs, statuses, sentences)
 
 
@@ -230,8 +211,4 @@ def _couples(module: nn.Module) -> bool:
 
 def _inputs(batch: Any) -> Iterator[Tensor]:
     """Yield the real input tensors of a batch (not the targets)."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        inputs = batch[0]
-    else:
-        inputs = {k: v for k, v in batch.items() if k not in TARGETS}
-    yield from (tensor for tensor in tensors(inputs) if tensor.is_floating_point())
+    yield from (tensor for tensor in tensors(inputs_of(batch)) if tensor.is_floating_point())

@@ -4,46 +4,142 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError, NotDifferentiableError, unknown_name
-from normgauge.measure.decisions.attacks import Attack, Bounds, ascend, attack_named, gaussian_noise, random_start
 from normgauge.measure.decisions.classes import decisions
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Status
+from normgauge.records import Chart, Kind, Reading, Status
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
-
-if TYPE_CHECKING:
-    import altair
 
 FEW = 10  # right decisions: with fewer each is over 10 % of what an attack could take
 KEPT = 0.5  # share of the right decisions that must survive: below, the attack wins more often than not
 Statistics = Literal["stored", "batch", "noisy"]
 STATISTICS = ("stored", "batch", "noisy")
+Ball = Literal["linf", "l2"]
+Slope = Callable[[Tensor], Tensor]
+Bounds = tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """How the inputs of a batch are changed."""
+
+    name: str  # the word users type
+    ball: Ball  # the norm of the radius
+    steps: int  # gradient steps; 0 for noise
+    restarts: int = 0  # random starts inside the ball; 0 starts at the clean input
+    step: float = 1.0  # size of a step as a share of the radius
+
+
+ATTACKS = {
+    "gaussian": Attack("gaussian", "l2", 0),
+    "fgsm": Attack("fgsm", "linf", 1),
+    "bim": Attack("bim", "linf", 10, step=0.25),
+    "pgd": Attack("pgd", "linf", 20, restarts=1, step=0.1),
+    "pgd_l2": Attack("pgd_l2", "l2", 20, restarts=1, step=0.1),
+}
+
+
+def attack_named(name: str, steps: int | None, restarts: int | None, step: float | None) -> Attack:
+    """Return an attack by name with some of its settings replaced."""
+    if name not in ATTACKS:
+        raise unknown_name("attack", name, ATTACKS)
+    base = ATTACKS[name]
+    chosen = Attack(
+        name,
+        base.ball,
+        base.steps if steps is None or name in ("gaussian", "fgsm") else steps,
+        base.restarts if restarts is None or name not in ("pgd", "pgd_l2") else restarts,
+        base.step if step is None else step,
+    )
+    if chosen.steps < (name != "gaussian") or chosen.restarts < 0 or not chosen.step > 0:
+        rule = "iterations must be at least 1, restarts at least 0 and the step positive"
+        got = f"iterations={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}"
+        raise InputError(f"attack {name!r}", rule, got, "Leave them out for the defaults")
+    return chosen
+
+
+def gaussian_noise(inputs: Tensor, sigma: float, source: torch.Generator, bounds: Bounds) -> Tensor:
+    """Return `inputs + sigma N(0, 1)`, clipped to the bounds."""
+    draw = torch.randn(inputs.shape, generator=source, dtype=torch.float64).to(inputs)
+    return _clip(inputs + sigma * draw, bounds)
+
+
+def ascend(
+    inputs: Tensor, start: Tensor, slope: Slope, *, ball: Ball, radius: float, steps: int, step: float, bounds: Bounds
+) -> Tensor:
+    """Return where gradient ascent from `start` ends, each step projected onto the ball around `inputs` and the bounds.
+
+    A step has length `step` in the norm of the ball: by the sign of the gradient (linf), along it (l2).
+
+    Examples:
+        One step of size 1 in the ball of radius 1 is FGSM:
+
+        >>> x = torch.tensor([[0.5, 0.5]])
+        >>> ascend(x, x, lambda z: torch.tensor([[2.0, -3.0]]), ball="linf", radius=0.1, steps=1, step=0.1, bounds=None)
+        tensor([[0.6000, 0.4000]])
+    """
+    points = start
+    for _ in range(steps):
+        gradient = slope(points)
+        if ball == "linf":
+            points = points + step * gradient.sign()
+        else:
+            length = _lengths(gradient)
+            points = points + step * gradient / length.clamp_min(torch.finfo(gradient.dtype).tiny)
+        points = _clip(project(points, inputs, ball, radius), bounds)
+    return points
+
+
+def random_start(inputs: Tensor, ball: Ball, radius: float, source: torch.Generator, bounds: Bounds) -> Tensor:
+    """Return a point drawn uniformly from the ball around each input, clipped to the bounds."""
+    if ball == "linf":
+        draw = 2 * torch.rand(inputs.shape, generator=source, dtype=torch.float64) - 1
+        return _clip(inputs + radius * draw.to(inputs), bounds)
+    draw = torch.randn(inputs.shape, generator=source, dtype=torch.float64)
+    size = torch.rand(inputs.shape[0], generator=source, dtype=torch.float64) ** (1 / max(inputs[0].numel(), 1))
+    draw = draw / _lengths(draw) * size.reshape(-1, *(1,) * (inputs.ndim - 1))
+    return _clip(inputs + radius * draw.to(inputs), bounds)
+
+
+def project(points: Tensor, centres: Tensor, ball: Ball, radius: float) -> Tensor:
+    """Return the nearest points of the balls of `radius` around `centres`, one ball per sample.
+
+    Examples:
+        >>> project(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), "l2", 1.0)
+        tensor([[0.6000, 0.8000]])
+    """
+    away = points - centres
+    if ball == "linf":
+        return centres + away.clamp(-radius, radius)
+    length = _lengths(away)
+    return centres + away * (radius / length.clamp_min(radius))
+
+
+def _lengths(values: Tensor) -> Tensor:
+    flat = values.reshape(values.shape[0], -1).norm(dim=1)
+    return flat.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def _clip(values: Tensor, bounds: Bounds) -> Tensor:
+    return values if bounds is None else values.clamp(*bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class UnderAttack:
-    """Accuracy at one radius.
+    """Accuracy at one radius."""
 
-    Args:
-        radius: of the ball, or standard deviation of Gaussian noise.
-        accuracy: share of samples still right; against attacks with restarts, right after every one.
-        loss: mean cross-entropy of the changed inputs (of the last restart).
-        largest: the largest change found, in the norm of the attack; at most the radius.
-        status: ok or diverged (logits not finite).
-    """
-
-    radius: float
-    accuracy: float
-    loss: float
-    largest: float
-    status: Status = "ok"
+    radius: float  # of the ball, or standard deviation of Gaussian noise
+    accuracy: float  # share of samples still right; against attacks with restarts, right after every one
+    loss: float  # mean cross-entropy of the changed inputs (of the last restart)
+    largest: float  # the largest change found, in the norm of the attack; at most the radius
+    status: Status = "ok"  # ok or diverged (logits not finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +171,7 @@ class Robustness(Result):
         return f"Robustness to {self.attack.name}: clean accuracy {self.clean:.4g} on {self.samples} samples"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = UnderAttack.__slots__
-        return [{name: getattr(entry, name) for name in names} for entry in self.entries]
+        return [asdict(entry) for entry in self.entries]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the accuracy at every radius, the largest first, and without attack."""
@@ -92,36 +187,31 @@ class Robustness(Result):
             return f"None of the {self.samples} samples is right without an attack: nothing is left to attack."
         last = max(self.entries, key=lambda entry: entry.radius)
         if (right := round(self.clean * self.samples)) < FEW:
-            return (
-                f"Only {right} of {self.samples} samples are right without an attack ({FEW} would tell): train first."
-            )
+            said = f"Only {right} of {self.samples} samples are right without an attack"
+            return f"{said} ({FEW} would tell): train first."
         kept = last.accuracy / self.clean
         said = f"Within {last.radius:g} {self.attack.name} leaves {last.accuracy:.1%} right of {self.clean:.1%}"
         if kept >= KEPT:
             return f"{said}, over {KEPT:.0%} of them: robust to this attack at this radius; try a stronger one."
         half = next((entry.radius for entry in self.entries if entry.accuracy < KEPT * self.clean), last.radius)
-        return (
-            f"{said}; from {half:g} on under {KEPT:.0%} of what was right stays so: train on such inputs if they occur."
-        )
+        said += f"; from {half:g} on under {KEPT:.0%} of what was right stays so"
+        return f"{said}: train on such inputs if they occur."
 
     def _notes(self) -> str:
         a = self.attack
         limits = "no input range" if self.bounds is None else f"inputs kept in [{self.bounds[0]:g}, {self.bounds[1]:g}]"
         kind = "a stronger attack may find more" if a.steps else "one draw per sample"
-        return (
-            f"{kind}; {a.ball} radius, {a.steps} steps of {a.step:g} radius, {a.restarts} random starts, {limits}, "
-            f"{self.statistics} statistics"
-        )
+        how = f"{a.ball} radius, {a.steps} steps of {a.step:g} radius, {a.restarts} random starts"
+        return f"{kind}; {how}, {limits}, {self.statistics} statistics"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return accuracy against the radius."""
         from normgauge.charts import against
 
-        rows = [{"radius": 0.0, "accuracy": self.clean}, *self._rows()]
-        lines = [{"radius": row["radius"], "accuracy": row["accuracy"], "series": self.attack.name} for row in rows]
-        return against(
-            lines, x="radius", y="accuracy", x_scale="linear", y_scale="linear", title="accuracy under attack"
-        )
+        points = [(0.0, self.clean), *((entry.radius, entry.accuracy) for entry in self.entries)]
+        lines = [{"radius": radius, "accuracy": kept, "series": self.attack.name} for radius, kept in points]
+        named = {"x": "radius", "y": "accuracy", "title": "accuracy under attack"}
+        return against(lines, x_scale="linear", y_scale="linear", **named)  # type: ignore[arg-type]
 
 
 @instrument
@@ -166,11 +256,6 @@ def robustness(
         forward: `forward(model, inputs) -> logits` for unusual calls.
         progress: called as `progress(done, total)` after each batch and radius.
 
-    Raises:
-        UnknownNameError: another attack or other statistics.
-        InputError: a radius that is not positive, settings that make no attack, inputs outside the bounds.
-        DataError: inputs that are not one real tensor, targets that are no classes.
-
     Deviations: S4 gives neither steps nor step size of BIM; Kurakin et al.'s linf version with 10 steps of a quarter
         of the radius is the default.
 
@@ -191,43 +276,34 @@ def robustness(
     radii = _radii(radius)
     objective = Objective(model, _cross_entropy, data, mode="eval", forward=forward)
     batches = [(number, *_check_batch(batch, bounds)) for number, batch in objective.batches()]
-    right = dict.fromkeys([0.0, *radii], 0.0)
-    losses, largest = dict.fromkeys(radii, 0.0), dict.fromkeys(radii, 0.0)
-    finite = dict.fromkeys(radii, True)
+    right, losses, largest = (dict.fromkeys([0.0, *radii], 0.0) for _ in range(3))
     total = done = 0
     for number, inputs, labels in batches:
         look = _Look(objective, number, labels, statistics, noise, seed)
         clean = look.right(inputs)[0]
-        decided = clean.numel()
-        total += decided
+        total += clean.numel()
         right[0.0] += float(clean.sum())
         for size in radii:
             good, loss, moved = _attack(look, inputs, chosen, size, bounds, seed + number)
             right[size] += float(good.sum())
-            losses[size] += loss * decided
+            losses[size] += loss * clean.numel()
             largest[size] = max(largest[size], moved)
-            finite[size] = finite[size] and math.isfinite(loss)
             done += 1
             if progress is not None:
                 progress(done, len(radii) * len(batches))
-    entries = tuple(
-        UnderAttack(
-            size, right[size] / total, losses[size] / total, largest[size], "ok" if finite[size] else "diverged"
-        )
-        for size in radii
-    )
+    states: dict[float, Status] = {r: "ok" if math.isfinite(losses[r]) else "diverged" for r in radii}
+    entries = [UnderAttack(r, right[r] / total, losses[r] / total, largest[r], states[r]) for r in radii]
+    broken = sum(state != "ok" for state in states.values())
     return Robustness(
         attack=chosen,
         clean=right[0.0] / total,
-        entries=entries,
+        entries=tuple(entries),
         statistics=statistics,
         samples=total,
         bounds=bounds,
         mode="eval",
-        status="ok" if all(finite.values()) else "diverged",
-        sentence=""
-        if all(finite.values())
-        else f"logits are not finite at {sum(not ok for ok in finite.values())} radii",
+        status="diverged" if broken else "ok",
+        sentence=f"logits are not finite at {broken} radii" if broken else "",
     )
 
 
@@ -235,22 +311,19 @@ def _attack(
     look: _Look, inputs: Tensor, attack: Attack, radius: float, bounds: Bounds, seed: int
 ) -> tuple[Tensor, float, float]:
     """Return which decisions stay right, the mean loss, and the largest change."""
-    source = generator(seed)
-    if not attack.steps:
-        changed = gaussian_noise(inputs, radius, source, bounds)
-        good, loss = look.right(changed)
-        return good, loss, _largest(changed - inputs, attack)
-    survived: list[Tensor] = []
-    moved, loss = 0.0, math.nan
+    source, survived, moved, loss = generator(seed), list[Tensor](), 0.0, math.nan
+    ball = {"ball": attack.ball, "radius": radius, "steps": attack.steps, "step": radius * attack.step}
     for _ in range(max(1, attack.restarts)):
-        start = random_start(inputs, attack.ball, radius, source, bounds) if attack.restarts else inputs
-        size = radius * attack.step
-        changed = ascend(
-            inputs, start, look.slope, ball=attack.ball, radius=radius, steps=attack.steps, step=size, bounds=bounds
-        )
+        if not attack.steps:
+            changed = gaussian_noise(inputs, radius, source, bounds)
+        else:
+            start = random_start(inputs, attack.ball, radius, source, bounds) if attack.restarts else inputs
+            changed = ascend(inputs, start, look.slope, **ball, bounds=bounds)  # type: ignore[arg-type]
         good, loss = look.right(changed)
         survived.append(good)
-        moved = max(moved, _largest(changed - inputs, attack))
+        away = (changed - inputs).flatten(1)
+        sizes = away.abs().amax(1) if attack.ball == "linf" else away.norm(dim=1)
+        moved = max(moved, float(sizes.max()))
     return torch.stack(survived).all(dim=0), loss, moved
 
 
@@ -279,10 +352,8 @@ class _Look:
             module.train()
         elif self.statistics == "noisy":
             shape = module.running_mean.shape
-            shift, scale = (
-                self.noise * torch.randn(shape, generator=self.source, dtype=torch.float64).to(module.running_mean)
-                for _ in range(2)
-            )
+            draws = torch.randn((2, *shape), generator=self.source, dtype=torch.float64).to(module.running_mean)
+            shift, scale = self.noise * draws
             module.running_mean.add_(shift * module.running_var.sqrt())
             module.running_var.mul_(scale.exp())
 
@@ -299,12 +370,10 @@ class _Look:
             logits, labels = self._decisions(free)
             value = nn.functional.cross_entropy(logits, labels, reduction="sum")
             if not value.requires_grad:
-                raise NotDifferentiableError(
-                    "robustness",
-                    "an attack follows the gradient of the outputs in the inputs",
-                    "outputs that do not depend on the inputs by differentiable operations",
-                    "Look for argmax, detach or no_grad in the forward",
-                )
+                rule = "an attack follows the gradient of the outputs in the inputs"
+                got = "outputs that do not depend on the inputs by differentiable operations"
+                step = "Look for argmax, detach or no_grad in the forward"
+                raise NotDifferentiableError("robustness", rule, got, step)
             (gradient,) = torch.autograd.grad(value, free)
             self.objective.count_backward((inputs, self.labels))
         return gradient
@@ -312,12 +381,6 @@ class _Look:
 
 def _cross_entropy(output: Any, target: Any) -> Tensor:
     return nn.functional.cross_entropy(*decisions(output, target))
-
-
-def _largest(change: Tensor, attack: Attack) -> float:
-    flat = change.reshape(change.shape[0], -1)
-    sizes = flat.abs().amax(1) if attack.ball == "linf" else flat.norm(dim=1)
-    return float(sizes.max())
 
 
 def _radii(radius: float | Sequence[float]) -> list[float]:
@@ -331,14 +394,11 @@ def _check_batch(batch: Any, bounds: Bounds) -> tuple[Tensor, Any]:
     inputs, labels = batch
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim == 0:
         kind = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise DataError(
-            "robustness", "inputs must be one real tensor, samples first", kind, "Attack embeddings or images instead"
-        )
+        rule = "inputs must be one real tensor, samples first"
+        raise DataError("robustness", rule, kind, "Attack embeddings or images instead")
     if bounds is not None and (float(inputs.min()) < bounds[0] or float(inputs.max()) > bounds[1]):
-        raise InputError(
-            "robustness",
-            f"inputs must lie in bounds=({bounds[0]:g}, {bounds[1]:g})",
-            f"values from {float(inputs.min()):g} to {float(inputs.max()):g}",
-            "Pass the range of the inputs as the model sees them, or bounds=None",
-        )
+        rule = f"inputs must lie in bounds=({bounds[0]:g}, {bounds[1]:g})"
+        got = f"values from {float(inputs.min()):g} to {float(inputs.max()):g}"
+        step = "Pass the range of the inputs as the model sees them, or bounds=None"
+        raise InputError("robustness", rule, got, step)
     return inputs, labels

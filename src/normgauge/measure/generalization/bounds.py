@@ -1,13 +1,12 @@
 """Generalization bounds of one model on one set of data, those of S2 and those it is compared with, with verdicts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from normgauge.measure.generalization.layer_chain import Chain
+from normgauge.measure.generalization.partition import Piece
 from normgauge.theory.generalization_bounds import (
     cell_terms,
     frobenius_margin_term,
@@ -22,6 +21,7 @@ from normgauge.theory.partition_bound import partition_slack
 
 BoundVerdict = Literal["non-vacuous", "vacuous", "undecided", "does not apply"]
 BoundKind = Literal["upper", "estimate", "main terms"]
+Ends = tuple[float, float]
 NO_SLOPE = "the slope of the loss in the outputs is not known; pass loss_slope="
 
 
@@ -85,45 +85,25 @@ class Bound:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What the bounds are made of.
+    """What the bounds are made of."""
 
-    Attributes:
-        empirical: F(D, h), the mean loss on the m samples that were not used for the partition.
-        largest: C.
-        samples: m.
-        delta: the probability of failure.
-        tried: partitions the cells were chosen from; the bound on them fails with probability delta / tried each.
-        cells: the occupied cells.
-        partition_cells: N.
-        estimated: whether the cells' extent was estimated.
-        loss_slope: of the loss in the outputs.
-        classes: number of classes; 0 for real targets, which then move with the inputs.
-        outputs: of the network.
-        inputs: root of the sum of squared input norms.
-        chain: the folded network as a chain, or why it is none.
-        network_slope: bound of the network's Lipschitz constant on all inputs; inf if unknown.
-        printed: the product of the weights' norms and of the normalizers' constants as S2 prints them; nan if unknown.
-        sharpness: spherical sharpness of the cross-entropy, nan if unknown, and why.
-        last: norm of the last layer's weights, where all others have Frobenius norm 1; nan otherwise.
-    """
-
-    empirical: float
-    largest: float
-    samples: int
-    delta: float
-    tried: int
-    cells: tuple[Cell, ...]
-    partition_cells: int
-    estimated: bool
-    loss_slope: float
-    classes: int
-    outputs: int
-    inputs: float
-    chain: Chain | str
-    network_slope: float
-    printed: float
-    sharpness: tuple[float, str]
-    last: float
+    empirical: float  # F(D, h), the mean loss on the m samples that were not used for the partition
+    largest: float  # C
+    samples: int  # m
+    delta: float  # the probability of failure
+    tried: int  # partitions the cells were chosen from; the bound on them fails with probability delta / tried each
+    cells: tuple[Cell, ...]  # the occupied cells
+    partition_cells: int  # N
+    estimated: bool  # whether the cells' extent was estimated
+    loss_slope: float  # of the loss in the outputs
+    classes: int  # number of classes; 0 for real targets, which then move with the inputs
+    outputs: int  # of the network
+    inputs: float  # root of the sum of squared input norms
+    chain: Chain | str  # the folded network as a chain, or why it is none
+    network_slope: float  # bound of the network's Lipschitz constant on all inputs; inf if unknown
+    printed: float  # product of the weights' norms and normalizers' constants as S2 prints them; nan if unknown
+    sharpness: tuple[float, str]  # spherical sharpness of the cross-entropy, nan if unknown, and why
+    last: float  # norm of the last layer's weights, where all others have Frobenius norm 1; nan otherwise
 
     @property
     def room(self) -> float:
@@ -150,65 +130,49 @@ def order_bound(name: str, of: Ingredients, term: float, sentence: str) -> Bound
     return judge_bound(name, (value, value), "main terms", of.largest, needed, sentence)
 
 
-def judge_bound(
-    name: str, ends: tuple[float, float], kind: BoundKind, largest: float, needed: str, sentence: str
-) -> Bound:
+def judge_bound(name: str, ends: Ends, kind: BoundKind, largest: float, needed: str, sentence: str) -> Bound:
     """Return a bound between two ends with its verdict: non-vacuous only if it holds and is below C."""
     lower, upper = ends
     verdict: BoundVerdict = "vacuous" if lower >= largest else "undecided"
     if upper < largest and kind == "upper":
         verdict, needed = "non-vacuous", ""
-    return Bound(name=name, lower=lower, upper=upper, kind=kind, verdict=verdict, needed=needed, sentence=sentence)
+    return Bound(name, lower, upper, kind, verdict, needed, sentence=sentence)
 
 
 def inapplicable_bound(name: str, why: str) -> Bound:
     """Return a bound that does not apply, and why."""
-    return Bound(
-        name=name, lower=math.nan, upper=math.nan, kind="main terms", verdict="does not apply", needed="", sentence=why
-    )
+    return Bound(name, math.nan, math.nan, "main terms", "does not apply", sentence=why)
 
 
-def cell(
-    piece: tuple[int, int, int, float, float, float], samples: int, slopes: tuple[float, float], rise: float
-) -> Cell:
-    """Return a cell with its terms, from (centre, label, m_i, radius, distance, distance seen), slopes and `rise`.
+def cell(piece: Piece, samples: int, slopes: tuple[float, float], rise: float) -> Cell:
+    """Return a cell with its terms, from its samples among all, its slopes from below and above, and `rise`.
 
     `rise` bounds how much the loss can be above its mean at the samples anywhere in the cell, at most C.
     """
-    lower, upper = slopes
-    center, label, count, radius, distance, distance_seen = piece
+    count, seen = len(piece.members), piece.distance_seen
     share = count / samples
     low, high = 0.0, share * rise
-    if center >= 0:
-        low = cell_terms([share], [0.0 if math.isnan(distance_seen) else distance_seen], [lower], rise)[0]
-        high = cell_terms([share], [distance], [upper], rise)[0]
-    return Cell(
-        center=center,
-        label=label,
-        samples=count,
-        share=share,
-        radius=radius,
-        distance=distance,
-        distance_seen=distance_seen,
-        slope_lower=lower,
-        slope_upper=upper,
-        term_lower=low,
-        term_upper=high,
-    )
+    if piece.center >= 0:
+        low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [slopes[0]], rise)[0]
+        high = cell_terms([share], [piece.distance], [slopes[1]], rise)[0]
+    ends = {"slope_lower": slopes[0], "slope_upper": slopes[1], "term_lower": low, "term_upper": high}
+    sizes = {"radius": piece.radius, "distance": piece.distance, "distance_seen": seen}
+    return Cell(piece.center, piece.label, count, share, **sizes, **ends)
 
 
 def bounds(of: Ingredients) -> list[Bound]:
     """Return every bound, those of S2 first."""
     local = _local_bound(of)
     jumps = "the same number: this loss is continuous, X_0 is empty; where it jumps no cell may reach across the jump"
-    same = replace(local, name="S2 Corollary 21", sentence=jumps)
+    why = of.chain if isinstance(of.chain, str) else "a weight of the chain could not be read"
+    unknown = "no bound of the network's Lipschitz constant on all inputs is known"
     return [
         local,
-        same,
-        *_product_bounds(of),
+        replace(local, name="S2 Corollary 21", sentence=jumps),
+        _product_bound("S2 Corollary 22, as printed", of, of.printed, why),
+        _product_bound("S2 Corollary 22, folded", of, of.network_slope, unknown),
         _transport_bound(of),
-        _sharpness_bound(of),
-        _weight_normalized_bound(of),
+        *_order_bounds(of),
         *_margin_bounds(of),
     ]
 
@@ -217,14 +181,8 @@ def held_out_bound(losses: Sequence[float], largest: float, delta: float) -> Bou
     """Return Hoeffding's bound from test data: `mean + C sqrt(ln(1/delta)/(2n))`."""
     mean, n = sum(losses) / len(losses), len(losses)
     value = mean + largest * math.sqrt(math.log(1 / delta) / (2 * n))
-    return judge_bound(
-        "held-out test set",
-        (value, value),
-        "upper",
-        largest,
-        "a larger test set",
-        f"Hoeffding, {n} samples not used in training: what to beat",
-    )
+    told = f"Hoeffding, {n} samples not used in training: what to beat"
+    return judge_bound("held-out test set", (value, value), "upper", largest, "a larger test set", told)
 
 
 def _local_bound(of: Ingredients) -> Bound:
@@ -248,18 +206,8 @@ def _local_bound(of: Ingredients) -> Bound:
         needed = "cells of a known extent: pass centres and radius="
     sentence = f"sum {low:.3g} (slopes seen) to {high:.3g}, g {g:.3g}, |T| {len(of.cells)}, N {of.partition_cells}"
     kind: BoundKind = "estimate" if of.estimated else "upper"
-    return judge_bound(
-        "S2 Theorem 20", (of.empirical + low + g, of.empirical + high + g), kind, of.largest, needed, sentence
-    )
-
-
-def _product_bounds(of: Ingredients) -> list[Bound]:
-    why = of.chain if isinstance(of.chain, str) else "a weight of the chain could not be read"
-    unknown = "no bound of the network's Lipschitz constant on all inputs is known"
-    return [
-        _product_bound("S2 Corollary 22, as printed", of, of.printed, why),
-        _product_bound("S2 Corollary 22, folded", of, of.network_slope, unknown),
-    ]
+    ends = of.empirical + low + g, of.empirical + high + g
+    return judge_bound("S2 Theorem 20", ends, kind, of.largest, needed, sentence)
 
 
 def _product_bound(name: str, of: Ingredients, product: float, why: str) -> Bound:
@@ -273,9 +221,8 @@ def _product_bound(name: str, of: Ingredients, product: float, why: str) -> Boun
     slope = of.loss_slope * product if of.classes else of.loss_slope * math.hypot(product, 1.0)
     value = of.empirical + slope * distance + rest + g
     left = of.room - rest - g
-    needed = (
-        f"a norm product {slope * distance / left:.2g} times smaller" if left > 0 else "more samples: g is too large"
-    )
+    smaller = f"a norm product {slope * distance / left:.2g} times smaller" if left > 0 else ""
+    needed = smaller or "more samples: g is too large"
     kind: BoundKind = "estimate" if of.estimated else "upper"
     sentence = f"product of norms and normalizers 10^{math.log10(product):.2f}" if product > 0 else "product 0"
     return judge_bound(name, (value, value), kind, of.largest, needed, sentence)
@@ -284,36 +231,33 @@ def _product_bound(name: str, of: Ingredients, product: float, why: str) -> Boun
 def _transport_bound(of: Ingredients) -> Bound:
     inside = [cell for cell in of.cells if cell.center >= 0]
     rest = sum(cell.share for cell in of.cells if cell.center < 0) * of.largest
-    ends = []
-    for distance, slope in (("distance_seen", "slope_lower"), ("distance", "slope_upper")):
-        distances = [getattr(cell, distance) for cell in inside]
-        distances = [0.0 if math.isnan(d) else d for d in distances]
+    shares = [cell.share for cell in inside]
+
+    def right_hand_side(distance: str, slope: str) -> float:
+        distances = [0.0 if math.isnan(d) else d for d in (getattr(cell, distance) for cell in inside)]
         slopes = [getattr(cell, slope) for cell in inside]
-        shares = [cell.share for cell in inside]
-        ends.append(transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest)
-    low, high = (of.empirical + end for end in ends)
-    need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
-    return judge_bound(
-        "HKK", (low, high), "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'"
-    )
-
-
-def _sharpness_bound(of: Ingredients) -> Bound:
-    sharpness, why = of.sharpness
-    if math.isnan(sharpness):
-        return inapplicable_bound("LLA", why)
-    term = sharpness_terms(sharpness, of.samples)
-    told = f"spherical sharpness {sharpness:.3g} of the cross-entropy; for the loss averaged over noise on the weights"
-    return order_bound("LLA", of, term, told)
-
-
-def _weight_normalized_bound(of: Ingredients) -> Bound:
-    name = "weight normalization"
-    if math.isnan(of.last):
-        return inapplicable_bound(
-            name, "for networks whose weights below the last layer have Frobenius norm 1; these have not"
+        return (
+            of.empirical + transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest
         )
-    return order_bound(name, of, weight_normalized_term(of.last, of.samples), f"last layer of norm {of.last:.3g}")
+
+    ends = right_hand_side("distance_seen", "slope_lower"), right_hand_side("distance", "slope_upper")
+    need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
+    return judge_bound("HKK", ends, "main terms", of.largest, need, "optimal transport; S2 prints it with '+ const'")
+
+
+def _order_bounds(of: Ingredients) -> list[Bound]:
+    sharpness, why = of.sharpness
+    told = f"spherical sharpness {sharpness:.3g} of the cross-entropy; for the loss averaged over noise on the weights"
+    not_unit = "for networks whose weights below the last layer have Frobenius norm 1; these have not"
+    name, last = "weight normalization", f"last layer of norm {of.last:.3g}"
+    return [
+        inapplicable_bound("LLA", why)
+        if math.isnan(sharpness)
+        else order_bound("LLA", of, sharpness_terms(sharpness, of.samples), told),
+        inapplicable_bound(name, not_unit)
+        if math.isnan(of.last)
+        else order_bound(name, of, weight_normalized_term(of.last, of.samples), last),
+    ]
 
 
 def _margin_bounds(of: Ingredients) -> list[Bound]:
@@ -327,39 +271,28 @@ def _margin_bounds(of: Ingredients) -> list[Bound]:
     spectral = [link.spectral_with_bias(i == last) if biased else link.spectral for i, link in enumerate(links)]
     slopes = [max(link.slope, 1.0) if biased else link.slope for link in links]
 
+    def shared(samples: float) -> dict[str, float]:
+        sizes = {"inputs": inputs * math.sqrt(samples / of.samples), "loss_slope": of.loss_slope / of.largest}
+        return {**sizes, "samples": samples, "delta": of.delta}
+
     def spectral_penalty(samples: float) -> float:
-        return of.largest * spectral_margin_term(
-            spectral,
-            [link.two_one for link in links],
-            slopes,
-            inputs=inputs * math.sqrt(samples / of.samples),
-            width=chain.width + biased,
-            loss_slope=of.loss_slope / of.largest,
-            samples=samples,
-            delta=of.delta,
-        )
+        two_one = [link.two_one for link in links]
+        terms = spectral_margin_term(spectral, two_one, slopes, width=chain.width + biased, **shared(samples))
+        return of.largest * terms
 
     def frobenius_penalty(samples: float) -> float:
-        return of.largest * frobenius_margin_term(
-            [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)],
-            inputs=inputs * math.sqrt(samples / of.samples),
-            outputs=of.outputs,
-            loss_slope=of.loss_slope / of.largest,
-            samples=samples,
-            delta=of.delta,
-        )
+        norms = [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)]
+        return of.largest * frobenius_margin_term(norms, outputs=of.outputs, **shared(samples))
 
-    results = [
-        explicit_bound(names[0], of, spectral_penalty, "Bartlett et al., constants written out; biases as a column")
-    ]
-    if chain.homogeneous:
-        results.append(explicit_bound(names[1], of, frobenius_penalty, "Golowich et al., constants written out"))
-    else:
-        results.append(
-            inapplicable_bound(names[1], "for activations that are positively homogeneous, element by element, only")
-        )
+    told = "Bartlett et al., constants written out; biases as a column"
+    bent = "for activations that are positively homogeneous, element by element, only"
     tops = [float(link.rows.max()) for link in links]
     sums = [link.positions * float(link.rows.sum()) for link in links]
-    told = "no bound: equal unit rows stretch by sqrt(n) per layer and leave it as it is"
-    results.append(order_bound(names[2], of, row_norm_term(sums, tops, of.samples), told))
-    return results
+    sketch = "no bound: equal unit rows stretch by sqrt(n) per layer and leave it as it is"
+    return [
+        explicit_bound(names[0], of, spectral_penalty, told),
+        explicit_bound(names[1], of, frobenius_penalty, "Golowich et al., constants written out")
+        if chain.homogeneous
+        else inapplicable_bound(names[1], bent),
+        order_bound(names[2], of, row_norm_term(sums, tops, of.samples), sketch),
+    ]

@@ -1,7 +1,5 @@
 """Complexity measures people compare networks by, each tested: does it move when only the weights' scale does?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.measure.generalization.network_copy import Forward, LayerCalls, look, strip_normalizers
+from normgauge.measure.generalization.network_copy import Forward, LayerCalls, strip_normalizers
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.network import activation_name
 from normgauge.rng import generator
@@ -46,18 +44,24 @@ class Complexity:
 
 @dataclass(frozen=True)
 class Network:
-    """What the measures look at: a copy, its calls, data, and the margin reached by nine of ten samples.
+    """What the measures look at."""
 
-    `calls` tells of the copy itself; `margin` is nan where there are no classes.
-    """
-
-    model: nn.Module
-    calls: LayerCalls
+    model: nn.Module  # a copy
+    calls: LayerCalls  # of the copy itself
     forward: Forward
     inputs: Tensor
     score: Callable[[Any], float]
-    margin: float
+    margin: float  # reached by nine of ten samples; nan where there are no classes
     seed: int
+
+    def scored_with(self, parameters: dict[str, Tensor]) -> float:
+        """Return the score of the network with other parameters."""
+        root = nn.Module()
+        root.model = self.model
+        root.forward = lambda inputs: self.forward(self.model, inputs)
+        named = {f"model.{name}": value for name, value in parameters.items()}
+        with torch.no_grad():
+            return self.score(lambda inputs: torch.func.functional_call(root, named, (inputs,)))
 
 
 def measures(
@@ -68,14 +72,11 @@ def measures(
     for weights, network, other in (("stored", stored, stored_rescaled), ("folded", folded, folded_rescaled)):
         if network is None:
             continue
-        norms = _norms(network)
-        others = None if other is None else _norms(other)
+        norms, other_norms = _norms(network), None if other is None else _norms(other)
         for name, measure in MEASURES.items():
             value, why = _attempt(measure, network, norms)
-            moved = math.nan if other is None or others is None else _attempt(measure, other, others)[0]
-            complexities.append(
-                Complexity(name, weights, value, moved, _verdict(name, value, moved, other is not None), why)
-            )
+            moved = _attempt(measure, other, other_norms)[0]
+            complexities.append(Complexity(name, weights, value, moved, _verdict(name, value, moved), why))
     return tuple(complexities)
 
 
@@ -106,22 +107,23 @@ def _norms(network: Network) -> _Norms:
     return _Norms(spectral, frobenius, two_one, reshaped)
 
 
+Measure = Callable[[Network, _Norms], float]
+
+
 class _Skip(Exception):
     """The measure is not defined here; the message says why."""
 
 
-def _attempt(measure: Callable[[Network, _Norms], float], network: Network, norms: _Norms) -> tuple[float, str]:
+def _attempt(measure: Measure, network: Network | None, norms: _Norms | None) -> tuple[float, str]:
     try:
-        return measure(network, norms), ""
+        return (math.nan, "") if network is None or norms is None else (measure(network, norms), "")
     except _Skip as reason:
         return math.nan, str(reason)
 
 
-def _verdict(name: str, value: float, moved: float, tested: bool) -> Verdict:
-    if math.isnan(value):
-        return "skipped"
-    if not tested or math.isnan(moved):
-        return "untested"
+def _verdict(name: str, value: float, moved: float) -> Verdict:
+    if math.isnan(value) or math.isnan(moved):
+        return "skipped" if math.isnan(value) else "untested"
     scale = 1.0 if name.startswith("log10") else max(abs(value), 1e-300)
     return "meaningful" if abs(moved - value) <= _TOLERANCE * scale else "meaningless here"
 
@@ -141,16 +143,10 @@ def _spectral_complexity(network: Network, norms: _Norms) -> float:
     return product + 1.5 * math.log10(ratios)
 
 
-def _normalized_inverse_margin(network: Network, norms: _Norms) -> float:
+def _margin(network: Network) -> float:
     if not network.margin > 0:
         raise _Skip("fewer than nine of ten samples have a positive margin, or there are no classes")
-    return _spectral_complexity(network, norms) - math.log10(network.margin)
-
-
-def _inverse_margin(network: Network, norms: _Norms) -> float:
-    if not network.margin > 0:
-        raise _Skip("fewer than nine of ten samples have a positive margin, or there are no classes")
-    return network.margin**-2
+    return network.margin
 
 
 def _path_norm(network: Network, norms: _Norms) -> float:
@@ -160,13 +156,11 @@ def _path_norm(network: Network, norms: _Norms) -> float:
 
     References: neyshabur2015
     """
-    for module in network.model.modules():
-        kind = activation_name(module)
-        if kind and kind not in _PIECEWISE:
-            raise _Skip(f"paths have no products through {kind}")
-    if network.calls.normalizers and not all(
-        "BatchNorm" in type(network.model.get_submodule(name)).__name__ for name in network.calls.normalizers
-    ):
+    kinds = [activation_name(module) for module in network.model.modules()]
+    if bent := [kind for kind in kinds if kind and kind not in _PIECEWISE]:
+        raise _Skip(f"paths have no products through {bent[0]}")
+    normalizers = [type(network.model.get_submodule(name)).__name__ for name in network.calls.normalizers]
+    if not all("BatchNorm" in kind for kind in normalizers):
         raise _Skip("a normalizer by sample is no weight on a path")
     twin = strip_normalizers(network.model).double()
     with torch.no_grad():
@@ -176,10 +170,6 @@ def _path_norm(network: Network, norms: _Norms) -> float:
     value: Any = getattr(output, "logits", output)
     total = float(value.sum())
     return 0.5 * math.log10(total) if total > 0 else -math.inf
-
-
-def _squared_norm(network: Network, norms: _Norms) -> float:
-    return sum(value**2 for value in norms.frobenius)
 
 
 def _stable_rank(network: Network, norms: _Norms) -> float:
@@ -203,12 +193,8 @@ def _pac_bayes(network: Network, norms: _Norms) -> float:
     ]
 
     def score(sigma: float) -> float:
-        total = 0.0
-        for draw in draws:
-            moved = {name: origin[name] + sigma * draw[name] for name in origin}
-            with torch.no_grad():
-                total += network.score(_Called(network, moved))
-        return total / len(draws)
+        moved = ({name: origin[name] + sigma * draw[name] for name in origin} for draw in draws)
+        return sum(network.scored_with(parameters) for parameters in moved) / len(draws)
 
     wanted = score(0.0) - 0.1
     low, high = _SIGMAS
@@ -220,52 +206,16 @@ def _pac_bayes(network: Network, norms: _Norms) -> float:
     return low**-2
 
 
-@dataclass(frozen=True)
-class _Called:
-    """The network with other parameters, as something to call on inputs."""
-
-    network: Network
-    parameters: dict[str, Tensor]
-
-    def __call__(self, inputs: Tensor) -> Any:
-        module = _Wrapped(self.network.model, self.network.forward)
-        named = {f"model.{name}": value for name, value in self.parameters.items()}
-        return torch.func.functional_call(module, named, (inputs,))
-
-
-class _Wrapped(nn.Module):
-    def __init__(self, model: nn.Module, call: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self._call = call
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self._call(self.model, inputs)
-
-
-def network_of(
-    model: nn.Module, forward: Forward, inputs: Tensor, score: Callable[[Any], float], margin: float, seed: int
-) -> Network:
-    """Look at a copy once and return it with what the measures need."""
-    return Network(
-        model=model,
-        calls=look(model, forward, inputs[:2]),
-        forward=forward,
-        inputs=inputs,
-        score=score,
-        margin=margin,
-        seed=seed,
-    )
-
-
-MEASURES: dict[str, Callable[[Network, _Norms], float]] = {
+MEASURES: dict[str, Measure] = {
     "log10 product of spectral norms": lambda network, norms: _log_product(norms.spectral),
     "log10 product of Frobenius norms": lambda network, norms: _log_product(norms.frobenius),
     "log10 path norm": _path_norm,
     "log10 spectral complexity (2,1)": _spectral_complexity,
-    "log10 spectral complexity (2,1) / margin": _normalized_inverse_margin,
-    "sum of squared Frobenius norms": _squared_norm,
+    "log10 spectral complexity (2,1) / margin": lambda n, norms: (
+        _spectral_complexity(n, norms) - math.log10(_margin(n))
+    ),
+    "sum of squared Frobenius norms": lambda network, norms: sum(value**2 for value in norms.frobenius),
     "sum of stable ranks": _stable_rank,
     "PAC-Bayes 1/sigma^2": _pac_bayes,
-    "inverse squared margin": _inverse_margin,
+    "inverse squared margin": lambda network, norms: _margin(network) ** -2,
 }

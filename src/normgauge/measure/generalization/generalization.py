@@ -12,33 +12,28 @@ from torch import Tensor, nn
 
 from normgauge.errors import InputError, NormgaugeError, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
-from normgauge.measure.generalization.bounded_loss import BoundedLoss, PerSample, bounded_loss, cross_entropy
+from normgauge.measure.generalization import network_copy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
-from normgauge.measure.generalization.complexity import Complexity, Network, measures, network_of
-from normgauge.measure.generalization.joined_data import join_batches
+from normgauge.measure.generalization.complexity import Complexity, Network, measures
 from normgauge.measure.generalization.layer_chain import Chain, NotAChain, chain_of
-from normgauge.measure.generalization.local_slopes import ball_slopes, climb, values_and_slopes
-from normgauge.measure.generalization.network_copy import (
-    Forward,
-    LayerCalls,
-    difference,
-    evaluation_copy,
-    fold_normalizers,
-    look,
-    perturb_normalizers,
-    rescale_weights,
+from normgauge.measure.generalization.losses import (
+    PerSample,
+    ball_slopes,
+    bounded_loss,
+    climb,
+    cross_entropy,
+    join_batches,
+    values_and_slopes,
 )
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of, sizes_to_try
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.network import copy_model
 from normgauge.objective import Objective, as_written, call_model
-from normgauge.records import Reading, format_table
+from normgauge.records import Chart, Reading, format_table
 from normgauge.results import Result, instrument, spend
-from normgauge.rng import preserved_rng
 from normgauge.theory.partition_bound import partition_slack
 
 if TYPE_CHECKING:
-    import altair
     import pandas
 
 _ROUNDING = 1e-9  # relative, of a loss in float64
@@ -48,7 +43,7 @@ _SAME = 1e-4  # the same for folding, where there is only rounding
 _COMPARED = 64  # samples on which that is checked
 _NOISED = 256  # samples for PAC-Bayes
 _CURVED = 128  # samples for the Hessian
-Act = Callable[[nn.Module, LayerCalls], tuple[nn.Module, tuple[str, ...]]]
+Act = Callable[[nn.Module, network_copy.LayerCalls], tuple[nn.Module, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,7 @@ class Generalization(Result):
         table = require("pandas", "lab", "Generalization.frame")
         return table.DataFrame([_fields(item) for item in getattr(self, of)])
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the bounds that apply: a dot at the upper end, a bar down to the lower."""
         from normgauge.charts import intervals
 
@@ -212,7 +207,7 @@ def generalization(
     holdout: float = 0.2,
     delta: float = 0.05,
     seed: int = 0,
-    forward: Forward | None = None,
+    forward: network_copy.Forward | None = None,
 ) -> Generalization:
     """Bound the expected loss of a trained model by the theorems at hand, and say which bounds say anything.
 
@@ -247,14 +242,6 @@ def generalization(
         seed: of the split, k-means and the noise.
         forward: `forward(model, inputs) -> output` for unusual calls.
 
-    Returns:
-        A `Generalization`: `print(r)`, `r["S2 Theorem 20"]`, `r.measure(...)`, `r.frame("cells")`, `r.chart()`.
-
-    Raises:
-        InputError: options out of range, or a partition that does not fit the data.
-        DataError: inputs that are not one real tensor, a loss that is not one value per sample.
-        ModelError: a model that cannot be copied, or whose outputs depend on the batch.
-
     Deviations: S2 takes cells as given and lambda_i as known; here lambda_i is bounded on the ball. The label must not
         vary within a cell (S2 Corollary 22 forgets it, ledger S2-C22), so cells are split by class; for real targets
         they lie in inputs and targets together. Terms are cut at C. Scale and shift of normalizers, which S2 leaves
@@ -275,11 +262,8 @@ def generalization(
 
     References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "data", "test", "forward")}
-    settings = _Settings(**given, own_forward=forward)
-    _check(settings)
-    with preserved_rng():
-        return _assemble(model, data, test, settings)
+    given = {name: value for name, value in locals().items() if name not in ("model", "data", "test")}
+    return _Exam(_Settings(**given), model, data).result(test)
 
 
 @dataclass(frozen=True)
@@ -295,298 +279,240 @@ class _Settings:
     holdout: float
     delta: float
     seed: int
-    own_forward: Forward | None
-    forward: Forward = call_model
+    forward: network_copy.Forward | None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1 or not 0 < self.holdout < 1:
+            got = f"delta={self.delta!r}, holdout={self.holdout!r}"
+            rule, step = "delta and holdout lie between 0 and 1", "Pass delta=0.05 and holdout=0.2"
+            raise InputError("generalization", rule, got, step)
+        if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
+            step = "Leave it out, or pass a number"
+            raise InputError("generalization", "radius must be positive", repr(self.radius), step)
 
 
-def _count_calls(forward: Forward, samples: int) -> Forward:
-    """Return the call of a model, counted: a gradient where the inputs want one, else a forward."""
+class _Exam:
+    """A model on its data, and what is read off the two: partitions, slopes on their cells, bounds and measures."""
 
-    def call(model: nn.Module, inputs: Any) -> Any:
-        spend("gradients" if inputs.requires_grad else "forwards", len(inputs) / samples)
-        return forward(model, inputs.clone())  # it may write into what it is given
+    def __init__(self, settings: _Settings, model: nn.Module, data: Any) -> None:
+        self.settings, self.model = settings, model
+        self.inputs, self.targets = join_batches(model, data)
+        self.twin = network_copy.evaluation_copy(model)
+        with torch.no_grad():
+            first = self.call(self.twin, self.inputs[:2])
+        options = settings.margin, settings.loss_bound, settings.loss_slope
+        self.loss = bounded_loss(settings.loss, *options, first, self.targets[:2])
+        points, classes = points_of(self.inputs, self.targets), max(self.loss.classes, 1)
+        choices: Any = [settings.partition]
+        if settings.partition is None:
+            choices = sizes_to_try(len(points), classes, settings.holdout)
+        fixed = {"radius": settings.radius, "holdout": settings.holdout, "seed": settings.seed}
+        self.partitions = [partition_of(points, classes, choice, **fixed) for choice in choices]  # type: ignore[arg-type]
+        rows = self.partitions[0][1]  # the same split for all
+        self.used, self.wanted = self.inputs[rows], self.targets[rows]
 
-    return call
+    def call(self, model: nn.Module, inputs: Any) -> Any:
+        """Call a model, counted: a gradient where the inputs want one, else a forward."""
+        spend("gradients" if inputs.requires_grad else "forwards", len(inputs) / len(self.inputs))
+        return (self.settings.forward or call_model)(model, inputs.clone())  # it may write into what it is given
 
-
-def _check(settings: _Settings) -> None:
-    """Refuse options out of range.
-
-    Raises:
-        InputError: for delta, holdout or radius that make no sense.
-    """
-    if not 0 < settings.delta < 1 or not 0 < settings.holdout < 1:
-        raise InputError(
-            "generalization",
-            "delta and holdout lie between 0 and 1",
-            f"delta={settings.delta!r}, holdout={settings.holdout!r}",
-            "Pass delta=0.05 and holdout=0.2",
+    def result(self, test: Any) -> Generalization:
+        """Return bounds and measures."""
+        twin, loss, settings = self.twin, self.loss, self.settings
+        values, slopes = values_and_slopes(twin, self.call, loss, self.used, self.wanted)
+        calls = network_copy.look(twin, self.call, self.inputs[:2])
+        shaken = network_copy.perturb_normalizers(twin)
+        foldable = self._keep_harmless(shaken, calls, network_copy.fold_normalizers, _SAME)
+        free = self._keep_harmless(shaken, calls, network_copy.rescale_weights, _CLOSE)
+        plain, flat_names = network_copy.fold_normalizers(twin, foldable)
+        other, moved_names = network_copy.rescale_weights(twin, free)
+        flat_other = network_copy.fold_normalizers(other, foldable)[0]
+        error = self._change(twin, other)
+        chain, stored_chain = self._chain(plain), self._chain(twin)
+        partition, pieces, on_balls, losses, top = self._best_partition(plain, chain, values, slopes)
+        if not partition.by_user:
+            slopes = self._climb_in_cells(pieces, partition)
+        cells = tuple(self._cells(pieces, on_balls, slopes, losses))
+        of = Ingredients(
+            empirical=float(values.mean()),
+            largest=loss.largest,
+            samples=len(self.used),
+            delta=settings.delta,
+            tried=len(self.partitions),
+            cells=cells,
+            partition_cells=partition.cells,
+            estimated=partition.by_user,
+            loss_slope=loss.slope,
+            classes=loss.classes,
+            outputs=loss.outputs,
+            inputs=float(self.used.double().norm()),
+            chain=chain,
+            network_slope=top,
+            printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
+            sharpness=self._sharpness(moved_names),
+            last=_unit_norms(calls.affine),
         )
-    if settings.radius is not None and not (settings.radius > 0 and math.isfinite(settings.radius)):
-        raise InputError(
-            "generalization", "radius must be positive", repr(settings.radius), "Leave it out, or pass a number"
+        tested, test_loss = [], math.nan
+        if test is not None:
+            test_values = values_and_slopes(twin, self.call, loss, *join_batches(twin, test))[0]
+            test_loss = float(test_values.mean())
+            tested = [held_out_bound(test_values.tolist(), loss.largest, settings.delta)]
+        others = [other if moved_names else None]
+        others += [plain, flat_other if moved_names else None] if flat_names else [None, None]
+        return Generalization(
+            bounds=(*tested, *bounds(of)),
+            measures=self._measures(others),
+            cells=cells,
+            loss=loss.name,
+            loss_bound=loss.largest,
+            empirical=of.empirical,
+            test_loss=test_loss,
+            samples=of.samples,
+            partition_cells=of.partition_cells,
+            slack=of.slack(of.samples),
+            delta=settings.delta,
+            slope_lower=float(slopes.max()),
+            network_slope=top,
+            folded=flat_names,
+            rescaled=moved_names,
+            rescaling_error=error if moved_names else math.nan,
+            mode="eval",
         )
 
+    def _keep_harmless(
+        self, twin: nn.Module, calls: network_copy.LayerCalls, act: Act, most: float
+    ) -> network_copy.LayerCalls:
+        """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
+        if not calls.pairs or self._change(twin, act(twin, calls)[0]) <= most:
+            return calls
+        alone = [replace(calls, pairs=(pair,)) for pair in calls.pairs]
+        good = [one.pairs[0] for one in alone if self._change(twin, act(twin, one)[0]) <= most]
+        return replace(calls, pairs=tuple(good))
 
-def _assemble(model: nn.Module, data: Any, test: Any, settings: _Settings) -> Generalization:
-    inputs, targets = join_batches(model, data)
-    settings = replace(settings, forward=_count_calls(settings.own_forward or call_model, len(inputs)))
-    twin = evaluation_copy(model)
-    with torch.no_grad():
-        first = settings.forward(twin, inputs[:2])
-    loss = bounded_loss(settings.loss, settings.margin, settings.loss_bound, settings.loss_slope, first, targets[:2])
-    points, classes = points_of(inputs, targets), max(loss.classes, 1)
-    choices: Sequence[int | Tensor | Sequence[int]] = (
-        sizes_to_try(len(points), classes, settings.holdout) if settings.partition is None else [settings.partition]
-    )
-    options = {"radius": settings.radius, "holdout": settings.holdout, "seed": settings.seed}
-    partitions = [partition_of(points, classes, choice, **options) for choice in choices]  # type: ignore[arg-type]
-    rows = partitions[0][1]  # the same split for all
-    used, wanted = inputs[rows], targets[rows]
-    values, slopes = values_and_slopes(twin, settings.forward, loss, used, wanted)
-    calls = look(twin, settings.forward, inputs[:2])
-    foldable = _keep_harmless(perturb_normalizers(twin), calls, fold_normalizers, inputs[:_COMPARED], settings, _SAME)
-    free = _keep_harmless(perturb_normalizers(twin), calls, rescale_weights, inputs[:_COMPARED], settings, _CLOSE)
-    plain, flat_names = fold_normalizers(twin, foldable)
-    other, moved_names = rescale_weights(twin, free)
-    flat_other = fold_normalizers(other, foldable)[0]
-    error = _change(twin, other, inputs[:_COMPARED], settings)
-    chain = _chain(plain, settings, inputs[:2])
-    stored_chain = _chain(twin, settings, inputs[:2])
-    labels = wanted.long().cpu() if loss.classes else None
-    least, chosen = math.inf, None
-    for candidate, _, assignment in partitions:
-        parts = list(candidate.pieces(points_of(used, wanted), labels, assignment))
-        on_balls, top = _slopes_on_balls(parts, candidate, plain, chain, used, settings)
-        losses = (_losses_at_centers(parts, candidate, plain, loss, (used, wanted), settings), values)
-        rises = sum(item.term_upper for item in _cells(parts, on_balls, loss, slopes, losses))
-        share = settings.delta / len(partitions)
-        added = rises + partition_slack(len(parts), candidate.cells, len(rows), share, loss.largest)
-        if chosen is None or added < least:
-            least, chosen = added, (candidate, parts, on_balls, losses, top)
-    assert chosen is not None
-    partition, pieces, on_balls, losses, top = chosen
-    if not partition.by_user:
-        slopes = _climb_in_cells(pieces, partition, twin, loss, (used, wanted), settings)
-    cells = tuple(_cells(pieces, on_balls, loss, slopes, losses))
-    test_bound, test_loss = _test_bound(twin, test, loss, settings)
-    of = Ingredients(
-        empirical=float(values.mean()),
-        largest=loss.largest,
-        samples=len(rows),
-        delta=settings.delta,
-        tried=len(partitions),
-        cells=cells,
-        partition_cells=partition.cells,
-        estimated=partition.by_user,
-        loss_slope=loss.slope,
-        classes=loss.classes,
-        outputs=loss.outputs,
-        inputs=float(used.double().norm()),
-        chain=chain,
-        network_slope=top,
-        printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
-        sharpness=_sharpness(model, inputs, targets, loss, moved_names, settings),
-        last=_unit_norms(calls.affine),
-    )
-    all_bounds = [*([test_bound] if test_bound else []), *bounds(of)]
-    others = [other if moved_names else None]
-    others += [plain, flat_other if moved_names else None] if flat_names else [None, None]
-    return Generalization(
-        bounds=tuple(all_bounds),
-        measures=_measures(twin, others, loss, settings, inputs[:_NOISED], targets[:_NOISED]),
-        cells=cells,
-        loss=loss.name,
-        loss_bound=loss.largest,
-        empirical=of.empirical,
-        test_loss=test_loss,
-        samples=of.samples,
-        partition_cells=of.partition_cells,
-        slack=of.slack(of.samples),
-        delta=settings.delta,
-        slope_lower=float(slopes.max()),
-        network_slope=top,
-        folded=flat_names,
-        rescaled=moved_names,
-        rescaling_error=error if moved_names else math.nan,
-        mode="eval",
-    )
+    @torch.no_grad()
+    def _change(self, *models: nn.Module) -> float:
+        outputs = [self.call(model, self.inputs[:_COMPARED]) for model in models]
+        return network_copy.difference(*(getattr(output, "logits", output) for output in outputs))
 
+    def _chain(self, model: nn.Module) -> Chain | str:
+        if self.settings.forward is not None:
+            return "the model is called in its own way (forward=)"
+        try:
+            return chain_of(model, self.inputs[:2])
+        except NotAChain as reason:
+            return f"for chains of layers only: {reason}"
 
-def _keep_harmless(
-    twin: nn.Module, calls: LayerCalls, act: Act, inputs: Tensor, settings: _Settings, most: float
-) -> LayerCalls:
-    """Keep the pairs of layer and normalizer whose folding or rescaling leaves the outputs as they are."""
-    if not calls.pairs or _change(twin, act(twin, calls)[0], inputs, settings) <= most:
-        return calls
-    alone = [replace(calls, pairs=(pair,)) for pair in calls.pairs]
-    good = [one.pairs[0] for one in alone if _change(twin, act(twin, one)[0], inputs, settings) <= most]
-    return replace(calls, pairs=tuple(good))
+    def _best_partition(self, plain: nn.Module, chain: Chain | str, values: Tensor, slopes: Tensor) -> Any:
+        """Return, of the partition that adds least, its cells, slopes on their balls, losses and the largest slope."""
+        labels = self.wanted.long().cpu() if self.loss.classes else None
+        best: tuple[float, Any] = (math.inf, None)
+        for partition, _, assignment in self.partitions:
+            pieces = list(partition.pieces(points_of(self.used, self.wanted), labels, assignment))
+            on_balls, top = self._slopes_on_balls(pieces, partition, plain, chain)
+            losses = (self._losses_at_centers(pieces, partition, plain), values)
+            rises = sum(item.term_upper for item in self._cells(pieces, on_balls, slopes, losses))
+            share = self.settings.delta / len(self.partitions)
+            added = rises + partition_slack(len(pieces), partition.cells, len(self.used), share, self.loss.largest)
+            if best[1] is None or added < best[0]:
+                best = added, (partition, pieces, on_balls, losses, top)
+        return best[1]
 
+    def _slopes_on_balls(
+        self, pieces: Sequence[Piece], partition: Partition, model: nn.Module, chain: Chain | str
+    ) -> tuple[dict[int, float], float]:
+        """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
+        top = chain.slope if isinstance(chain, Chain) else math.inf
+        wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
+        if not wanted or self.settings.forward is not None:
+            return dict.fromkeys(wanted, top), top
+        size, shape = self.used[0].numel(), self.used.shape[1:]
+        middles = partition.centers[wanted, :size].reshape(-1, *shape).to(self.used)
+        slopes_on_balls, everywhere = ball_slopes(model, middles, partition.radii[wanted])
+        top = min(top, everywhere)
+        return {center: min(slope, top) for center, slope in zip(wanted, slopes_on_balls, strict=True)}, top
 
-def _change(model: nn.Module, other: nn.Module, inputs: Tensor, settings: _Settings) -> float:
-    with torch.no_grad():
-        return difference(*(_tensor(settings.forward(m, inputs)) for m in (model, other)))
+    def _climb_in_cells(self, pieces: Sequence[Piece], partition: Partition) -> Tensor:
+        """Return the steepest slope met from each sample on, inside its cell."""
+        cells = torch.full((len(self.used),), -1)
+        for piece in pieces:
+            cells[piece.members] = piece.center
 
+        def stay(points: Tensor, before: Tensor) -> Tensor:
+            moved = partition.stay(points_of(points, self.wanted), cells, points_of(before, self.wanted))
+            return moved[:, : points[0].numel()].reshape(points.shape).to(points)
 
-def _slopes_on_balls(
-    pieces: Sequence[Piece],
-    partition: Partition,
-    model: nn.Module,
-    chain: Chain | str,
-    used: Tensor,
-    settings: _Settings,
-) -> tuple[dict[int, float], float]:
-    """Return bounds of the network's slope on the ball of each occupied centre, and on all inputs."""
-    top = chain.slope if isinstance(chain, Chain) else math.inf
-    wanted = sorted({piece.center for piece in pieces if piece.center >= 0})
-    if not wanted or settings.own_forward is not None:
-        return dict.fromkeys(wanted, top), top
-    middles = partition.centers[wanted, : used[0].numel()].reshape(-1, *used.shape[1:]).to(used)
-    slopes_on_balls, everywhere = ball_slopes(model, middles, partition.radii[wanted])
-    top = min(top, everywhere)
-    return {center: min(slope, top) for center, slope in zip(wanted, slopes_on_balls, strict=True)}, top
+        return climb(self.twin, self.call, self.loss, self.used, self.wanted, stay)
 
+    @torch.no_grad()
+    def _losses_at_centers(self, pieces: Sequence[Piece], partition: Partition, model: nn.Module) -> list[float]:
+        """Return the loss before it is cut at each cell's centre, in float64; nan for the rest and where none is."""
+        middles, size = partition.centers[[piece.center for piece in pieces]], self.used[0].numel()
+        inputs = middles[:, :size].reshape(-1, *self.used.shape[1:]).to(self.used.device)
+        targets = middles[:, size:].reshape(-1, *self.wanted.shape[1:]).to(self.wanted.device)
+        if self.loss.classes:
+            targets = torch.tensor([max(piece.label, 0) for piece in pieces]).to(self.wanted)
+        try:
+            raw = self.loss.raw(self.call(copy_model(model).double(), inputs), targets).double()
+        except (NormgaugeError, RuntimeError):  # a forward or loss that refuses float64 or points between samples
+            return [math.nan] * len(pieces)
+        return [float(value) if piece.center >= 0 else math.nan for piece, value in zip(pieces, raw, strict=True)]
 
-def _climb_in_cells(
-    pieces: Sequence[Piece],
-    partition: Partition,
-    model: nn.Module,
-    loss: BoundedLoss,
-    samples: tuple[Tensor, Tensor],
-    settings: _Settings,
-) -> Tensor:
-    """Return the steepest slope met from each sample, of inputs and targets, on, inside its cell."""
-    used, wanted = samples
-    cells = torch.full((len(used),), -1)
-    for piece in pieces:
-        cells[piece.members] = piece.center
+    def _cells(
+        self, pieces: Sequence[Piece], on_balls: dict[int, float], slopes: Tensor, losses: tuple[list[float], Tensor]
+    ) -> list[Cell]:
+        """Return the cells with bracketed slopes, from losses at centres before they are cut and at all samples.
 
-    def stay(points: Tensor, before: Tensor) -> Tensor:
-        moved = partition.stay(points_of(points, wanted), cells, points_of(before, wanted))
-        return moved[:, : points[0].numel()].reshape(points.shape).to(points)
+        Where the loss before it is cut cannot come back from beyond 0 or C within the ball, it is constant: slope 0.
+        """
+        loss, cells = self.loss, []
+        for piece, middle in zip(pieces, losses[0], strict=True):
+            slope = on_balls.get(piece.center, math.inf)
+            upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
+            upper = math.inf if math.isnan(upper) else upper
+            change = upper * piece.radius * (1 + _ROUNDING) + _ROUNDING * abs(middle)
+            if middle + change <= 0 or middle - change >= loss.largest:
+                upper = 0.0
+            most = loss.largest if math.isnan(middle + change) else min(max(middle + change, 0.0), loss.largest)
+            rise = max(most - float(losses[1][piece.members].mean()), 0.0)
+            cells.append(cell(piece, len(self.used), (float(slopes[piece.members].max()), upper), rise))
+        return cells
 
-    return climb(model, settings.forward, loss, used, wanted, stay)
+    def _measures(self, others: Sequence[nn.Module | None]) -> tuple[Complexity, ...]:
+        """Return the measures of the stored network and of the others: rescaled, folded, folded and rescaled."""
+        loss, inputs, targets = self.loss, self.inputs[:_NOISED], self.targets[:_NOISED]
 
+        def score(called: Callable[[Tensor], Any]) -> float:
+            output = called(inputs)
+            if loss.classes:
+                logits, labels = decisions(output, targets)
+                return float((logits.argmax(1) == labels).double().mean())
+            return -float(loss(output, targets).mean()) / loss.largest
 
-@torch.no_grad()
-def _losses_at_centers(
-    pieces: Sequence[Piece],
-    partition: Partition,
-    model: nn.Module,
-    loss: BoundedLoss,
-    samples: tuple[Tensor, Tensor],
-    settings: _Settings,
-) -> list[float]:
-    """Return the loss before it is cut at each cell's centre, in float64; nan for the rest and where there is none."""
-    used, wanted = samples
-    middles = partition.centers[[piece.center for piece in pieces]]
-    size = used[0].numel()
-    inputs = middles[:, :size].reshape(-1, *used.shape[1:]).to(used.device)
-    if loss.classes:
-        targets = torch.tensor([max(piece.label, 0) for piece in pieces]).to(wanted)
-    else:
-        targets = middles[:, size:].reshape(-1, *wanted.shape[1:]).to(wanted.device)
-    try:
-        raw = loss.raw(settings.forward(copy_model(model).double(), inputs), targets).double()
-    except (NormgaugeError, RuntimeError):  # a forward or loss that refuses float64 or points between samples
-        return [math.nan] * len(pieces)
-    return [float(value) if piece.center >= 0 else math.nan for piece, value in zip(pieces, raw, strict=True)]
+        def network(model: nn.Module) -> Network:
+            calls = network_copy.look(model, self.call, inputs[:2])
+            return Network(model, calls, self.call, inputs, score, margin=margin, seed=self.settings.seed)
 
+        with torch.no_grad():
+            output = self.call(self.twin, inputs)
+        margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
+        return measures(network(self.twin), *(None if model is None else network(model) for model in others))
 
-def _cells(
-    pieces: Sequence[Piece],
-    on_balls: dict[int, float],
-    loss: BoundedLoss,
-    slopes: Tensor,
-    losses: tuple[Sequence[float], Tensor],
-) -> list[Cell]:
-    """Return the cells with bracketed slopes, from losses at centres before they are cut and at all samples.
-
-    Where the loss before it is cut cannot come back from beyond 0 or C within the ball, it is constant there: slope 0.
-    """
-    cells, samples = [], sum(len(piece.members) for piece in pieces)
-    for piece, middle in zip(pieces, losses[0], strict=True):
-        slope = on_balls.get(piece.center, math.inf)
-        upper = loss.slope * (slope if loss.classes else math.hypot(slope, 1.0))
-        upper = math.inf if math.isnan(upper) else upper
-        change = upper * piece.radius * (1 + _ROUNDING) + _ROUNDING * abs(middle)
-        if middle + change <= 0 or middle - change >= loss.largest:
-            upper = 0.0
-        most = loss.largest if math.isnan(middle + change) else min(max(middle + change, 0.0), loss.largest)
-        rise = max(most - float(losses[1][piece.members].mean()), 0.0)
-        numbers = (piece.center, piece.label, len(piece.members), piece.radius, piece.distance, piece.distance_seen)
-        cells.append(cell(numbers, samples, (float(slopes[piece.members].max()), upper), rise))
-    return cells
-
-
-def _measures(
-    stored: nn.Module,
-    others: Sequence[nn.Module | None],
-    loss: BoundedLoss,
-    settings: _Settings,
-    inputs: Tensor,
-    targets: Tensor,
-) -> tuple[Complexity, ...]:
-    """Return the measures of the stored network and of the others: rescaled, folded, folded and rescaled."""
-
-    def score(called: Callable[[Tensor], Any]) -> float:
-        output = called(inputs)
-        if loss.classes:
-            logits, labels = decisions(output, targets)
-            return float((logits.argmax(1) == labels).double().mean())
-        return -float(loss(output, targets).mean()) / loss.largest
-
-    def network(model: nn.Module) -> Network:
-        return network_of(model, settings.forward, inputs, score, margin, settings.seed)
-
-    with torch.no_grad():
-        output = settings.forward(stored, inputs)
-    margin = float(raw_margins(*decisions(output, targets)).double().quantile(0.1)) if loss.classes else math.nan
-    return measures(network(stored), *(None if model is None else network(model) for model in others))
-
-
-def _sharpness(
-    model: nn.Module, inputs: Tensor, targets: Tensor, loss: BoundedLoss, layers: Sequence[str], settings: _Settings
-) -> tuple[float, str]:
-    """Return the spherical sharpness of the cross-entropy in the weights before normalizers, and why there is none."""
-    if not loss.classes or not layers:
-        return math.nan, "for classifiers with weights before a normalizer, whose scale does not matter"
-    twin = evaluation_copy(model)
-    names = [f"{layer}.weight" for layer in layers]
-    for name, parameter in twin.named_parameters():
-        parameter.requires_grad_(name in names)
-    batch = (inputs[:_CURVED], targets[:_CURVED])
-    objective = Objective(twin, cross_entropy, batch, mode="train", forward=settings.own_forward, parameters=names)
-    reading = spherical_sharpness(objective, float(objective.loss()), settings.seed)
-    return reading.value, reading.sentence
-
-
-def _test_bound(twin: nn.Module, test: Any, loss: BoundedLoss, settings: _Settings) -> tuple[Bound | None, float]:
-    if test is None:
-        return None, math.nan
-    values = values_and_slopes(twin, settings.forward, loss, *join_batches(twin, test))[0]
-    return held_out_bound(values.tolist(), loss.largest, settings.delta), float(values.mean())
-
-
-def _chain(model: nn.Module, settings: _Settings, inputs: Tensor) -> Chain | str:
-    if settings.own_forward is not None:
-        return "the model is called in its own way (forward=)"
-    try:
-        return chain_of(model, inputs)
-    except NotAChain as reason:
-        return f"for chains of layers only: {reason}"
+    def _sharpness(self, layers: Sequence[str]) -> tuple[float, str]:
+        """Return the spherical sharpness of the cross-entropy in the weights before normalizers, or why none."""
+        if not self.loss.classes or not layers:
+            return math.nan, "for classifiers with weights before a normalizer, whose scale does not matter"
+        twin, names = network_copy.evaluation_copy(self.model), [f"{layer}.weight" for layer in layers]
+        for name, parameter in twin.named_parameters():
+            parameter.requires_grad_(name in names)
+        batch, own = (self.inputs[:_CURVED], self.targets[:_CURVED]), self.settings.forward
+        objective = Objective(twin, cross_entropy, batch, mode="train", forward=own, parameters=names)
+        reading = spherical_sharpness(objective, float(objective.loss()), self.settings.seed)
+        return reading.value, reading.sentence
 
 
 def _unit_norms(affine: Sequence[Any]) -> float:
     norms = [float(call.module.weight.detach().double().norm()) for call in affine]
     return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
-
-
-def _tensor(output: Any) -> Tensor:
-    value = getattr(output, "logits", output)
-    assert isinstance(value, Tensor)  # bounded_loss has seen to it
-    return value
 
 
 def _fields(item: Bound | Complexity | Cell) -> dict[str, Any]:

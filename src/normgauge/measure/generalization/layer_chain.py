@@ -1,7 +1,5 @@
 """A network read as a chain of linear maps and Lipschitz nonlinearities, with the norms margin bounds ask for."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,55 +30,41 @@ class NotAChain(NormgaugeError):
 
 @dataclass
 class Link:
-    """One linear map, and the nonlinearities after it.
+    """One linear map, and the nonlinearities after it."""
 
-    Attributes:
-        name: of the module.
-        spectral: bound of the operator norm.
-        rows: norms of the rows of the weight (for a diagonal map, its entries), float64.
-        bias: per row, or `None`.
-        positions: how often each row occurs in the operator.
-        inputs: units it reads, per sample.
-        outputs: units it writes, per sample.
-        slope: product of the Lipschitz constants of the nonlinearities after it.
-        homogeneous: whether these commute with positive factors, element by element.
-        euclidean: of a BatchNorm, `max|gain|` times the Euclidean norm of `1/sigma`, which S2 prints as its constant.
-    """
+    name: str  # of the module
+    spectral: float  # bound of the operator norm
+    rows: Tensor  # norms of the rows of the weight (for a diagonal map, its entries), float64
+    bias: Tensor | None  # per row, or `None`
+    positions: int  # how often each row occurs in the operator
+    inputs: int  # units it reads, per sample
+    outputs: int  # units it writes, per sample
+    slope: float = 1.0  # product of the Lipschitz constants of the nonlinearities after it
+    homogeneous: bool = True  # whether these commute with positive factors, element by element
+    euclidean: float = math.nan  # of a BatchNorm, max|gain| times the norm of 1/sigma, S2's constant for it
 
-    name: str
-    spectral: float
-    rows: Tensor
-    bias: Tensor | None
-    positions: int
-    inputs: int
-    outputs: int
-    slope: float = 1.0
-    homogeneous: bool = True
-    euclidean: float = math.nan
+    @property
+    def long_rows(self) -> Tensor:
+        """Norms of the rows with the bias as a further column."""
+        return self.rows if self.bias is None else torch.hypot(self.rows, self.bias)
 
     @property
     def two_one(self) -> float:
         """Sum of the row norms of the operator, its bias as a further column."""
-        rows = self.rows if self.bias is None else torch.hypot(self.rows, self.bias)
-        return self.positions * float(rows.sum())
-
-    @property
-    def offset(self) -> float:
-        """Norm of what the bias adds."""
-        return 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.norm())
+        return self.positions * float(self.long_rows.sum())
 
     def spectral_with_bias(self, last: bool) -> float:
         """Bound of the norm with the bias as a further column and, below the last layer, a row that keeps the 1."""
-        matrix = torch.tensor([[self.spectral, self.offset], [0.0, 0.0 if last else 1.0]], dtype=torch.float64)
+        offset = 0.0 if self.bias is None else math.sqrt(self.positions) * float(self.bias.norm())
+        matrix = torch.tensor([[self.spectral, offset], [0.0, 0.0 if last else 1.0]], dtype=torch.float64)
         return float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-12)
 
     def frobenius_with_bias(self, last: bool) -> float:
         """Frobenius norm of the same matrix; of the last layer its largest row."""
-        rows = self.rows if self.bias is None else torch.hypot(self.rows, self.bias)
         if last:
-            return float(rows.max())
+            return float(self.long_rows.max())
         extra = 0.0 if self.bias is None else 1.0
-        return math.sqrt(self.positions * float(rows.square().sum()) + extra)
+        return math.sqrt(self.positions * float(self.long_rows.square().sum()) + extra)
 
 
 @dataclass
@@ -123,9 +107,6 @@ def chain_of(model: nn.Module, inputs: Tensor) -> Chain:
     """Return a copy in evaluation mode as a chain.
 
     Cost: one forward pass, one operator norm per linear map.
-
-    Raises:
-        NotAChain: where branches, unknown operations or layers without a Lipschitz constant are met.
     """
     try:
         graph = Network(model, inputs).record()
@@ -158,7 +139,7 @@ def _extend(chain: Chain, step: Step, input_shape: tuple[int, ...], output_shape
     if type(module) in LINEAR:
         return chain.links.append(_link(name, module, input_shape, output_shape))
     if type(module) in BATCH:
-        return chain.links.append(_diagonal(name, module, output_shape))
+        return chain.links.append(_stored(name, module, output_shape))
     if type(module) in _BY_SAMPLE and not getattr(module, "track_running_stats", False):
         return _normalize(chain, name, module, output_shape)
     kind = activation_name(module)
@@ -181,35 +162,22 @@ def _bend(chain: Chain, slope: float, homogeneous: bool) -> None:
 def _link(name: str, module: Any, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Link:
     weight = module.weight.detach().double().reshape(module.weight.shape[0], -1)
     bias = None if module.bias is None else module.bias.detach().double()
-    shape = None if isinstance(module, nn.Linear) else input_shape[1:]
+    bound = operator_norm(module, None if isinstance(module, nn.Linear) else input_shape[1:]).upper
     units = math.prod(output_shape[1:])
-    bound = operator_norm(module, shape).upper
-    return Link(
-        name=name,
-        spectral=bound,
-        rows=weight.norm(dim=1),
-        bias=bias,
-        positions=units // len(weight),
-        inputs=math.prod(input_shape[1:]),
-        outputs=units,
-    )
+    positions, inputs = units // len(weight), math.prod(input_shape[1:])
+    return Link(name, bound, weight.norm(dim=1), bias, positions=positions, inputs=inputs, outputs=units)
 
 
-def _diagonal(name: str, module: Any, output_shape: tuple[int, ...]) -> Link:
+def _diagonal(name: str, factors: Tensor, bias: Tensor | None, output_shape: tuple[int, ...], **more: float) -> Link:
+    units = math.prod(output_shape[1:])
+    sizes: Any = {"positions": max(units // len(factors), 1), "inputs": units, "outputs": units, **more}
+    return Link(name, float(factors.abs().max()), factors.abs(), bias, **sizes)
+
+
+def _stored(name: str, module: Any, output_shape: tuple[int, ...]) -> Link:
     plain = folded_affine(None, module.running_var, None, None, module.eps)[0]
     printed = float(plain.norm()) * (1.0 if module.weight is None else float(module.weight.detach().abs().max()))
-    factors, bias = stored_affine(module)
-    units = math.prod(output_shape[1:])
-    return Link(
-        name=name,
-        spectral=float(factors.abs().max()),
-        rows=factors.abs(),
-        bias=bias,
-        positions=units // len(factors),
-        inputs=units,
-        outputs=units,
-        euclidean=printed,
-    )
+    return _diagonal(name, *stored_affine(module), output_shape, euclidean=printed)
 
 
 def _normalize(chain: Chain, name: str, module: Any, output_shape: tuple[int, ...]) -> None:
@@ -220,29 +188,16 @@ def _normalize(chain: Chain, name: str, module: Any, output_shape: tuple[int, ..
         raise NotAChain(f"{name} has eps = 0 and no Lipschitz constant")
     _bend(chain, eps**-0.5, homogeneous=False)
     gain, shift = getattr(module, "weight", None), getattr(module, "bias", None)
-    units = math.prod(output_shape[1:])
     if isinstance(gain, Tensor):
-        rows = gain.detach().double().abs().flatten()
         bias = shift.detach().double().flatten() if isinstance(shift, Tensor) else None
-        chain.links.append(
-            Link(
-                name=name,
-                spectral=float(rows.max()),
-                rows=rows,
-                bias=bias,
-                positions=max(units // len(rows), 1),
-                inputs=units,
-                outputs=units,
-            )
-        )
+        chain.links.append(_diagonal(name, gain.detach().double().flatten(), bias, output_shape))
 
 
 def _pool_slope(name: str, module: Any, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:
     """Return the constant of a pooling layer: 1 where windows do not overlap, else the root of how often they do."""
     kind = type(module).__name__.lower()
-    if kind.startswith("adaptiveavgpool") and all(
-        a % b == 0 for a, b in zip(input_shape[2:], output_shape[2:], strict=False)
-    ):
+    divided = all(a % b == 0 for a, b in zip(input_shape[2:], output_shape[2:], strict=False))
+    if kind.startswith("adaptiveavgpool") and divided:
         return 1.0
     if not kind.startswith(("maxpool", "avgpool")):
         raise NotAChain(f"{name} ({type(module).__name__}) is not known here")

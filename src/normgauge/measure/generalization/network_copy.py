@@ -1,27 +1,17 @@
 """A copy of a model to take apart: its layers as called, normalization folded in, scale-invariant weights rescaled."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from normgauge import network
 from normgauge.errors import ModelError
-from normgauge.network import (
-    Network,
-    copy_model,
-    exchange,
-    fix_parametrizations,
-    fold_channels,
-    is_leaf,
-    role_of,
-    stored_affine,
-)
+from normgauge.network import copy_model, exchange, fold_channels, role_of, stored_affine
 from normgauge.nn import BatchNorm
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -33,19 +23,12 @@ _FACTORS = (2.0, 5.0, 3.0)  # all above 1: the share of eps falls, and no produc
 
 @dataclass(frozen=True, slots=True)
 class AffineCall:
-    """One call of a layer with weights.
+    """One call of a layer with weights."""
 
-    Args:
-        name: of the module.
-        module: in the copy.
-        input_shape: of one sample.
-        positions: how often each row of the weight is applied to one sample.
-    """
-
-    name: str
-    module: nn.Module
-    input_shape: tuple[int, ...]
-    positions: int
+    name: str  # of the module
+    module: nn.Module  # in the copy
+    input_shape: tuple[int, ...]  # of one sample
+    positions: int  # how often each row of the weight is applied to one sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +41,22 @@ class LayerCalls:
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode with weights as they are used: parametrizations are worked out.
-
-    Raises:
-        ModelError: when the model cannot be copied, or its outputs depend on the batch.
-    """
-    twin = fix_parametrizations(copy_model(model).eval()).requires_grad_(False)
+    """Return a copy in evaluation mode with weights as they are used: parametrizations are worked out."""
+    twin = network.fix_parametrizations(copy_model(model).eval()).requires_grad_(False)
     for module in twin.modules():
         if isinstance(module, _BatchNorm) and module.running_var is None:
-            raise ModelError(
-                "generalization",
-                "a sample's output must not depend on the batch it is in",
-                f"{type(module).__name__} without running statistics",
-                "Build it with track_running_stats=True, or use ng.nn.population_statistics",
-            )
+            rule = "a sample's output must not depend on the batch it is in"
+            got = f"{type(module).__name__} without running statistics"
+            step = "Build it with track_running_stats=True, or use ng.nn.population_statistics"
+            raise ModelError("generalization", rule, got, step)
     return twin
 
 
 def look(model: nn.Module, forward: Forward, inputs: Tensor) -> LayerCalls:
     """Return what one forward pass of a copy on a few inputs shows."""
     roles = ("affine", "normalizer")
-    graph = Network(model, inputs, forward=forward).record(lambda module: is_leaf(module) or role_of(module) in roles)
+    reader = network.Network(model, inputs, forward=forward)
+    graph = reader.record(lambda module: network.is_leaf(module) or role_of(module) in roles)
     affine: dict[int, AffineCall] = {}
     pairs: list[tuple[str, str]] = []
     normalizers: list[str] = []
@@ -101,10 +79,9 @@ def fold_normalizers(model: nn.Module, calls: LayerCalls) -> tuple[nn.Module, tu
     twin = copy_model(model)
     done = []
     for layer_name, norm_name in calls.pairs:
-        layer, norm = twin.get_submodule(layer_name), twin.get_submodule(norm_name)
+        layer, norm = cast(nn.Linear, twin.get_submodule(layer_name)), cast(_BatchNorm, twin.get_submodule(norm_name))
         if type(norm) not in BATCH or type(layer) not in LINEAR or not isinstance(layer.weight, nn.Parameter):
             continue
-        assert isinstance(norm, _BatchNorm) and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
         factors, shift = stored_affine(norm)
         kind = layer.weight.dtype
         weight = fold_channels(layer, layer.weight.double(), factors, after=True)
@@ -152,13 +129,8 @@ def perturb_normalizers(model: nn.Module) -> nn.Module:
         for module in twin.modules():
             if role_of(module) != "normalizer":
                 continue
-            for name, factor, shift in (
-                ("running_mean", 1.0, 0.3),
-                ("running_var", 1.7, 0.0),
-                ("running_moment", 1.7, 0.0),
-                ("weight", 1.3, 0.0),
-                ("bias", 1.0, 0.2),
-            ):
+            moves = {"running_mean": (1.0, 0.3), "running_var": (1.7, 0.0), "running_moment": (1.7, 0.0)}
+            for name, (factor, shift) in {**moves, "weight": (1.3, 0.0), "bias": (1.0, 0.2)}.items():
                 value = getattr(module, name, None)
                 if isinstance(value, Tensor):
                     value.mul_(factor).add_(shift)

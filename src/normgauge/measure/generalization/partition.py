@@ -1,7 +1,5 @@
 """Cells of the data space: balls about centres, met with the centres' regions, split by class, and the rest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,40 +16,24 @@ _MANY = 1000  # all pairs of more would not fit
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The samples of one occupied cell.
+    """The samples of one occupied cell."""
 
-    Args:
-        center: index of the centre, or -1 for the rest.
-        label: the class, or -1 where cells are not split by class.
-        members: indices of its samples.
-        radius: the cell lies within this distance of its centre; inf for the rest.
-        distance: bound of the mean distance between a sample and a point of the cell.
-        distance_seen: that mean over the pairs of samples; nan for a single sample.
-    """
-
-    center: int
-    label: int
-    members: Tensor
-    radius: float
-    distance: float
-    distance_seen: float
+    center: int  # index of the centre, or -1 for the rest
+    label: int  # the class, or -1 where cells are not split by class
+    members: Tensor  # indices of its samples
+    radius: float  # the cell lies within this distance of its centre; inf for the rest
+    distance: float  # bound of the mean distance between a sample and a point of the cell
+    distance_seen: float  # that mean over the pairs of samples; nan for a single sample
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of the data space into `cells` cells.
+    """A partition of the data space into `cells` cells."""
 
-    Attributes:
-        centers: `[k, d]`, float64.
-        radii: `[k]`.
-        cells: N, counted before the samples are seen.
-        by_user: whether the user gave an assignment of samples, which says nothing of a cell's extent.
-    """
-
-    centers: Tensor
-    radii: Tensor
-    cells: int
-    by_user: bool = False
+    centers: Tensor  # `[k, d]`, float64
+    radii: Tensor  # `[k]`
+    cells: int  # N, counted before the samples are seen
+    by_user: bool = False  # whether the user gave an assignment of samples, which says nothing of a cell's extent
 
     def pieces(self, points: Tensor, labels: Tensor | None, assignment: Tensor | None = None) -> Iterator[Piece]:
         """Yield the occupied cells with their samples and distances; a sample outside its ball is in the rest."""
@@ -69,23 +51,11 @@ class Partition:
             for label in kinds[here].unique().tolist():
                 members = (here & (kinds == label)).nonzero().flatten()
                 radius = float(self.radii[center])
-                yield Piece(
-                    center,
-                    label,
-                    members,
-                    radius,
-                    radius + float(reach[members].mean()),
-                    _mean_distance(points[members]),
-                )
+                mean = radius + float(reach[members].mean())
+                yield Piece(center, label, members, radius, mean, _mean_distance(points[members]))
 
     def stay(self, points: Tensor, cells: Tensor, before: Tensor) -> Tensor:
-        """Return points moved into the balls of their cells; those another centre is nearer to are where they were.
-
-        Args:
-            points: `[n, d]`.
-            cells: the centre of each, -1 for the rest, where points stay where they were.
-            before: where they were.
-        """
+        """Return points moved into the balls of their cells, or `before`, where another centre is nearer (cell -1)."""
         inside = self.centers[cells]
         away = points - inside
         far = away.norm(dim=1, keepdim=True)
@@ -154,16 +124,8 @@ def partition_of(
 ) -> tuple[Partition, Tensor, Tensor | None]:
     """Return the partition, which samples the bound uses, and their cells where the user gave them.
 
-    Args:
-        points: `[m, d]`, see `points_of`.
-        classes: into how many a ball is split.
-        choice: number of centres, centres or a cell number per sample; see `ng.generalization`.
-        radius: of the balls.
-        holdout: share of the points for k-means.
-        seed: of split and k-means.
-
-    Raises:
-        InputError: for a partition that does not fit the points.
+    `choice`: number of centres, centres or a cell number per sample, see `ng.generalization`; each ball is split into
+    `classes`.
     """
     every = torch.arange(len(points))
     if isinstance(choice, int):
@@ -176,20 +138,14 @@ def partition_of(
     if table.is_floating_point():
         centers = table.double().reshape(len(table), -1)
         if centers.shape[1] != points.shape[1] or radius is None:
-            raise InputError(
-                "generalization",
-                f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius",
-                f"centres of {centers.shape[1]} entries, radius={radius}",
-                "Pass partition=centres with radius=, or a number of cells",
-            )
+            rule = f"centres have {points.shape[1]} entries each (inputs, and real targets) and need a radius"
+            got = f"centres of {centers.shape[1]} entries, radius={radius}"
+            step = "Pass partition=centres with radius=, or a number of cells"
+            raise InputError("generalization", rule, got, step)
         return partition_around(centers, classes, radius), every, None
     if table.shape != (len(points),) or int(table.min()) < 0:
-        raise InputError(
-            "generalization",
-            f"a given partition has one cell number >= 0 for each of the {len(points)} samples",
-            f"shape {tuple(table.shape)}",
-            "Pass a number of cells instead",
-        )
+        rule = f"a given partition has one cell number >= 0 for each of the {len(points)} samples"
+        raise InputError("generalization", rule, f"shape {tuple(table.shape)}", "Pass a number of cells instead")
     return partition_from_cells(points, table.long(), classes), every, table.long()
 
 
@@ -197,9 +153,6 @@ def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
     """Return `count` centres by Lloyd's rounds from a k-means++ start.
 
     Cost: at most 50 passes over the distances between points and centres.
-
-    Raises:
-        InputError: when there are fewer points than centres.
 
     Examples:
         >>> points = torch.tensor([[0.0], [1.0], [10.0], [11.0]], dtype=torch.float64)
@@ -209,12 +162,9 @@ def kmeans(points: Tensor, count: int, source: torch.Generator) -> Tensor:
     References: arthur2007
     """
     if not 1 <= count <= len(points):
-        raise InputError(
-            "partition",
-            "the number of cells lies between 1 and the number of points they are fitted to",
-            f"{count} cells for {len(points)} points",
-            "Ask for fewer cells, or raise holdout=",
-        )
+        rule = "the number of cells lies between 1 and the number of points they are fitted to"
+        got = f"{count} cells for {len(points)} points"
+        raise InputError("partition", rule, got, "Ask for fewer cells, or raise holdout=")
     centers = points[torch.randint(len(points), (1,), generator=source)]
     for _ in range(count - 1):
         weights = torch.cdist(points, centers).min(dim=1).values.square()

@@ -1,22 +1,17 @@
 """`ng.stability`: how much a trained model's losses change when one training sample is replaced."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import DataError, InputError
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
-from normgauge.rng import generator, preserved_rng
-
-if TYPE_CHECKING:
-    import altair
+from normgauge.rng import generator
 
 DROWNED = 1.0  # difference by a sample over difference by the seed: below, the noise of training hides it
 Batch = tuple[Tensor, Tensor]
@@ -24,21 +19,13 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs that differ in one sample, or in the seed alone.
+    """Two runs that differ in one sample, or in the seed alone."""
 
-    Args:
-        replaced: index of the sample that was exchanged; -1 where only the seed differs.
-        seed: of both runs (of the first, where seeds differ).
-        largest: the largest difference of losses over the evaluation points.
-        mean: the mean difference, without signs.
-        at_replaced: the difference at the sample that was taken out; nan where only the seed differs.
-    """
-
-    replaced: int
-    seed: int
-    largest: float
-    mean: float
-    at_replaced: float
+    replaced: int  # index of the sample that was exchanged; -1 where only the seed differs
+    seed: int  # of both runs (of the first, where seeds differ)
+    largest: float  # the largest difference of losses over the evaluation points
+    mean: float  # the mean difference, without signs
+    at_replaced: float  # the difference at the sample that was taken out; nan where only the seed differs
 
 
 @dataclass(frozen=True)
@@ -70,10 +57,8 @@ class Stability(Result):
     @property
     def mean_error(self) -> float:
         """Standard error of `mean` over the pairs; nan for one pair."""
-        count = len(self.pairs)
-        if count < 2:
-            return math.nan
-        return math.sqrt(sum((pair.mean - self.mean) ** 2 for pair in self.pairs) / (count - 1) / count)
+        count, squares = len(self.pairs), sum((pair.mean - self.mean) ** 2 for pair in self.pairs)
+        return math.sqrt(squares / (count - 1) / count) if count > 1 else math.nan
 
     @property
     def pointwise(self) -> float:
@@ -122,11 +107,10 @@ class Stability(Result):
         return f"{said}, {ratio:.2g} times what another seed does (at least {DROWNED:g}): single samples matter{gap}."
 
     def _notes(self) -> str:
-        return (
-            f"{len(self.pairs)} pairs, {self.points} points; {1 + len(self.pairs) + len(self.seeds)} trainings besides"
-        )
+        trainings = 1 + len(self.pairs) + len(self.seeds)
+        return f"{len(self.pairs)} pairs, {self.points} points; {trainings} trainings besides"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the mean and the largest difference per pair of runs."""
         from normgauge.charts import bars
 
@@ -169,10 +153,6 @@ def stability(
         seeds: how many runs on S with another seed are compared with the first, to see what the seed does by itself.
         seed: which samples are replaced, and the seed of the paired runs.
 
-    Raises:
-        InputError: too few fresh samples, or no pairs.
-        DataError: a loss that is not one value per sample.
-
     Examples:
         The mean of m numbers moves by (new - old)/m when one of them is replaced:
 
@@ -193,31 +173,31 @@ def stability(
     References: bousquet2002, hardt2016
     """
     inputs, targets = data
-    _check(inputs, fresh[0], pairs, seeds)
+    if not 1 <= pairs <= min(len(inputs), len(fresh[0])) or seeds < 0:
+        rule = "pairs lies between 1 and the number of samples and of fresh ones, and seeds is not negative"
+        got = f"pairs={pairs}, {len(inputs)} samples, {len(fresh[0])} fresh ones, seeds={seeds}"
+        raise InputError("stability", rule, got, "Ask for fewer pairs, or give more fresh samples")
     where = (torch.cat([inputs, fresh[0]]), torch.cat([targets, fresh[1]])) if points is None else points
     order = torch.randperm(len(inputs), generator=generator(seed))[:pairs].tolist()
-    with preserved_rng():
-        first = train((inputs, targets), seed)
-        at_points = _losses(first, loss, where)
-        at_data = _losses(first, loss, (inputs, targets))
-        replacements = []
-        for number, index in enumerate(order):
-            changed = inputs.clone(), targets.clone()
-            changed[0][index], changed[1][index] = fresh[0][number], fresh[1][number]
-            other = train(changed, seed)
-            away = (_losses(other, loss, where) - at_points).abs()
-            out = (_losses(other, loss, (inputs[index : index + 1], targets[index : index + 1])) - at_data[index]).abs()
-            replacements.append(Pair(index, seed, float(away.max()), float(away.mean()), float(out)))
-        compared = []
-        for number in range(seeds):
-            away = (_losses(train((inputs, targets), seed + 1 + number), loss, where) - at_points).abs()
-            compared.append(Pair(-1, seed, float(away.max()), float(away.mean()), math.nan))
+    first = train((inputs, targets), seed)
+    at_points, at_data = _losses(first, loss, where), _losses(first, loss, (inputs, targets))
+    replacements, compared = [], []
+    for number, index in enumerate(order):
+        changed = inputs.clone(), targets.clone()
+        changed[0][index], changed[1][index] = fresh[0][number], fresh[1][number]
+        other, own = train(changed, seed), slice(index, index + 1)
+        away = (_losses(other, loss, where) - at_points).abs()
+        out = (_losses(other, loss, (inputs[own], targets[own])) - at_data[index]).abs()
+        replacements.append(Pair(index, seed, float(away.max()), float(away.mean()), float(out)))
+    for number in range(seeds):
+        away = (_losses(train((inputs, targets), seed + 1 + number), loss, where) - at_points).abs()
+        compared.append(Pair(-1, seed, float(away.max()), float(away.mean()), math.nan))
     return Stability(tuple(replacements), tuple(compared), len(inputs), len(where[0]), mode="eval")
 
 
 def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], points: Batch) -> Tensor:
     spend("forwards")
-    flags: Sequence[tuple[torch.nn.Module, bool]] = [(module, module.training) for module in model.modules()]
+    flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
@@ -226,20 +206,7 @@ def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], point
         for module, flag in flags:
             module.training = flag
     if values.shape[:1] != points[1].shape[:1] or values.ndim != 1:
-        raise DataError(
-            "stability",
-            f"the loss must give one value for each of the {len(points[1])} points",
-            f"a result of shape {tuple(values.shape)}",
-            "Pass a loss without its mean, for example reduction='none'",
-        )
+        rule = f"the loss must give one value for each of the {len(points[1])} points"
+        step = "Pass a loss without its mean, for example reduction='none'"
+        raise DataError("stability", rule, f"a result of shape {tuple(values.shape)}", step)
     return values.double()
-
-
-def _check(inputs: Tensor, fresh: Tensor, pairs: int, seeds: int) -> None:
-    if not 1 <= pairs <= min(len(inputs), len(fresh)) or seeds < 0:
-        raise InputError(
-            "stability",
-            "pairs lies between 1 and the number of samples and of fresh ones, and seeds is not negative",
-            f"pairs={pairs}, {len(inputs)} samples, {len(fresh)} fresh ones, seeds={seeds}",
-            "Ask for fewer pairs, or give more fresh samples",
-        )

@@ -1,7 +1,5 @@
 """Directions of a slice through parameter space: random, filter-normalized, or along a path."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,12 +11,10 @@ from normgauge.rng import generator
 Values = dict[str, Tensor]
 
 
-def random_direction(like: Mapping[str, Tensor], seed: int) -> Values:
+def random_direction(like: Mapping[str, Tensor], seed: int | torch.Generator) -> Values:
     """Return independent standard normal entries shaped and typed like the parameters."""
-    source = generator(seed)
-    return {
-        name: torch.randn(value.shape, generator=source, dtype=torch.float64).to(value) for name, value in like.items()
-    }
+    source = generator(seed) if isinstance(seed, int) else seed
+    return {n: torch.randn(v.shape, generator=source, dtype=torch.float64).to(v) for n, v in like.items()}
 
 
 def normalize_filters(direction: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Values:
@@ -53,12 +49,9 @@ def principal_directions(origin: Mapping[str, Tensor], path: Sequence[Mapping[st
     rows = torch.stack([torch.cat([(p[n] - origin[n]).double().reshape(-1) for n in origin]) for p in path])
     _, sizes, vectors = torch.linalg.svd(rows, full_matrices=False)
     if len(sizes) < 2 or not sizes[1] > 1e-12 * sizes[0]:
-        raise InputError(
-            "loss_surface",
-            "principal directions need a path that spans a plane with the objective's point",
-            f"a path of {len(path)} points of rank {int((sizes > 1e-12 * sizes[0]).sum())}",
-            "Pass more checkpoints in paths=, or other directions",
-        )
+        rule = "principal directions need a path that spans a plane with the objective's point"
+        got = f"a path of {len(path)} points of rank {int((sizes > 1e-12 * sizes[0]).sum())}"
+        raise InputError("loss_surface", rule, got, "Pass more checkpoints in paths=, or other directions")
     extents = (rows @ vectors[:2].T).abs().amax(0)
     return _split(vectors[0] * extents[0], origin), _split(vectors[1] * extents[1], origin)
 
@@ -75,8 +68,5 @@ def coordinates(
 
 
 def _split(vector: Tensor, like: Mapping[str, Tensor]) -> Values:
-    parts, start = {}, 0
-    for name, value in like.items():
-        parts[name] = vector[start : start + value.numel()].reshape(value.shape).to(value)
-        start += value.numel()
-    return parts
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape).to(value) for part, (name, value) in zip(parts, like.items(), strict=True)}

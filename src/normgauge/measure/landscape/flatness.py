@@ -1,11 +1,9 @@
 """`ng.flatness`: what noise on the parameters does to loss and accuracy, in units that rescaling cannot fake."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +11,12 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, NonFiniteError, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
+from normgauge.measure.landscape.directions import random_direction
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading, Status, format_number
+from normgauge.records import Chart, Kind, Reading, Status, format_number
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
-
-if TYPE_CHECKING:
-    import altair
+from normgauge.symmetry import symmetries as find_symmetries
 
 Noise = Literal["absolute", "filter", "quotient"]
 Sharpness = Literal["adaptive", "spherical"]
@@ -73,14 +70,9 @@ class Flatness(Result):
         return f"Flatness: loss {self.loss:.4g}, accuracy {format_number(self.accuracy)} without noise"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                **{name: getattr(entry, name) for name in ("noise", "sigma", "loss")},
-                "increase": entry.loss - self.loss,
-                **{name: getattr(entry, name) for name in ("loss_error", "accuracy", "diverged", "status")},
-            }
-            for entry in self.entries
-        ]
+        names = "noise", "sigma", "loss", "increase", "loss_error", "accuracy", "diverged", "status"
+        increases = {id(entry): entry.loss - self.loss for entry in self.entries}
+        return [{n: increases[id(e)] if n == "increase" else getattr(e, n) for n in names} for e in self.entries]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the increase of the loss under each noise, smallest sigma first, then the sharpness."""
@@ -118,12 +110,11 @@ class Flatness(Result):
 
     def _notes(self) -> str:
         told = "".join(f"; {reading}" for reading in self.sharpness)
-        told += "; no accuracy: outputs and targets are no classes whose place the loss tells" * math.isnan(
-            self.accuracy
-        )
+        if math.isnan(self.accuracy):
+            told += "; no accuracy: outputs and targets are no classes whose place the loss tells"
         return f"{self.samples} samples; absolute noise means nothing across rescalings of the parameters{told}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the mean loss against sigma, one line per noise, with its standard error."""
         from normgauge.charts import against
 
@@ -191,24 +182,20 @@ def flatness(
         raise InputError("flatness", "radius is positive and finite", repr(radius), "Try radius=0.05")
     loss, accuracy = loss_and_accuracy(objective)
     entries: list[Perturbed] = []
+    if "quotient" in noises and symmetries is None:
+        symmetries = find_symmetries(objective)
     for noise in noises:
-        noise_symmetries = symmetries if noise != "quotient" or symmetries is not None else _find_symmetries(objective)
-        entries += _perturb(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, noise_symmetries)
+        entries += _perturb(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, symmetries)
     readings = tuple(
         _adaptive_sharpness(objective, loss, radius)
         if name == "adaptive"
         else spherical_sharpness(objective, loss, seed)
         for name in sharpness
     )
-    return Flatness(
-        entries=tuple(entries),
-        sharpness=readings,
-        loss=loss,
-        accuracy=accuracy,
-        samples=samples,
-        status="diverged" if math.isnan(loss) else "ok",
-        sentence="the loss is not finite without noise" if math.isnan(loss) else "",
+    lost: dict[str, Any] = (
+        {"status": "diverged", "sentence": "the loss is not finite without noise"} if math.isnan(loss) else {}
     )
+    return Flatness(tuple(entries), readings, loss, accuracy, samples, **lost)
 
 
 def _perturb(
@@ -220,7 +207,7 @@ def _perturb(
     source = generator(seed)
     outcomes: dict[float, list[tuple[float, float]]] = {sigma: [] for sigma in sigmas}
     for _ in range(samples):
-        draw = {name: _normal_noise(value, source) for name, value in origin.items()}
+        draw = random_direction(origin, source)
         if noise == "filter":
             draw = {name: value * filter_scale(origin[name]) for name, value in draw.items()}
         elif noise == "quotient":
@@ -235,20 +222,11 @@ def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) ->
     finite = [pair for pair in values if math.isfinite(pair[0])]
     lost = len(values) - len(finite)
     if not finite:
-        return Perturbed(
-            noise=noise,
-            sigma=sigma,
-            loss=math.nan,
-            loss_error=math.nan,
-            accuracy=math.nan,
-            diverged=lost,
-            status="diverged",
-        )
+        return Perturbed(noise, sigma, math.nan, math.nan, math.nan, lost, status="diverged")
     losses = torch.tensor([loss for loss, _ in finite], dtype=torch.float64)
     error = float(losses.std() / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
-    told = [
-        accuracy for _, accuracy in finite if not math.isnan(accuracy)
-    ]  # where labels lie may be unclear in some draws
+    # where labels lie may be unclear in some draws
+    told = [accuracy for _, accuracy in finite if not math.isnan(accuracy)]
     accuracy = sum(told) / len(told) if told else math.nan
     return Perturbed(noise, sigma, float(losses.mean()), error, accuracy, lost)
 
@@ -259,10 +237,6 @@ def filter_scale(value: Tensor) -> Tensor:
         return value.abs()
     axes = tuple(range(1, value.ndim))
     return value.square().mean(dim=axes, keepdim=True).sqrt()
-
-
-def _normal_noise(value: Tensor, source: torch.Generator) -> Tensor:
-    return torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
 
 
 def _adaptive_sharpness(objective: Objective, loss: float, radius: float) -> Reading:
@@ -289,11 +263,8 @@ def spherical_sharpness(objective: Objective, loss: float, seed: int) -> Reading
     doubled = loss_and_accuracy(objective.at({n: 2 * value for n, value in origin.items()}))[0]
     change = abs(doubled - loss) / max(abs(loss), 1e-12)
     if not change < 1e-3:
-        why = (
-            f"doubling the variables changes the loss by {100 * change:.3g} %, so it is not scale invariant; "
-            "select the scale-invariant parameters"
-        )
-        return Reading(name, math.nan, "estimate", status="skipped", sentence=why)
+        why = f"doubling the variables changes the loss by {100 * change:.3g} %, so it is not scale invariant; "
+        return _skipped_reading(name, "estimate", f"{why}select the scale-invariant parameters")
     top = spectrum(objective, top=1, tol=1e-2, seed=seed)
     square = sum(float(value.double().square().sum()) for value in origin.values())
     value = top.top[0]
@@ -304,17 +275,10 @@ def _skipped_reading(name: str, kind: Kind, why: str) -> Reading:
     return Reading(name, math.nan, kind, status="skipped", sentence=why)
 
 
-def _find_symmetries(objective: Objective) -> Any:
-    from normgauge.symmetry import symmetries
-
-    return symmetries(objective)
-
-
 def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpness: Sequence[str]) -> None:
     if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for sigma in sigmas):
-        raise InputError(
-            "flatness", "sigmas must be positive numbers", str(list(sigmas)), "Pass for example sigmas=[0.01]"
-        )
+        rule = "sigmas must be positive numbers"
+        raise InputError("flatness", rule, str(list(sigmas)), "Pass for example sigmas=[0.01]")
     if samples < 1:
         raise InputError("flatness", "samples must be at least 1", str(samples), "Pass samples=10")
     for chosen, choices, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):

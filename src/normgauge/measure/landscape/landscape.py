@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -13,11 +13,10 @@ from normgauge.errors import InputError, NonFiniteError
 from normgauge.linalg.norms import joint_norm
 from normgauge.measure.landscape.directions import random_direction
 from normgauge.objective import Objective
-from normgauge.records import Reading, Status
-from normgauge.results import Result, instrument
+from normgauge.records import Chart, Reading, Status
+from normgauge.results import Cost, Result, instrument
 
-if TYPE_CHECKING:
-    import altair
+WIDE = 10.0  # a decade: what one learning rate, kept a factor of a few below the edge, cannot cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Landscape(Result):
             return f"{safe}at {worst[1]:g} the loss has risen from {self.loss:.4g} to {worst[0]:.4g}."
         return f"{safe}no step tried, up to {farthest:g}, raises the loss above {self.loss:.4g}."
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return loss, gradient distance and effective beta against the step, side by side."""
         from normgauge.charts import panels
 
@@ -157,7 +156,10 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
 
     References: santurkar2018.
     """
-    chosen = _check_steps(steps)
+    chosen = tuple(float(step) for step in steps)
+    if not chosen or any(step == 0 or not math.isfinite(step) for step in chosen):
+        rule, step = "steps must be non-zero finite numbers, at least one", "Pass steps=[0.5 * lr, lr, 2 * lr, 4 * lr]"
+        raise InputError("landscape", rule, str(list(chosen)), step)
     if random < 0:
         raise InputError("landscape", "random counts directions", str(random), "Pass random=0 or more")
     at_start = objective.loss_and_gradient()
@@ -194,10 +196,14 @@ def _landscape_along(
     statuses: list[Status] = []
     for step in steps:
         moved = {key: value - step * direction[key] for key, value in origin.items()}
-        loss, distance = _look(objective.at(moved), base)
-        losses.append(loss)
-        distances.append(distance)
-        statuses.append("ok" if math.isfinite(loss) and math.isfinite(distance) else "diverged")
+        try:
+            loss, slope = objective.at(moved).loss_and_gradient()
+            losses.append(float(loss))
+            distances.append(joint_norm({key: slope[key] - base[key] for key in base}))
+        except NonFiniteError:
+            losses.append(math.nan)
+            distances.append(math.nan)
+        statuses.append("ok" if math.isfinite(losses[-1]) and math.isfinite(distances[-1]) else "diverged")
     scale, lost = joint_norm(direction), statuses.count("diverged")
     return Landscape(
         steps=steps,
@@ -215,27 +221,100 @@ def _landscape_along(
     )
 
 
-def _look(there: Objective, base: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Return loss and gradient distance at one point; nan where the loss stops being finite."""
-    try:
-        loss, slope = there.loss_and_gradient()
-    except NonFiniteError:
-        return math.nan, math.nan
-    return float(loss), joint_norm({name: slope[name] - base[name] for name in base})
-
-
 def _largest(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return max(finite) if finite else math.nan
 
 
-def _check_steps(steps: Sequence[float]) -> tuple[float, ...]:
-    chosen = tuple(float(step) for step in steps)
-    if not chosen or any(step == 0 or not math.isfinite(step) for step in chosen):
-        raise InputError(
-            "landscape",
-            "steps must be non-zero finite numbers, at least one",
-            str(list(chosen)),
-            "Pass for example steps=[0.5 * lr, lr, 2 * lr, 4 * lr]",
-        )
-    return chosen
+@dataclass(frozen=True, slots=True)
+class LandscapeBands(Result):
+    """Per step of training the extremes of a landscape.
+
+    Attributes:
+        steps: the training steps, ascending.
+        landscapes: the landscape measured at each.
+    """
+
+    steps: tuple[int, ...]
+    landscapes: tuple[Landscape, ...]
+
+    def _title(self) -> str:
+        return f"Landscape bands over {len(self.steps)} steps of training"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "step": step,
+                "loss": view.loss,
+                "min_loss": view.min_loss,
+                "max_loss": view.max_loss,
+                "min_gradient_distance": -_largest([-d for d in view.gradient_distances]),
+                "max_gradient_distance": view.max_gradient_distance,
+                "max_effective_beta": view.max_effective_beta,
+                "diverged": sum(status != "ok" for status in view.statuses),
+            }
+            for step, view in zip(self.steps, self.landscapes, strict=True)
+        ]
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the largest effective beta over training, then that of every step."""
+        each = [replace(view.readings()[0], step=step) for step, view in zip(self.steps, self.landscapes, strict=True)]
+        largest = max((reading.value for reading in each if reading.status == "ok"), default=math.nan)
+        return Reading.measured("max effective beta over training", largest, "lower"), *each
+
+    def _meaning(self) -> str:
+        betas = [view.max_effective_beta for view in self.landscapes]
+        finite = sorted((beta, step) for beta, step in zip(betas, self.steps, strict=True) if math.isfinite(beta))
+        if len(finite) < 2:
+            return f"{len(finite)} of {len(self.steps)} steps can be compared; measure more of them."
+        (low, _), (high, step) = finite[0], finite[-1]
+        said = f"The landscape is roughest at step {step}, where effective beta is at least {high:.3g}"
+        if high > WIDE * low:
+            return f"{said}, over {WIDE:g} times its smallest, {low:.3g}: warm the rate up, or let it decay."
+        return f"{said}, under {WIDE:g} times its smallest: one learning rate suits the whole stretch."
+
+    def chart(self) -> Chart:
+        """Return the loss with the band of losses met along the gradient (S1 Fig. 4a)."""
+        from normgauge.charts import curves
+
+        rows = [{**row, "series": "along the gradient"} for row in self._rows()]
+        title = "loss and its variation along the gradient"
+        return curves(rows, y="loss", low="min_loss", high="max_loss", title=title)
+
+
+@instrument
+def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
+    """Put landscapes measured during training beside each other.
+
+    Kind: exact. Cost: none beyond that of the landscapes.
+
+    Args:
+        landscapes: training step -> what `ng.landscape` gave there.
+
+    Raises:
+        InputError: when there is none.
+
+    Examples:
+        >>> import torch
+        >>> data = (torch.ones(2, 1), torch.zeros(2, 1))
+        >>> objective = Objective(torch.nn.Linear(1, 1, bias=False), torch.nn.functional.mse_loss, data, mode="eval")
+        >>> views = {step: landscape(objective.at(torch.tensor([w])), steps=[0.5]) for step, w in ((0, 2.0), (1, 1.0))}
+        >>> [row["max_loss"] for row in landscape_bands(views)._rows()]
+        [0.0, 0.0]
+
+    References: santurkar2018.
+    """
+    if not landscapes:
+        raise InputError("landscape_bands", "at least one landscape is needed", "none", "Measure some")
+    steps = tuple(sorted(landscapes))
+    views = tuple(landscapes[step] for step in steps)
+    lost = [step for step, view in zip(steps, views, strict=True) if view.status != "ok"]
+    return LandscapeBands(
+        steps,
+        views,
+        mode=views[0].mode,
+        seed=views[0].seed,
+        status="diverged" if lost else "ok",
+        sentence=f"{len(lost)} of {len(steps)} landscapes have steps without a finite loss" if lost else "",
+        cost=sum((view.cost for view in views), Cost()),
+    )

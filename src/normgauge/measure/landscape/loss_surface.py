@@ -1,14 +1,12 @@
 """`ng.loss_surface`: the loss on a plane through the parameters, with trajectories drawn on it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,12 +19,9 @@ from normgauge.measure.landscape.directions import (
     principal_directions,
     random_direction,
 )
-from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.objective import Objective, tensors
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 NOWHERE = "no point of the grid has a finite loss"
 LOWER = 0.01  # of the height of the surface above the origin: what a grid of 25 points cannot resolve
@@ -67,8 +62,8 @@ class LossSurface(Result):
     def _shown_rows(self) -> list[dict[str, Any]]:
         """Return the extremes in place of all points."""
         finite = [row for row in self._rows() if math.isfinite(row["loss"])] or self._rows()[:1]
-        ends = (("lowest", min(finite, key=_height)), ("highest", max(finite, key=_height)))
-        return [{"point": name, **row} for name, row in ends]
+        ordered = sorted(finite, key=lambda row: row["loss"])
+        return [{"point": "lowest", **ordered[0]}, {"point": "highest", **ordered[-1]}]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the losses at the origin, at the lowest and at the highest point of the grid."""
@@ -84,9 +79,8 @@ class LossSurface(Result):
         if self.loss - low["loss"] > room:
             place = f"({low['a']:.3g}, {low['b']:.3g})"
             return f"{plane}, and it is lower at {place} than at the origin ({self.loss:.4g}): not the bottom yet."
-        return (
-            f"{plane}, nowhere below the origin by over {LOWER:.0%} of its height: a bottom along these 2 directions."
-        )
+        where = f"nowhere below the origin by over {LOWER:.0%} of its height"
+        return f"{plane}, {where}: a bottom along these 2 directions."
 
     def _notes(self) -> str:
         holes = sum(not math.isfinite(row["loss"]) for row in self._rows())
@@ -94,7 +88,7 @@ class LossSurface(Result):
         point = "canonical point" if self.canonical else "given point"
         return f"{point}; {holes} points not finite; paths up to {away:.3g} off the plane"
 
-    def chart(self, levels: int = 8) -> altair.TopLevelMixin:
+    def chart(self, levels: int = 8) -> Chart:
         """Return a heat map with contour lines, and the trajectories on it."""
         from normgauge.charts import surface
 
@@ -157,9 +151,8 @@ def loss_surface(
     References: li2018, akbar2025.
     """
     if points < 2 or not span > 0:
-        raise InputError(
-            "loss_surface", "points must be at least 2 and span positive", f"{points}, {span:g}", "Use 25, 1.0"
-        )
+        rule = "points must be at least 2 and span positive"
+        raise InputError("loss_surface", rule, f"{points}, {span:g}", "Use 25, 1.0")
     canonical = symmetries.canonical if symmetries is not None else dict
     origin: Values = canonical(dict(objective.parameters))
     moved = [[canonical({n: p[n].detach() for n in origin}) for p in path] for path in paths]
@@ -174,10 +167,6 @@ def loss_surface(
         canonical=symmetries is not None,
         loss=float(objective.at(origin).loss()),
     )
-
-
-def _height(row: Mapping[str, Any]) -> float:
-    return float(row["loss"])
 
 
 def _plane(
@@ -203,9 +192,8 @@ def _plane(
     vectors = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
     a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in vectors)
     if not float(a @ b) ** 2 < (1 - 1e-12) * float(a @ a) * float(b @ b):
-        raise InputError(
-            "loss_surface", "two directions must span a plane", "parallel or zero ones", "Pass other directions"
-        )
+        rule = "two directions must span a plane"
+        raise InputError("loss_surface", rule, "parallel or zero ones", "Pass other directions")
     return (vectors[0], vectors[1]), "given"
 
 
@@ -238,21 +226,16 @@ def _fill(
 def _read_losses(resume: str | Path | None, key: str) -> list[float]:
     if resume is None or not Path(resume).exists():
         return []
+    where = f"loss_surface(resume={str(resume)!r})"
     try:
         kept = json.loads(Path(resume).read_text(encoding="utf-8"))
         losses = [float(value) for value in kept["losses"]]
         same = kept["key"] == key
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(
-            f"loss_surface(resume={str(resume)!r})", "the file must be one written here", str(error), "Remove it"
-        ) from error
+        raise StoreError(where, "the file must be one written here", str(error), "Remove it") from error
     if not same:
-        raise StoreError(
-            f"loss_surface(resume={str(resume)!r})",
-            "the file must belong to the same parameters, directions, grid and mode",
-            "one of another surface",
-            "Choose another file, or remove it",
-        )
+        rule = "the file must belong to the same parameters, directions, grid and mode"
+        raise StoreError(where, rule, "one of another surface", "Choose another file, or remove it")
     return losses
 
 
@@ -263,14 +246,6 @@ def _fingerprint(objective: Objective, origin: Values, plane: tuple[Values, Valu
             mark.update(name.encode())
             mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
     for _, batch in objective.batches():
-        for value in _leaves(batch):
+        for value in tensors(batch):
             mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
     return mark.hexdigest()
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, (tuple, list)) else []

@@ -1,23 +1,18 @@
 """`ng.smoothing`: what each normalizer takes from gradient and curvature of the loss (S1 Theorems 4.1, 4.2, 4.4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.network import first_tensor, role_of
 from normgauge.objective import Objective
-from normgauge.records import Reading, Status
+from normgauge.records import Chart, Reading, Status
 from normgauge.results import Result, instrument, spend
-
-if TYPE_CHECKING:
-    import altair
 
 NOTABLE = 0.05  # share of the squared gradient: what is taken below it changes the gradient's norm by 3 % at most
 FITS = 1e-4  # relative residual between a layer and the formula, more where its precision has less
@@ -120,24 +115,21 @@ class Smoothing(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return per layer what is removed from the squared gradient, the curvature term, and gamma over sigma."""
-        named = (
-            ("share removed by the mean", "mean_share"),
-            ("share removed along the activations", "yhat_share"),
-            ("curvature term along the gradient", "term"),
-            ("gamma over sigma", "gain"),
-            ("squared gradient over the twin's", "reduction"),
+        named = {
+            "mean_share": "share removed by the mean",
+            "yhat_share": "share removed along the activations",
+            "term": "curvature term along the gradient",
+            "gain": "gamma over sigma",
+            "reduction": "squared gradient over the twin's",
+        }
+
+        def reading(entry: LayerSmoothing, name: str) -> Reading:
+            why, step = entry.sentence or "the gradient is 0", entry.step if self._steps else None
+            return Reading.measured(named[name], getattr(entry, name), layer=entry.layer, step=step, why=why)
+
+        return tuple(reading(entry, name) for name in named for entry in self.layers) or (
+            Reading.measured("share removed by the mean", math.nan, why=self.sentence),
         )
-        return tuple(
-            Reading.measured(
-                title,
-                getattr(entry, name),
-                layer=entry.layer,
-                step=entry.step if self._steps else None,
-                why=entry.sentence or "the gradient is 0",
-            )
-            for title, name in named
-            for entry in self.layers
-        ) or (Reading.measured("share removed by the mean", math.nan, why=self.sentence),)
 
     def _meaning(self) -> str:
         last = max((entry.step for entry in self.layers), default=0)
@@ -146,12 +138,9 @@ class Smoothing(Result):
             return "No normalizer with a gradient was measured, so 0 layers can be judged."
         most = max(seen, key=lambda entry: entry.taken)
         strong, bent = sum(entry.taken >= NOTABLE for entry in seen), sum(entry.term > 0 for entry in seen)
-        said = (
-            f"{strong} of {len(seen)} normalizers take {NOTABLE:.0%} or more of the squared gradient; {most.layer!r} "
-        )
-        said += (
-            f"takes most, {most.taken:.1%} (mean {most.mean_share:.1%}, along the activations {most.yhat_share:.1%})"
-        )
+        said = f"{strong} of {len(seen)} normalizers take {NOTABLE:.0%} or more of the squared gradient; "
+        said += f"{most.layer!r} takes most, {most.taken:.1%} (mean {most.mean_share:.1%}, along the activations "
+        said += f"{most.yhat_share:.1%})"
         if self._steps:
             first = max(entry.taken for entry in self.measured if entry.step == self._steps[0])
             said = f"At step {last} {said}, at step {self._steps[0]} it was {first:.1%} at most"
@@ -165,7 +154,7 @@ class Smoothing(Result):
         slack = max((entry.slack for entry in self.measured), default=0.0)
         return f"the printed 1/sqrt(m) fails in {failed} layers; with 1/m the largest slack, from eps, is {slack:.2g}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the shares removed per layer, over training where there are several steps."""
         from normgauge.charts import bars, curves
 
@@ -400,11 +389,8 @@ def _candidates(module: nn.Module, given: Tensor) -> Iterator[tuple[str, Callabl
     if "instance" in name:
         yield ("instance", *tail(given.ndim - 2))
     moved = (shape[1], shape[0], *shape[2:])
-    yield (
-        "batch",
-        lambda x: x.expand(shape).movedim(1, 0).reshape(shape[1], -1),
-        lambda r: r.view(moved).movedim(0, 1),
-    )
+    to_rows, back = lambda x: x.expand(shape).movedim(1, 0).reshape(shape[1], -1), lambda r: r.view(moved).movedim(0, 1)
+    yield "batch", to_rows, back
     yield ("layer", *tail(1))
     yield ("rms", *tail(1))
 

@@ -1,7 +1,5 @@
 """Operations of torch written in others that have rules, the same under every version of torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules of steps that act entry by entry, and of sums and products of tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.measure.lipschitz.folded import Pending
 from normgauge.measure.lipschitz.normalizer_rules import bound_written_norm
-from normgauge.measure.lipschitz.reach import Form, Gain, Reach, add_reaches, constant_gain, three_gains, width
+from normgauge.measure.lipschitz.reach import Form, Pending, Reach, add_reaches, certify, one_gain, three_gains, width
 from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
@@ -34,17 +31,15 @@ _SLOPES: dict[str, tuple[float, float, float]] = {  # largest slope, largest siz
     "erf": (constants.ERF, 1.0, 0.0),
 }
 _POSITIVE = ("relu", "relu6", "abs", "sigmoid", "hardsigmoid")
-_TYPES = (
-    *(nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.LogSigmoid),
-    *(nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Softshrink),
-)
+_TYPES = (nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.SELU, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid)
+_TYPES += (nn.LogSigmoid, nn.Tanh, nn.Tanhshrink, nn.Softsign, nn.Softshrink)  # type: ignore[assignment]
 
 
 def _activation(call: Call, slope: float, limit: float, zero: float) -> Reach:
     before: Reach = call.input
     peak = min(slope * before.peak + zero, limit)
     rows = slope * before.rows + zero * math.sqrt(width(call.value))
-    outcome = before.pass_through(constant_gain(slope, peak, rows), call.value)
+    outcome = before.pass_through(one_gain(slope, peak, rows), call.value)
     return replace(outcome, low=0.0) if call.kind.lower() in _POSITIVE else outcome
 
 
@@ -54,9 +49,10 @@ def _activation_of_table(call: Call) -> Reach:
     return _activation(call, *_SLOPES[kinds[0] if kinds else call.kind])
 
 
-@rule_for(nn.LeakyReLU, "leaky_relu")
+@rule_for(nn.LeakyReLU, nn.PReLU, "leaky_relu", "prelu")
 def _leaky(call: Call) -> Reach:
-    return _activation(call, max(1.0, abs(call.option(1, "negative_slope", 0.01))), math.inf, 0.0)
+    slope = call.option(1, "weight" if call.kind.lower() == "prelu" else "negative_slope", 0.01)
+    return _activation(call, max(1.0, _size(slope)), math.inf, 0.0)
 
 
 @rule_for(nn.ELU, "elu")
@@ -78,11 +74,8 @@ def _softplus(call: Call) -> Reach:
     """Slope 1, if the jump to the identity at `beta x = threshold` is rounding: torch's softplus is not continuous."""
     beta, threshold = call.option(1, "beta", 1.0), call.option(2, "threshold", 20.0)
     if not (beta and threshold > 0 and math.log1p(math.exp(-threshold)) <= _JUMP * threshold):
-        raise call.refuse(
-            "softplus jumps where it becomes the identity, so it has no Lipschitz constant",
-            f"beta {beta}, threshold {threshold}",
-            "Leave threshold at 20",
-        )
+        rule = "softplus jumps where it becomes the identity, so it has no Lipschitz constant"
+        raise call.refuse(rule, f"beta {beta}, threshold {threshold}", "Leave threshold at 20")
     return _activation(call, 1.0, math.inf, math.inf)
 
 
@@ -102,11 +95,6 @@ def _clamp(call: Call) -> Reach:
     return replace(outcome, low=max(floor, call.input.low), form=form)
 
 
-@rule_for(nn.PReLU, "prelu")
-def _prelu(call: Call) -> Reach:
-    return _activation(call, max(1.0, float(call.option(1, "weight").abs().max())), math.inf, 0.0)
-
-
 # slope of a function on all x >= m > 0, as a function of m; it falls
 _FALLING: dict[str, Callable[[Tensor], Tensor]] = {
     "sqrt": lambda m: 0.5 / m.sqrt(),
@@ -115,11 +103,10 @@ _FALLING: dict[str, Callable[[Tensor], Tensor]] = {
     "log": lambda m: 1 / m,
     "log1p": lambda m: 1 / (1 + m),
 }
+_MADE = {("power", "sqrt"): "root", ("power", "rsqrt"): "inverse", ("root", "reciprocal"): "inverse"}  # parts of norms
 
 
-@rule_for(*_FALLING)
-def _falling(call: Call) -> Reach:
-    return _positive_function(call, call.input, call.kind, call.value)
+rule_for(*_FALLING)(lambda call: _positive_function(call, call.input, call.kind, call.value))
 
 
 def _positive_function(call: Call, reach: Reach, kind: str, value: Tensor) -> Reach:
@@ -128,15 +115,10 @@ def _positive_function(call: Call, reach: Reach, kind: str, value: Tensor) -> Re
     if not bool(least > 0) and kind != "log1p":
         raise call.refuse(f"{kind} has a slope on positive numbers only", f"{float(least):g}", "Add an eps before it")
     lows = [least, (least - reach.spread).clamp_min(floor), torch.tensor(floor, dtype=torch.float64)]
-    slopes = [_FALLING[kind](low * (1 - 1e-12)) for low in lows]
-    outcome = reach.pass_through(three_gains(slopes[0], slopes[1], slopes[2]), value)
-    form = reach.form
-    if form is not None and form.kind == "power" and kind in ("sqrt", "rsqrt"):
-        form = replace(form, kind="root" if kind == "sqrt" else "inverse")
-    elif form is not None and form.kind == "root" and kind == "reciprocal":
-        form = replace(form, kind="inverse")
-    else:
-        form = None
+    at, ball, everywhere = (_FALLING[kind](low * (1 - 1e-12)) for low in lows)
+    outcome = reach.pass_through(three_gains(at, ball, everywhere), value)
+    made = _MADE.get((reach.form.kind, kind)) if reach.form is not None else None
+    form = replace(reach.form, kind=made) if made and reach.form is not None else None
     return replace(outcome, low=-math.inf if kind == "log" else 0.0, form=form)
 
 
@@ -159,7 +141,7 @@ def _power(call: Call) -> Reach:
     if isinstance(exponent, Tensor) or not isinstance(call.input, Reach) or exponent not in range(1, 9):
         raise call.refuse("powers have a rule for 1/2, -1/2, -1 and whole numbers up to 8", f"exponent {exponent}")
     before, p = call.input, int(exponent)
-    size = _largest(before.value)
+    size = before.value.abs().amax()
     slopes = [p * x ** (p - 1) for x in (size, size + before.spread)]
     everywhere = p * before.peak ** (p - 1) if p > 1 else 1.0
     outcome = before.pass_through(three_gains(slopes[0], slopes[1], everywhere, before.peak**p), call.value)
@@ -175,24 +157,20 @@ def _sum(call: Call) -> Reach:
     if isinstance(a, Reach) and isinstance(b, Reach):
         mean = b.form if call.kind == "sub" and alpha == 1.0 else None
         if mean is not None and mean.kind == "mean" and mean.base is a:  # a projection
-            outcome = a.pass_through(
-                constant_gain(1.0, 2 * a.peak, a.rows if _by_row(mean, a) else math.inf), call.value
-            )
+            rows = a.rows if mean.axes == (a.value.ndim - 1,) else math.inf
+            outcome = a.pass_through(one_gain(1.0, 2 * a.peak, rows), call.value)
             return replace(outcome, form=Form("centred", a, mean.axes))
-        same = a.value.shape == b.value.shape
-        return add_reaches(
-            [(a, _repeat_gain(call, a, of_a)), (b, _repeat_gain(call, b, of_b))],
-            call.value,
-            _multiply(of_a, a.peak) + _multiply(of_b, b.peak),
-            _multiply(of_a, a.rows) + _multiply(of_b, b.rows) if same else math.inf,
-        )
+        parts = [(x, _repeat_gain(call, x, factor)) for x, factor in ((a, of_a), (b, of_b))]
+        peak = _multiply(of_a, a.peak) + _multiply(of_b, b.peak)
+        rows = _multiply(of_a, a.rows) + _multiply(of_b, b.rows) if a.value.shape == b.value.shape else math.inf
+        return add_reaches(parts, call.value, peak, rows)
     reach, factor, other, weight = (a, of_a, b, of_b) if isinstance(a, Reach) else (b, of_b, a, of_a)
     gain = _repeat_gain(call, reach, factor)
     rows = math.inf
     if reach.value.shape == call.value.shape:
         rows = _multiply(factor, reach.rows) + weight * _length(other, call.value)
     peak = _multiply(factor, reach.peak) + weight * _size(other)
-    outcome = reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    outcome = reach.pass_through(replace(gain, peak=peak, rows=rows), call.value)
     if call.kind != "add":
         return outcome
     shift = weight * torch.as_tensor(other, dtype=torch.float64)
@@ -213,16 +191,12 @@ def _is_same(a: Reach, b: Reach) -> bool:
     return a.form.kind == b.form.kind == "centred" and a.form.base is b.form.base and a.form.axes == b.form.axes
 
 
-def _by_row(form: Form, base: Reach) -> bool:
-    return form.axes == (base.value.ndim - 1,)
-
-
 @rule_for("mul", "multiply", folds=True, several=True)
 def _times(call: Call) -> Reach | Pending:
     a, b = _operands(call)
     first, second = isinstance(a, (Reach, Pending)), isinstance(b, (Reach, Pending))
     if first and second:
-        a, b = _certify(a), _certify(b)
+        a, b = certify(a), certify(b)
         for x, other in ((a, b), (b, a)):
             if other.form is not None and other.form.kind == "inverse" and _is_same(other.form.base, x):
                 return bound_written_norm(call, x, other.form)
@@ -230,13 +204,12 @@ def _times(call: Call) -> Reach | Pending:
         return replace(outcome, low=0.0, form=Form("square", a)) if a is b else outcome
     operand, other = (a, b) if first else (b, a)
     if isinstance(operand, Pending):
-        factors = _factors(operand.value, other)
-        folded = (
-            None if factors is None else operand.folded.then_factors(call.name, factors[0], 0 * factors[0], factors[1])
-        )
-        if folded is not None and call.value.shape == operand.value.shape:
-            return Pending(call.value, folded)
-    return _scale(call, _certify(operand), torch.as_tensor(other, dtype=torch.float64))
+        factors, axis = _factors(operand.value, other) or (None, 0)
+        if factors is not None and call.value.shape == operand.value.shape:
+            folded = operand.folded.then_factors(call.name, factors, 0 * factors, axis)
+            if folded is not None:
+                return Pending(call.value, folded)
+    return _scale(call, certify(operand), torch.as_tensor(other, dtype=torch.float64))
 
 
 @rule_for("div", "divide", several=True)
@@ -260,7 +233,7 @@ def _scale(call: Call, reach: Reach, factors: Tensor) -> Reach:
     gain = _repeat_gain(call, reach, size)
     rows = _multiply(size, reach.rows) if reach.value.shape == call.value.shape else math.inf
     peak = _multiply(size, reach.peak)
-    outcome = reach.pass_through(Gain(gain.at, gain.ball, gain.everywhere, peak, rows), call.value)
+    outcome = reach.pass_through(replace(gain, peak=peak, rows=rows), call.value)
     if reach.low >= 0 and bool((factors >= 0).all()):
         outcome = replace(outcome, low=reach.low * float(factors.min()))
     form = reach.form
@@ -271,24 +244,22 @@ def _scale(call: Call, reach: Reach, factors: Tensor) -> Reach:
 
 def _product(call: Call, a: Reach, b: Reach) -> Reach:
     """d(a b) = a db + b da, where a tensor that is repeated collects what it is multiplied with over the repeats."""
-    return add_reaches([(a, _product_gain(call, a, b)), (b, _product_gain(call, b, a))], call.value, a.peak * b.peak)
+    shape, parts = call.value.shape, []
+    for moving, factor in ((a, b), (b, a)):
+        own, others = (((1,) * (len(shape) - x.value.ndim) + tuple(x.value.shape)) for x in (moving, factor))
+        axes = [i for i, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m]
+        squares = factor.value.expand(shape).square()
+        blocks = (squares.sum(axes, keepdim=True) if axes else squares).amax().sqrt()
+        repeats = math.sqrt(call.value.numel() / moving.value.numel())
+        # where the factor itself is repeated along those axes, its movement is seen as often
+        ball = blocks + math.sqrt(math.prod(shape[i] for i in axes if others[i] == 1)) * factor.spread
+        parts.append((moving, three_gains(blocks, ball, _multiply(factor.peak, repeats))))
+    return add_reaches(parts, call.value, a.peak * b.peak)
 
 
-def _product_gain(call: Call, moving: Reach, factor: Reach) -> Gain:
-    shape = call.value.shape
-    own, others = (((1,) * (len(shape) - x.value.ndim) + tuple(x.value.shape)) for x in (moving, factor))
-    axes = [i for i, (n, m) in enumerate(zip(own, shape, strict=True)) if n != m]
-    squares = factor.value.expand(shape).square()
-    blocks = (squares.sum(axes, keepdim=True) if axes else squares).amax().sqrt()
-    repeats = math.sqrt(call.value.numel() / moving.value.numel())
-    # where the factor itself is repeated along those axes, its movement is seen as often
-    factor_repeats = math.sqrt(math.prod(shape[i] for i in axes if others[i] == 1))
-    return three_gains(blocks, blocks + factor_repeats * factor.spread, factor.peak * repeats if factor.peak else 0.0)
-
-
-def _repeat_gain(call: Call, reach: Reach, factor: float = 1.0) -> Gain:
+def _repeat_gain(call: Call, reach: Reach, factor: float = 1.0) -> Any:
     """Return the gain of repeating a tensor by broadcasting and multiplying by a factor."""
-    return constant_gain(factor * math.sqrt(call.value.numel() / reach.value.numel()))
+    return one_gain(factor * math.sqrt(call.value.numel() / reach.value.numel()))
 
 
 def _factors(value: Tensor, other: Any) -> tuple[Tensor, int] | None:
@@ -321,11 +292,3 @@ def _length(constant: Any, value: Tensor) -> float:
     if isinstance(constant, Tensor) and constant.ndim and constant.shape[-1] == width(value):
         return float(constant.double().norm(dim=-1).max())
     return _size(constant) * math.sqrt(width(value))
-
-
-def _largest(value: Tensor) -> Tensor:
-    return value.abs().amax()
-
-
-def _certify(operand: Reach | Pending) -> Reach:
-    return operand.certified if isinstance(operand, Pending) else operand

@@ -7,8 +7,6 @@ Beside R the norm of J - M is bounded as a whole: J' = T J with T = T0 + D has J
 at most ||T|| times the one before plus ||D M||; absolute values of weights do not enter there.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -36,28 +34,19 @@ _MATRIX = 2_000_000  # entries up to which a linear map is written out for its n
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A tensor on the ball.
+    """A tensor on the ball."""
 
-    Attributes:
-        centre: at the datum.
-        low: what its entries are not below.
-        high: what they do not exceed.
-        mid: middle of its Jacobian, the columns on the last axis.
-        rad: how far entries of the Jacobian may be from the middle.
-        off: bound on the norm of the Jacobian minus its middle.
-    """
+    centre: Tensor  # at the datum
+    low: Tensor  # what its entries are not below
+    high: Tensor  # what they do not exceed
+    mid: Tensor  # middle of its Jacobian, the columns on the last axis
+    rad: Tensor  # how far entries of the Jacobian may be from the middle
+    off: float = math.inf  # bound on the norm of the Jacobian minus its middle
 
-    centre: Tensor
-    low: Tensor
-    high: Tensor
-    mid: Tensor
-    rad: Tensor
-    off: float = math.inf
-
-
-def enclosed(*parts: Any) -> Enclosed:
-    """Return an enclosure by its parts in order."""
-    return Enclosed(*parts)
+    def map(self, of_values: Callable[[Tensor], Tensor], of_columns: Callable[[Tensor], Tensor]) -> "Enclosed":
+        """Return the tensor with its values, and the columns of its Jacobian, moved to other places."""
+        centre, low, high = (of_values(t) for t in (self.centre, self.low, self.high))
+        return Enclosed(centre, low, high, of_columns(self.mid), of_columns(self.rad), off=self.off)
 
 
 @dataclass(frozen=True)
@@ -153,29 +142,17 @@ def enclose_jacobian(walk: Walk, values: dict[fx.Node, Any], radius: float) -> t
         reading = [parent for parent in node.all_input_nodes if parent in known]
         used = node.users or node in walk.program.outputs
         if used and node is not source and reading and next(tensors(values[node]), None) is not None:
-            kind = operation_name(node).strip("_")
+            kind, where = operation_name(node).strip("_"), line_of(node.meta.get("stack_trace"))
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda p: known.get(p, values[p]))
-            where = line_of(node.meta.get("stack_trace"))
-            step = Step(
-                node.name,
-                kind,
-                None,
-                args=tuple(args),
-                kwargs=kwargs,
-                value=values[node],
-                norms={},
-                function=node.target,
-                where=where,
-                radius=radius,
-                gains=walk.gains,
-            )
+            made = {"value": values[node], "norms": {}, "function": node.target, "where": where}
+            step = Step(node.name, kind, None, tuple(args), kwargs, **made, radius=radius, gains=walk.gains)
             try:
                 form = walk.written.get(node)
                 if form is not None and not form[1].outside and not form[1].floor:
                     known[node] = _RULES["written"](replace(step, args=(known[form[0]], form[1])))
                 else:
                     known[node] = _RULES[kind](step)
-            except (KeyError, ModelError, RuntimeError):
+            except (KeyError, ModelError, RuntimeError, TypeError, AttributeError):
                 return math.inf, f"no enclosure of {kind}{where}"
         for parent in node.all_input_nodes:
             left[parent] -= 1
@@ -206,14 +183,15 @@ def norm_bound(columns: Tensor) -> float:
     return min(float(matrix.norm()), math.sqrt(float(sizes.sum(0).amax() * sizes.sum(1).amax()))) * ROUND
 
 
-def plain(argument: Any) -> Any:
-    """Return what an argument is at the datum."""
-    return argument.centre if isinstance(argument, Enclosed) else argument
-
-
 def double(constant: Any) -> Tensor:
     """Return a constant as a tensor."""
     return torch.as_tensor(constant, dtype=torch.float64)
+
+
+def constant(value: Tensor, columns: int) -> Enclosed:
+    """Return a tensor that does not move."""
+    zeros = torch.zeros(*value.shape, columns, dtype=torch.float64)
+    return Enclosed(value, value, value, zeros, zeros, 0.0)
 
 
 def fixed(step: Step, *arguments: Any) -> None:
@@ -244,8 +222,8 @@ def _item(step: Step) -> Any:
 def _nonnegative(step: Step) -> Any:
     if not isinstance(step.args[0], Enclosed):
         return step.value
-    rest = [plain(argument) for argument in step.args[1:]]
-    named = {name: plain(argument) for name, argument in step.kwargs.items()}
+    rest = [getattr(argument, "centre", argument) for argument in step.args[1:]]
+    named = {name: getattr(argument, "centre", argument) for name, argument in step.kwargs.items()}
     return step.through(step.args[0], lambda t: step.function(t, *rest, **named))
 
 
@@ -259,17 +237,10 @@ def _pad(step: Step) -> Any:
 def _join(step: Step) -> Any:
     parts = step.args[0]
     width = next(part.mid.shape[-1] for part in parts if isinstance(part, Enclosed))
-    zeros = [None if isinstance(part, Enclosed) else torch.zeros(*part.shape, width) for part in parts]
-    sides = [
-        [getattr(part, name) if zero is None else zero.double() for part, zero in zip(parts, zeros, strict=True)]
-        for name in ("mid", "rad")
-    ]
-    joined = [
-        torch.func.vmap(lambda *t: step.function(list(t), *step.args[1:], **step.kwargs), -1, -1)(*side)
-        for side in sides
-    ]
-    off = math.hypot(*(part.off for part in parts if isinstance(part, Enclosed)))
-    return step.enclose(joined[0], joined[1], off=off)
+    known = [part if isinstance(part, Enclosed) else constant(part, width) for part in parts]
+    join = torch.func.vmap(lambda *t: step.function(list(t), *step.args[1:], **step.kwargs), -1, -1)
+    mid, rad = join(*(part.mid for part in known)), join(*(part.rad for part in known))
+    return step.enclose(mid, rad, off=math.hypot(*(part.off for part in known)))
 
 
 @encloses("where", "masked_fill")
@@ -277,41 +248,40 @@ def _choose(step: Step) -> Any:
     a, b = (step.args[1], step.args[2]) if step.kind == "where" else (step.args[2], step.args[0])
     mask = step.args[0] if step.kind == "where" else step.args[1]
     fixed(step, mask)
-    width = next(part.mid.shape[-1] for part in (a, b) if isinstance(part, Enclosed))
-    zero = torch.zeros(width, dtype=torch.float64)
-    mids = [p.mid if isinstance(p, Enclosed) else zero for p in (a, b)]
-    rads = [p.rad if isinstance(p, Enclosed) else zero for p in (a, b)]
-    sides = [torch.where(mask[..., None], first, second) for first, second in (mids, rads)]
-    repeats = [step.value.numel() / p.centre.numel() for p in (a, b) if isinstance(p, Enclosed)]
-    off = math.hypot(*(p.off for p in (a, b) if isinstance(p, Enclosed))) * math.sqrt(max(repeats))
-    shape = (*step.value.shape, width)
-    return step.enclose(sides[0].expand(shape), sides[1].expand(shape), off=off)
+    moving = [part for part in (a, b) if isinstance(part, Enclosed)]
+    width = moving[0].mid.shape[-1]
+    first, second = (p if isinstance(p, Enclosed) else constant(double(p), width) for p in (a, b))
+    mid, rad = (
+        torch.where(mask[..., None], *pair).expand(*step.value.shape, width)
+        for pair in ((first.mid, second.mid), (first.rad, second.rad))
+    )
+    repeats = max(step.value.numel() / p.centre.numel() for p in moving)
+    return step.enclose(mid, rad, off=math.hypot(*(p.off for p in moving)) * math.sqrt(repeats))
 
 
 # -- linear maps with constant weights --------------------------------------------------------------------------------
 
 
-def weighted(step: Step, x: Enclosed, weight: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Enclosed:
-    """Return a linear map with weights."""
+def _weighted(step: Step, x: Enclosed, weight: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Enclosed:
     fixed(step, weight)
     return step.through(x, lambda t: function(t, weight), lambda t: function(t, weight.abs()))
 
 
 @encloses("linear")
 def _linear(step: Step) -> Any:
-    return weighted(step, step.args[0], step.args[1], functional.linear)
+    return _weighted(step, step.args[0], step.args[1], functional.linear)
 
 
 @encloses("addmm")
 def _addmm(step: Step) -> Any:
     fixed(step, step.args[0])
-    return weighted(step, step.args[1], step.args[2], torch.matmul)
+    return _weighted(step, step.args[1], step.args[2], torch.matmul)
 
 
 @encloses("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def _convolution(step: Step) -> Any:
     rest = step.args[3:]
-    return weighted(step, step.args[0], step.args[1], lambda t, w: step.function(t, w, None, *rest, **step.kwargs))
+    return _weighted(step, step.args[0], step.args[1], lambda t, w: step.function(t, w, None, *rest, **step.kwargs))
 
 
 @encloses("batch_norm", "native_batch_norm_legit_no_training")
@@ -336,16 +306,16 @@ def _sum(step: Step) -> Any:
     alpha = float(step.kwargs.get("alpha", 1.0))
     signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[step.kind]
     parts = [(x, sign) for x, sign in zip((a, b), signs, strict=True) if isinstance(x, Enclosed)]
-    mids = [_line_up(x.mid, step.value) * sign for x, sign in parts]
-    rads = [_line_up(x.rad, step.value) * abs(sign) for x, sign in parts]
-    shape = (*step.value.shape, mids[0].shape[-1])
+    shape = (*step.value.shape, parts[0][0].mid.shape[-1])
+    zero = torch.zeros((), dtype=torch.float64)
+    mid = sum((_line_up(x.mid, step.value) * sign for x, sign in parts), zero).expand(shape)
+    rad = sum((_line_up(x.rad, step.value) * abs(sign) for x, sign in parts), zero).expand(shape)
     off = sum(x.off * abs(sign) * math.sqrt(step.value.numel() / x.centre.numel()) for x, sign in parts)
-    ends = [limits_of(x, sign) for x, sign in zip((a, b), signs, strict=True)]
-    limits = (ends[0][0] + ends[1][0], ends[0][1] + ends[1][1])
-    return step.enclose(sum(mids[1:], mids[0]).expand(shape), sum(rads[1:], rads[0]).expand(shape), None, limits, off)
+    (low, high), (lower, higher) = (_limits(x, sign) for x, sign in zip((a, b), signs, strict=True))
+    return step.enclose(mid, rad, None, (low + lower, high + higher), off)
 
 
-def limits_of(x: Any, factor: float | Tensor) -> tuple[Tensor, Tensor]:
+def _limits(x: Any, factor: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return the limits of a tensor times a constant."""
     low, high = (x.low, x.high) if isinstance(x, Enclosed) else (double(x), double(x))
     return torch.minimum(factor * low, factor * high), torch.maximum(factor * low, factor * high)
@@ -359,12 +329,11 @@ def _line_up(columns: Tensor, value: Tensor) -> Tensor:
 # -- products ---------------------------------------------------------------------------------------------------------
 
 
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
 def bilinear(
-    step: Step,
-    a: Enclosed,
-    b: Enclosed,
-    multiply: Callable[[Tensor, Tensor], Tensor],
-    gain: Callable[[Tensor, Tensor], float],
+    step: Step, a: Enclosed, b: Enclosed, multiply: Product, gain: Callable[[Tensor, Tensor], float]
 ) -> Enclosed:
     """d(A B) = dA B + A dB, all four between limits; `gain` bounds the norm of a product with what lies in m -+ w."""
     middles = [(x.low + x.high) / 2 for x in (a, b)]
@@ -386,10 +355,6 @@ def bilinear(
         repeats = math.prod(value.shape) / max(1, x.centre.numel()) if multiply is torch.mul else 1.0
         off += x.off * gain(middles[other], widths[other]) * math.sqrt(max(1.0, repeats)) if x.off else 0.0
     return step.enclose(mid, rad, value, off=off)
-
-
-def _largest_entry(middle: Tensor, width: Tensor) -> float:
-    return float((middle.abs() + width).amax())
 
 
 def largest_matrix(middle: Tensor, width: Tensor) -> float:
@@ -434,13 +399,13 @@ def _times(step: Step) -> Any:
             raise step.refuse("no rounding", "some")
         b = entrywise(step, b, torch.reciprocal, (), positive=True) if isinstance(b, Enclosed) else 1 / double(b)
     if isinstance(a, Enclosed) and isinstance(b, Enclosed):
-        return bilinear(step, a, b, torch.mul, _largest_entry)
+        return bilinear(step, a, b, torch.mul, lambda middle, width: float((middle.abs() + width).amax()))
     x, factor = (a, double(b)) if isinstance(a, Enclosed) else (b, double(a))
     shape = (*step.value.shape, x.mid.shape[-1])
     mids, rads = (_line_up(columns, step.value) for columns in (x.mid, x.rad))
     off = x.off * float(factor.abs().amax()) * math.sqrt(step.value.numel() / x.centre.numel()) if x.off else 0.0
     mids, rads = (mids * factor[..., None]).expand(shape), (rads * factor.abs()[..., None]).expand(shape)
-    return step.enclose(mids, rads, None, limits_of(x, factor), off)
+    return step.enclose(mids, rads, None, _limits(x, factor), off)
 
 
 @encloses("matmul", "bmm", "mm")
@@ -450,5 +415,5 @@ def _matmul(step: Step) -> Any:
         same = a.centre.shape[:-2] == b.centre.shape[:-2]
         return bilinear(step, a, b, torch.matmul, largest_matrix if same else lambda *_: math.inf)
     if isinstance(a, Enclosed):
-        return weighted(step, a, b, torch.matmul)
-    return weighted(step, b, a, lambda t, w: torch.matmul(w, t))
+        return _weighted(step, a, b, torch.matmul)
+    return _weighted(step, b, a, lambda t, w: torch.matmul(w, t))

@@ -1,7 +1,5 @@
 """Enclosures of steps that are not linear: functions of one entry, softmax, attention, norms and maxima."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,19 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normgauge.measure.lipschitz.enclosure import (
-    ROUND,
-    WIDE,
-    Enclosed,
-    Step,
-    bilinear,
-    enclosed,
-    encloses,
-    entrywise,
-    fixed,
-    largest_matrix,
-    norm_bound,
-)
+from normgauge.measure.lipschitz import enclosure
+from normgauge.measure.lipschitz.enclosure import ROUND, WIDE, Enclosed, Step, bilinear, encloses, fixed, norm_bound
 from normgauge.theory.lipschitz_constants import SOFTMAX
 
 _ZERO = (0.0,)
@@ -34,27 +21,26 @@ _TURNS: dict[str, Callable[[Step], tuple[float, ...]]] = {
     **dict.fromkeys(("exp", "log_sigmoid"), lambda _: ()),
     **dict.fromkeys(("hardswish", "hardsigmoid"), lambda _: (-3.0, 3.0)),
     "relu6": lambda _: (0.0, 6.0),
-    "gelu": lambda step: (
-        (-1.4185040087908, 1.4185040087908)
-        if step.kwargs.get("approximate", "none") == "tanh"
-        else (-math.sqrt(2.0), math.sqrt(2.0))
-    ),
-    "silu": lambda _: (-2.39935728052, 2.39935728052),
+    "gelu": lambda step: _both(1.4185040087908 if step.kwargs.get("approximate", "none") == "tanh" else math.sqrt(2.0)),
+    "silu": lambda _: _both(2.39935728052),
     "mish": lambda _: (-2.2563763963608, 1.4905711794854),
     "softplus": lambda step: (float(step.argument(2, "threshold", 20.0)) / float(step.argument(1, "beta", 1.0)),),
-    "softshrink": lambda step: (-float(step.argument(1, "lambd", 0.5)), float(step.argument(1, "lambd", 0.5))),
+    "softshrink": lambda step: _both(float(step.argument(1, "lambd", 0.5))),
     "hardtanh": lambda step: (float(step.argument(1, "", -1.0)), float(step.argument(2, "", 1.0))),
     "clamp": lambda step: tuple(float(x) for x in (*step.args[1:], *step.kwargs.values()) if x is not None),
 }
 _TURNS |= dict.fromkeys(("clamp_min", "clamp_max", "clip"), _TURNS["clamp"])
 
 
+def _both(turn: float) -> tuple[float, float]:
+    return -turn, turn
+
+
 @encloses(*_TURNS)
 def _activation(step: Step) -> Any:
     fixed(step, *step.args[1:], *step.kwargs.values())
-    return entrywise(
-        step, step.args[0], lambda x: step.function(x, *step.args[1:], **step.kwargs), _TURNS[step.kind](step)
-    )
+    function, turns = lambda x: step.function(x, *step.args[1:], **step.kwargs), _TURNS[step.kind](step)
+    return enclosure.entrywise(step, step.args[0], function, turns)
 
 
 @encloses("sqrt", "rsqrt", "log", "reciprocal", "pow", "log1p")
@@ -62,7 +48,9 @@ def _positive(step: Step) -> Any:
     exponent = step.args[1] if step.kind == "pow" else 0.5
     fixed(step, exponent)
     positive = not (float(exponent).is_integer() and float(exponent) >= 1)
-    outcome = entrywise(step, step.args[0], lambda x: step.function(x, *step.args[1:]), _ZERO, positive=positive)
+    outcome = enclosure.entrywise(
+        step, step.args[0], lambda x: step.function(x, *step.args[1:]), _ZERO, positive=positive
+    )
     even = step.kind == "pow" and float(exponent) % 2 == 0
     return replace(outcome, low=outcome.low.clamp_min(0.0)) if even else outcome
 
@@ -75,15 +63,14 @@ def _softmax(step: Step) -> Any:
     x = step.args[0]
     axis = step.args[1][0] if isinstance(step.args[1], (list, tuple)) else step.args[1]
     axis %= x.centre.ndim
-    parts = [t.movedim(axis, -1) for t in (x.centre, x.low, x.high)]
-    columns = [t.movedim(axis, -2) for t in (x.mid, x.rad)]
-    p, inner, width = _weigh(step, enclosed(*parts, *columns, x.off))
+    moved = x.map(lambda t: t.movedim(axis, -1), lambda t: t.movedim(axis, -2))
+    p, inner, width = _weigh(step, moved)
     if step.kind == "softmax":
-        mid, rad = (t.movedim(-2, axis) for t in (p.mid, p.rad))
-        return step.enclose(mid, rad, None, (p.low.movedim(-1, axis), p.high.movedim(-1, axis)), p.off)
+        p = p.map(lambda t: t.movedim(-1, axis), lambda t: t.movedim(-2, axis))
+        return step.enclose(p.mid, p.rad, None, (p.low, p.high), p.off)
     if step.kind == "log_softmax":
         return step.enclose(inner.movedim(-2, axis), width.movedim(-2, axis))
-    mid, rad = (columns[0] - inner)[..., 0, :], (columns[1] + width)[..., 0, :]  # the same for all entries
+    mid, rad = (moved.mid - inner)[..., 0, :], (moved.rad + width)[..., 0, :]  # the same for all entries
     keep = len(step.args) > 2 and step.args[2]
     return step.enclose(*((t.unsqueeze(axis) if keep else t) for t in (mid, rad)))
 
@@ -98,12 +85,8 @@ def _weigh(step: Step, x: Enclosed) -> tuple[Enclosed, Tensor, Tensor]:
     own = (spread * inner.abs()).sum(-2, keepdim=True) + (p * inner).sum(-2, keepdim=True).abs()
     width = x.rad + own + ((p + spread) * x.rad).sum(-2, keepdim=True)
     deviation = (p + spread) * own + spread * inner.abs()
-    off = norm_bound(deviation) + SOFTMAX * x.off
-    return (
-        step.enclose(p * inner, (p + spread) * width + spread * inner.abs(), middle, (low, high), off),
-        inner,
-        width,
-    )
+    rad, off = (p + spread) * width + spread * inner.abs(), norm_bound(deviation) + SOFTMAX * x.off
+    return step.enclose(p * inner, rad, middle, (low, high), off), inner, width
 
 
 def _share(own: Tensor, others: Tensor) -> Tensor:
@@ -121,37 +104,26 @@ def _attention(step: Step) -> Any:
     if step.argument(4, "dropout_p", 0.0):
         raise step.refuse("evaluation mode", "dropout")
     columns = next(x.mid.shape[-1] for x in (q, k, v) if isinstance(x, Enclosed))
-    q, k, v = (x if isinstance(x, Enclosed) else _constant(x, columns) for x in (q, k, v))
+    q, k, v = (x if isinstance(x, Enclosed) else enclosure.constant(x, columns) for x in (q, k, v))
     fixed(step, mask)
     if step.kwargs.get("enable_gqa"):
-        times = q.centre.shape[-3] // k.centre.shape[-3]
-        k, v = (_repeated(x, times) for x in (k, v))
+        times, axis = q.centre.shape[-3] // k.centre.shape[-3], k.centre.ndim - 3
+        k, v = (x.map(*[lambda t: t.repeat_interleave(times, axis)] * 2) for x in (k, v))
+        k, v = (replace(x, off=x.off * math.sqrt(times)) for x in (k, v))
     scale = step.kwargs.get("scale")
     scale = 1 / math.sqrt(q.centre.shape[-1]) if scale is None else float(scale)
     if scale < 0:  # products of absolute values would become negative
         raise step.refuse("a scale is not negative", str(scale))
     logits = bilinear(
-        step, q, k, lambda a, b: scale * a @ b.transpose(-1, -2), lambda m, w: scale * largest_matrix(m, w)
+        step, q, k, lambda a, b: scale * a @ b.transpose(-1, -2), lambda m, w: scale * enclosure.largest_matrix(m, w)
     )
     shift: Any = 0.0
     if causal:
         shift = torch.full(logits.centre.shape[-2:], -math.inf, dtype=torch.float64).triu(1)
     elif mask is not None:
         shift = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask
-    ends = (logits.centre + shift, logits.low + shift, logits.high + shift)
-    weights, _, _ = _weigh(step, enclosed(*ends, logits.mid, logits.rad, logits.off))
-    return bilinear(step, weights, v, torch.matmul, largest_matrix)
-
-
-def _constant(value: Tensor, columns: int) -> Enclosed:
-    zeros = torch.zeros(*value.shape, columns, dtype=torch.float64)
-    return Enclosed(value, value, value, zeros, zeros, 0.0)
-
-
-def _repeated(x: Enclosed, times: int) -> Enclosed:
-    axis = x.centre.ndim - 3
-    parts = (t.repeat_interleave(times, axis) for t in (x.centre, x.low, x.high, x.mid, x.rad))
-    return enclosed(*parts, x.off * math.sqrt(times))
+    weights, _, _ = _weigh(step, logits.map(lambda t: t + shift, lambda t: t))
+    return bilinear(step, weights, v, torch.matmul, enclosure.largest_matrix)
 
 
 @encloses("layer_norm", "rms_norm", "group_norm")
@@ -170,23 +142,15 @@ def _normalizer(step: Step) -> Any:
         blocks, shape = (*x.centre.shape[:-axes], -1), tuple(step.args[1])
     fixed(step, gain, bias)
     width = x.mid.shape[-1]
-    flat = enclosed(
-        *(t.reshape(blocks) for t in (x.centre, x.low, x.high)),
-        *(t.reshape(*blocks, width) for t in (x.mid, x.rad)),
-        x.off,
-    )
+    flat = x.map(lambda t: t.reshape(blocks), lambda t: t.reshape(*blocks, width))
     y = _standardize(step, flat, float(eps), centred=step.kind != "rms_norm")
     factors = torch.ones(1, dtype=torch.float64) if gain is None else gain.double().reshape(shape)
     shift = 0.0 if bias is None else bias.double().reshape(shape)
     own = step.value.shape
     ends = [end.reshape(own) * factors + shift for end in (y.low, y.high)]
-    return step.enclose(
-        y.mid.reshape(*own, width) * factors[..., None],
-        y.rad.reshape(*own, width) * factors.abs()[..., None],
-        None,
-        (torch.minimum(*ends), torch.maximum(*ends)),
-        y.off * float(factors.abs().amax()),
-    )
+    limits, off = (torch.minimum(*ends), torch.maximum(*ends)), y.off * float(factors.abs().amax())
+    mid, rad = y.mid.reshape(*own, width) * factors[..., None], y.rad.reshape(*own, width) * factors.abs()[..., None]
+    return step.enclose(mid, rad, None, limits, off)
 
 
 def _standardize(step: Step, x: Enclosed, eps: float, *, centred: bool) -> Enclosed:
@@ -247,16 +211,17 @@ def _written_norm(step: Step) -> Any:
     """Return x / sqrt(factor mean(x^2) + eps), put together from its parts."""
     x, form = step.args
     order = [*(i for i in range(x.centre.ndim) if i not in form.axes), *form.axes]
-    count = math.prod(x.centre.shape[axis] for axis in form.axes)
-    back = [order.index(i) for i in range(x.centre.ndim)]
-    moved = [t.permute(order).reshape(-1, count) for t in (x.centre, x.low, x.high)]
-    width = x.mid.shape[-1]
-    columns = [t.permute(*order, x.centre.ndim).reshape(-1, count, width) for t in (x.mid, x.rad)]
-    y = _standardize(step, enclosed(*moved, *columns, x.off), form.eps / form.factor, centred=False)
-    scale, shape = 1 / math.sqrt(form.factor), [x.centre.shape[i] for i in order]
-    ends = [scale * t.reshape(shape).permute(back) for t in (y.low, y.high)]
-    mid, rad = (scale * t.reshape(*shape, width).permute(*back, x.centre.ndim) for t in (y.mid, y.rad))
-    return step.enclose(mid, rad, None, (ends[0], ends[1]), scale * y.off)
+    count, width, last = math.prod(x.centre.shape[axis] for axis in form.axes), x.mid.shape[-1], x.centre.ndim
+    back, shape = [order.index(i) for i in range(last)], [x.centre.shape[i] for i in order]
+    flat = x.map(
+        lambda t: t.permute(order).reshape(-1, count), lambda t: t.permute(*order, last).reshape(-1, count, width)
+    )
+    y, scale = _standardize(step, flat, form.eps / form.factor, centred=False), 1 / math.sqrt(form.factor)
+    y = y.map(
+        lambda t: scale * t.reshape(shape).permute(back),
+        lambda t: scale * t.reshape(*shape, width).permute(*back, last),
+    )
+    return step.enclose(y.mid, y.rad, None, (y.low, y.high), scale * y.off)
 
 
 @encloses("linalg_vector_norm")
@@ -274,12 +239,10 @@ def _length(step: Step) -> Any:
     middle, width = ((u[0] + u[1]) / 2)[..., None], ((u[1] - u[0]) / 2)[..., None]
     mid = (middle * x.mid).sum(axes, keepdim=True)
     rad = (middle.abs() * x.rad + width * (x.mid.abs() + x.rad)).sum(axes, keepdim=True)
-    parts = [low, high]
-    if not step.argument(3, "keepdim", False):
-        parts = [part.reshape(step.value.shape) for part in parts]
-        mid, rad = (part.reshape(*step.value.shape, -1) for part in (mid, rad))
+    low, high = (part.reshape(step.value.shape) for part in (low, high))
+    mid, rad = (part.reshape(*step.value.shape, -1) for part in (mid, rad))
     off = norm_bound((width * x.mid.abs()).sum(axes)) + x.off
-    return step.enclose(mid, rad, None, (parts[0], parts[1]), off)
+    return step.enclose(mid, rad, None, (low, high), off)
 
 
 def _largest(step: Step, x: Enclosed, axis: int, value: Tensor, times: float = 1.0) -> Enclosed:
@@ -330,12 +293,11 @@ def _max_pool(step: Step) -> Any:
     windows = functional.unfold(numbers, kernel, pairs(4, (1,)), pairs(3, (0,)), pairs(2, step.args[1]))[0].long() - 1
     if windows.shape[1] != math.prod(step.value.shape[2:]):
         raise step.refuse("windows must lie inside", "ceil_mode")
-    flat = x.centre.flatten(2), x.low.flatten(2), x.high.flatten(2), x.mid.flatten(2, -2), x.rad.flatten(2, -2)
-    centre, low, high, mid, rad = (t[:, :, windows.clamp_min(0)] for t in flat)
-    outside = windows < 0
-    low, high = low.masked_fill(outside, -math.inf), high.masked_fill(outside, -math.inf)
+    places, outside, own = windows.clamp_min(0), windows < 0, step.value.shape
+    seen = x.map(
+        lambda t: t.flatten(2)[:, :, places].masked_fill(outside, -math.inf), lambda t: t.flatten(2, -2)[:, :, places]
+    )
     times = math.sqrt(int(windows[windows >= 0].flatten().bincount().max()))  # windows an entry stands in
-    pooled = _largest(step, Enclosed(centre, low, high, mid, rad, x.off), 2, step.value.flatten(2), times)
-    own = step.value.shape
+    pooled = _largest(step, seen, 2, step.value.flatten(2), times)
     mid, rad = (t.reshape(*own, x.mid.shape[-1]) for t in (pooled.mid, pooled.rad))
     return step.enclose(mid, rad, None, (pooled.low.reshape(own), pooled.high.reshape(own)), pooled.off)

@@ -1,9 +1,10 @@
-"""Rules of linear layers, folded into each other where they meet, and of normalizers that are affine in evaluation."""
+"""Rules of products: linear layers, folded where they meet, normalizers that are affine in evaluation, and attention.
 
-from __future__ import annotations
+Attention is bounded near the data and on a ball, and globally only after a normalizer.
+"""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,20 +12,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import nn as normalizers
-from normgauge.measure.lipschitz.folded import Folded, Pending
-from normgauge.measure.lipschitz.reach import Reach, add_reaches, constant_gain, three_gains
+from normgauge.measure.lipschitz.reach import Folded, Pending, Reach, add_reaches, certify, one_gain, three_gains
 from normgauge.measure.lipschitz.rules import Call, rule_for
 from normgauge.network import folded_affine, stored_affine
+from normgauge.theory.lipschitz_constants import attention_slopes
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PER_CHANNEL = (
-    normalizers.BatchRenorm,
-    normalizers.FrozenBatchNorm,
-    normalizers.GhostBatchNorm,
-    normalizers.LpBatchNorm,
-    normalizers.NoisyBatchNorm,
-    normalizers.SyncedBatchNorm,
+    *(normalizers.BatchRenorm, normalizers.FrozenBatchNorm, normalizers.GhostBatchNorm, normalizers.LpBatchNorm),
+    *(normalizers.NoisyBatchNorm, normalizers.SyncedBatchNorm, normalizers.StatNorm),
 )
+_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, normalizers.BatchNorm)
 
 
 @rule_for(nn.Linear, "linear", folds=True)
@@ -38,13 +36,12 @@ def _linear(call: Call) -> Pending:
 def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | None) -> Pending:
     matrix = _check_finite(call, weight)
     if matrix.ndim != 2:
-        raise call.refuse(
-            "weights must be [outputs, inputs]", f"shape {tuple(matrix.shape)}", "Add the axis of outputs"
-        )
+        got = f"shape {tuple(matrix.shape)}"
+        raise call.refuse("weights must be [outputs, inputs]", got, "Add the axis of outputs")
     offset = torch.zeros(len(matrix), dtype=torch.float64) if bias is None else bias.detach().double()
     folded = operand.folded.then_matrix(call.name, matrix, offset) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(_base(operand), (call.name,), call.norms, matrix, offset)
+        folded = Folded(certify(operand).drop_value(), (call.name,), call.norms, matrix, offset)
     return Pending(call.value, folded)
 
 
@@ -61,18 +58,11 @@ def _convolution_of_function(call: Call) -> Pending:
     if not isinstance(weight, Tensor):
         raise call.refuse("weights must not depend on the input", "a weight that does")
     groups = call.argument(6, "groups", 1)
-    type_ = _CONVOLUTIONS[weight.ndim - 3]
-    layer = type_(
-        weight.shape[1] * groups,
-        weight.shape[0],
-        tuple(weight.shape[2:]),  # type: ignore[arg-type]
-        call.argument(3, "stride", 1),
-        call.argument(4, "padding", 0),
-        call.argument(5, "dilation", 1),
-        groups=groups,
-        bias=False,
-        device="meta",
-    )
+    sizes = (weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]))
+    geometry = [call.argument(place, name, 1) for place, name in ((3, "stride"), (5, "dilation"))]
+    options = {"padding": call.argument(4, "padding", 0), "groups": groups, "bias": False, "device": "meta"}
+    make: Any = _CONVOLUTIONS[weight.ndim - 3]
+    layer = make(*sizes, geometry[0], dilation=geometry[1], **options)
     return _through_convolution(call, call.input, layer, weight)
 
 
@@ -83,14 +73,11 @@ def _through_convolution(call: Call, operand: Any, layer: nn.Module, weight: Ten
     name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
     folded = operand.folded.then_convolution(name, layer, kernel, size) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(base=_base(operand), key=(name,), norms=call.norms, weight=kernel, layer=layer, size=size)
+        folded = Folded(certify(operand).drop_value(), (name,), call.norms, kernel, layer=layer, size=size)
     return Pending(call.value, folded)
 
 
-@rule_for(
-    _BatchNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, normalizers.BatchNorm, folds=True,
-    normalizer=True,
-)  # fmt: skip
+@rule_for(_BatchNorm, *_BATCH, folds=True, normalizer=True)
 def _batch_norm(call: Call) -> Pending:
     return _per_channel(call, *stored_affine(call.module))
 
@@ -99,18 +86,13 @@ def _batch_norm(call: Call) -> Pending:
 def _stored_statistics(call: Call) -> Pending:
     """Affine per channel in evaluation: two points say which map it is."""
     layer = call.module
+    if getattr(layer, "axes", "batch") != "batch":
+        raise call.refuse("StatNorm has a rule for statistics of the batch only", f"axes={layer.axes!r}")
     if layer.training and not isinstance(layer, normalizers.FrozenBatchNorm):
         raise call.refuse("statistics of the batch make samples see each other", "training mode", "Call model.eval()")
     zero = torch.zeros(1, layer.num_features, dtype=torch.float64)
     shift = layer(zero)[0]
     return _per_channel(call, layer(zero + 1)[0] - shift, shift)
-
-
-@rule_for(normalizers.StatNorm, folds=True, normalizer=True)
-def _stat_norm(call: Call) -> Pending:
-    if call.module.axes != "batch":
-        raise call.refuse("StatNorm has a rule for statistics of the batch only", f"axes={call.module.axes!r}")
-    return _stored_statistics(call)
 
 
 @rule_for(normalizers.WhiteningNorm, folds=True, normalizer=True)
@@ -123,7 +105,7 @@ def _whitening(call: Call) -> Pending | Reach:
     matrix = (layer(eye) - shift).T
     if call.value.ndim == 2:
         return _through_matrix(call, call.input, matrix, shift)
-    return _base(call.input, certified=True).pass_through(constant_gain(_spectral(matrix)), call.value)
+    return certify(call.input).pass_through(one_gain(_spectral(matrix)), call.value)
 
 
 def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
@@ -133,7 +115,7 @@ def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
     axis = -1 if call.value.ndim == 2 else 1
     folded = operand.folded.then_factors(call.name, factors, shift, axis) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(_base(operand, certified=True), (call.name,), call.norms, factors, axis=axis)
+        folded = Folded(certify(operand).drop_value(), (call.name,), call.norms, factors, axis=axis)
     return Pending(call.value, folded)
 
 
@@ -167,15 +149,14 @@ def _matmul(call: Call) -> Reach | Pending:
         return _bilinear(call, a, b)
     operand, other = (a, b) if isinstance(a, Reach) else (b, a)
     if isinstance(other, Tensor) and other.ndim == 1:
-        return operand.pass_through(constant_gain(float(other.double().norm())), call.value)
+        return operand.pass_through(one_gain(float(other.double().norm())), call.value)
     if not isinstance(other, Tensor) or operand.value.ndim != call.value.ndim:
         raise call.refuse("a product must keep the axes", f"shape {tuple(call.value.shape)}", "Use a 2-d constant")
     if operand is a and other.ndim == 2:
-        return Pending(
-            call.value, Folded(operand.drop_value(), (call.name,), call.norms, _check_finite(call, other.T), None)
-        )
+        matrix = _check_finite(call, other.T)
+        return Pending(call.value, Folded(operand.drop_value(), (call.name,), call.norms, matrix, None))
     matrices = math.prod(call.value.shape[:-2]) // math.prod(operand.value.shape[:-2])  # that one operand meets
-    return operand.pass_through(constant_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
+    return operand.pass_through(one_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
 
 
 def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
@@ -188,12 +169,6 @@ def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
     return add_reaches([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
 
 
-def _base(operand: Any, *, certified: bool = True) -> Reach:
-    reach = operand.certified if isinstance(operand, Pending) and certified else operand
-    assert isinstance(reach, Reach)  # for the type checker
-    return reach.drop_value()
-
-
 def _spectral(matrix: Tensor) -> float:
     return float(torch.linalg.matrix_norm(matrix, 2).max()) * (1 + 1e-11)
 
@@ -202,3 +177,100 @@ def _check_finite(call: Call, weight: Tensor) -> Tensor:
     if weight.is_complex() or not bool(torch.isfinite(weight).all()):
         raise call.refuse("weights must be real and finite", "complex, inf or nan", "Look at the step that made them")
     return weight.detach().double()
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Largest query, keys and values as they spread around each row's mean, and the largest column sum of P."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    share: Tensor
+
+    def slopes(self, scale: float) -> tuple[Tensor, ...]:
+        return attention_slopes(scale, self.keys, self.values, self.queries, self.share)
+
+
+@rule_for("scaled_dot_product_attention", several=True)
+def _attention(call: Call) -> Reach:
+    query, key, value = call.argument(0, "query"), call.argument(1, "key"), call.argument(2, "value")
+    if call.argument(4, "dropout_p", 0.0):
+        raise call.refuse("attention must be in evaluation mode", "dropout", "Call model.eval()")
+    if isinstance(call.argument(3, "attn_mask"), Reach):
+        raise call.refuse("the mask must not depend on the input", "one that does")
+    query, key, value = (part if isinstance(part, Reach) else Reach.of_constant(part) for part in (query, key, value))
+    key, value = (_for_each_head(call, part, query.value.shape[:-2]) for part in (key, value))
+    scale = call.kwargs.get("scale")
+    scale = 1 / math.sqrt(query.value.shape[-1]) if scale is None else scale
+    mask = _logit_mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
+    return _bound_attention(query, key, value, float(scale), mask, call.value)
+
+
+def _for_each_head(call: Call, part: Reach, heads: torch.Size) -> Reach:
+    """Return keys or values that groups of heads share, repeated for each of them."""
+    own = part.value.shape[:-2]
+    if own == heads:
+        return part
+    wide = part.value
+    if call.kwargs.get("enable_gqa"):
+        wide = wide.repeat_interleave(heads[-1] // own[-1], dim=-3)
+    wide = wide.expand(*heads, *wide.shape[-2:])
+    return part.pass_through(one_gain(math.sqrt(wide.numel() / part.value.numel()), part.peak, part.rows), wide)
+
+
+def _logit_mask(mask: Tensor | None, causal: bool, query: Reach, key: Reach) -> Tensor:
+    """Return what is added to the logits: 0 where a key is seen, minus infinity where it is hidden."""
+    shape = (query.value.shape[-2], key.value.shape[-2])
+    if causal:
+        return torch.full(shape, -math.inf, dtype=torch.float64).triu(1)
+    if mask is None:
+        return torch.zeros(shape, dtype=torch.float64)
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
+    return mask.double()
+
+
+def _bound_attention(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor, output: Tensor) -> Reach:
+    weights = (scale * query.value @ key.value.transpose(-1, -2) + mask).softmax(-1)
+    # the largest over heads, since each head has its own block of the Jacobian
+    parts = [query.value.norm(dim=-1), _deviation(weights, key.value), _deviation(weights, value.value)]
+    at, scale = _Sizes(*(torch.nan_to_num(part).amax() for part in (*parts, weights.sum(-2)))), abs(scale)
+    ball = _sizes_on_ball(at, query, key, value, scale)
+    everywhere = _Sizes(
+        *(torch.tensor(float(x)).double() for x in (query.rows, key.rows, value.rows, query.value.shape[-2]))
+    )
+    slopes = zip(at.slopes(scale), ball.slopes(scale), everywhere.slopes(scale), strict=True)
+    gains = [three_gains(*three) for three in slopes]
+    reaches = list(zip((query, key, value), gains, strict=True))
+    return add_reaches(reaches, output, value.peak, value.rows)  # an output is a mean of values
+
+
+def _deviation(weights: Tensor, points: Tensor) -> Tensor:
+    """Return the root of the top eigenvalue of the covariance of `points` under each row of weights."""
+    norms = []
+    for row in range(weights.shape[-2]):  # one row at a time: all at once would be queries x keys x features
+        w = weights[..., row, :, None]
+        centred = w.sqrt() * (points - (w * points).sum(-2, keepdim=True))
+        norms.append(torch.linalg.matrix_norm(centred, 2))
+    return torch.stack(norms, -1) * (1 + 1e-11)
+
+
+def _sizes_on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: float) -> _Sizes:
+    """Move the sizes by what the ball allows.
+
+    Logits move by at most `delta`, so weights change by a factor of at most exp(2 delta). A covariance is at most the
+    second moment around any centre: around the mean at the datum it is exp(2 delta) (deviation + spread)^2 at most,
+    and around zero the squared length of the longest point.
+    """
+    longest = [x.value.norm(dim=-1).amax() + x.spread for x in (query, key, value)]
+    delta = scale * (longest[0] * key.spread + longest[1] * query.spread)
+    growth = delta.exp()
+    keys = torch.minimum(growth * (at.keys + key.spread), longest[1])
+    values = torch.minimum(growth * (at.values + value.spread), longest[2])
+    limit = float(query.value.shape[-2])
+    share = (growth.square() * at.share).clamp_max(limit)
+    return _Sizes(longest[0], keys, values, share)

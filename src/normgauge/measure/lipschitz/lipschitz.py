@@ -1,11 +1,9 @@
 """Lipschitz constant of a network between two numbers that hold, layer by layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from normgauge.errors import CertificateError, InputError, ModelError
-from normgauge.measure.lipschitz import attention_rules as attention_rules
 from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
 from normgauge.measure.lipschitz import enclosure_rules as enclosure_rules
 from normgauge.measure.lipschitz import linear_rules as linear_rules
@@ -24,11 +21,8 @@ from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
 from normgauge.measure.lipschitz.reach import Reach
 from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
 from normgauge.objective import as_written
-from normgauge.records import Kind, Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
-
-if TYPE_CHECKING:
-    import altair
 
 SLACK = 1e-9  # relative, added to the upper bounds for float64 rounding on the way
 _LN10 = math.log(10.0)
@@ -38,25 +32,15 @@ TIGHT = 10.0  # upper / lower: within a decade the bound still orders networks o
 
 @dataclass(frozen=True)
 class LayerGain:
-    """What one layer does to the bound.
+    """What one layer does to the bound."""
 
-    Attributes:
-        name: of the layer.
-        kind: type of the module or name of the function.
-        normalizer: whether it is a normalizer.
-        log10: of the factor by which the bound grows here, in the sense the bracket is about.
-        log10_at_data: the same at the steepest datum.
-        log10_global: the same on all inputs.
-        total: log10 of the bound from the input to here.
-    """
-
-    name: str
-    kind: str
-    normalizer: bool
-    log10: float
-    log10_at_data: float
-    log10_global: float
-    total: float
+    name: str  # of the layer
+    kind: str  # type of the module or name of the function
+    normalizer: bool  # whether it is a normalizer
+    log10: float  # of the factor by which the bound grows here, in the sense the bracket is about
+    log10_at_data: float  # the same at the steepest datum
+    log10_global: float  # the same on all inputs
+    total: float  # log10 of the bound from the input to here
 
 
 @dataclass(frozen=True)
@@ -136,9 +120,7 @@ class LipschitzBracket(Result):
     @property
     def normalizers_share(self) -> float:
         """Share of the normalizers in the sum of sizes |log10| over all layers, between 0 and 1."""
-        sizes = [abs(layer.log10) for layer in self.layers]
-        own = sum(abs(layer.log10) for layer in self.layers if layer.normalizer)
-        total = sum(sizes)
+        own, total = (sum(abs(x.log10) for x in self.layers if x.normalizer or every) for every in (False, True))
         return own / total if 0 < total < math.inf else math.nan if total else 0.0
 
     def _title(self) -> str:
@@ -149,20 +131,19 @@ class LipschitzBracket(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         total = sum(abs(layer.log10) for layer in self.layers)
-        shares = [abs(layer.log10) / total if 0 < total < math.inf else math.nan for layer in self.layers]
-        rows = [asdict(layer) for layer in self.layers]
-        return [{"layer": row.pop("name"), **row, "share": share} for row, share in zip(rows, shares, strict=True)]
+        total = total if 0 < total < math.inf else math.nan
+        rows = [(layer, asdict(layer)) for layer in self.layers]
+        return [{"layer": row.pop("name"), **row, "share": abs(layer.log10) / total} for layer, row in rows]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return log10 of the upper and the lower bound, of the bounds in other senses, and of each layer's factor."""
-        named: dict[str, tuple[float, Kind]] = {
-            "log10 upper": (self.log10_upper, "upper"),
-            "log10 lower": (self.log10_lower, "lower"),
-            "log10 upper at the data": (self.log10_at_data, "upper"),
-            "log10 upper on all inputs": (self.log10_global, "upper"),
-        }
-        whole = [Reading(name, value, kind) for name, (value, kind) in named.items()]
-        return *whole, *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers)
+        return (
+            Reading("log10 upper", self.log10_upper, "upper"),
+            Reading("log10 lower", self.log10_lower, "lower"),
+            Reading("log10 upper at the data", self.log10_at_data, "upper"),
+            Reading("log10 upper on all inputs", self.log10_global, "upper"),
+            *(Reading("log10 factor", layer.log10, "upper", layer=layer.name) for layer in self.layers),
+        )
 
     def _meaning(self) -> str:
         low, high, at = (_format_log(log) for log in (self.log10_lower, self.log10_upper, self.log10_at_data))
@@ -200,7 +181,7 @@ class LipschitzBracket(Result):
             f"{self.normalizers_share:.0%} of all |log10| of the product; certified in float64, slack {SLACK:g}"
         )
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the bound from the input to each layer, in log10, normalizers coloured."""
         from normgauge.charts import bars
 
@@ -253,15 +234,6 @@ def lipschitz(
         climbs: rounds of the search for a steeper point than the data.
         seed: of that search.
 
-    Returns:
-        A `LipschitzBracket` with `.lower`, `.upper`, their log10, and what each layer does.
-
-    Raises:
-        CertificateError: when a slope exceeds the bound: a rule is wrong, and nothing is certified.
-        ModelError: naming the step that has no rule, is in training mode or mixes samples, with its line.
-        DataError: when the inputs are not one batch of finite real numbers, or of ids an embedding reads.
-        InputError: when the radius is not positive, or climbs no whole number >= 0.
-
     Deviations: than2025 multiplies norms of reshaped weights and constants of normalizers (Theorem 9, Corollaries 10
     and 11) and takes the Euclidean norm of a BatchNorm's factors; here convolutions count with their norm as
     operators, BatchNorm is folded, and LayerNorm's constant 1 / sigma is the one at the data, not on all inputs.
@@ -283,17 +255,12 @@ def lipschitz(
         raise InputError("lipschitz", "climbs is a whole number >= 0", repr(climbs), "Try climbs=6")
     for name, module in model.named_modules():
         if module.training and isinstance(module, (_BatchNorm, _DropoutNd)) and getattr(module, "p", 1.0) > 0:
-            raise ModelError(
-                f"lipschitz of {name!r}",
-                "BatchNorm and dropout must be in evaluation mode",
-                f"{type(module).__name__} in training mode",
-                "Call model.eval() first",
-            )
+            rule, got = "BatchNorm and dropout must be in evaluation mode", f"{type(module).__name__} in training mode"
+            raise ModelError(f"lipschitz of {name!r}", rule, got, "Call model.eval() first")
     domain = Domain(inputs, forward, batch_axis)
-    single = private_copy(model)
-    double = private_copy(model).double()
+    single, double = private_copy(model), private_copy(model).double()
     walk = Walk(double, domain)
-    near = [_near(walk, datum, radius) for datum in range(domain.samples)]
+    near = [_look_near(walk, datum, radius) for datum in range(domain.samples)]
     check_agreement(double, walk)
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in single.parameters()):
         single = single.float()
@@ -314,9 +281,9 @@ class _Near:
     at_datum: float
 
 
-def _near(walk: Walk, datum: int, radius: float | None) -> _Near:
+def _look_near(walk: Walk, datum: int, radius: float | None) -> _Near:
     values = walk.values(datum)
-    output = walk.run(datum, 0.0 if radius is None else radius, values=values)
+    output = walk.run(values, radius or 0.0)
     enclosed, why = (math.inf, "") if radius is None else enclose_jacobian(walk, values, radius)
     at_datum = enclose_jacobian(walk, values, 0.0)[0]  # at a kink it has both sides, automatic differentiation one
     return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, at_datum)
@@ -328,34 +295,30 @@ def _log10(value: float) -> float:
 
 def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, radius: float | None) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
-    at = torch.cat([datum.output.at for datum in near]) / _LN10 + slack
-    jacobian = low.at_data.log10()
+    at, ball = (torch.cat([getattr(x.output, name) for x in near]) / _LN10 + slack for name in ("at", "ball"))
     everywhere = max(float(datum.output.everywhere) for datum in near) / _LN10 + slack
-    ball = torch.cat([datum.output.ball for datum in near]) / _LN10 + slack
-    ball = torch.minimum(ball, torch.tensor([_log10(datum.enclosed) + slack for datum in near], dtype=torch.float64))
+    enclosed, at_datum = (
+        torch.tensor([getattr(datum, name) for datum in near], dtype=torch.float64).log10()
+        for name in ("enclosed", "at_datum")
+    )
+    worst_at, jacobian = int(at.argmax()), low.at_data.log10()
     # a bound on all inputs holds at the data, and one on the balls too
-    ball = ball.clamp_max(everywhere)
+    ball = torch.minimum(ball, enclosed + slack).clamp_max(everywhere)
     at = at.clamp_max(everywhere) if radius is None else torch.minimum(at, ball)
-    written_out = torch.tensor([datum.at_datum for datum in near], dtype=torch.float64).log10()
-    exact = low.exact or bool((written_out < math.inf).all())
-    jacobian = written_out if exact and not low.exact else jacobian
-    exact &= not bool(
-        (written_out.isfinite() & (written_out > jacobian + 1e-3)).any()
-    )  # autograd takes one side of a kink
-    at = torch.minimum(at, written_out + slack)
+    at = torch.minimum(at, at_datum + slack)
+    exact = low.exact or bool((at_datum < math.inf).all())
+    jacobian = at_datum if exact and not low.exact else jacobian
+    exact &= not bool((at_datum.isfinite() & (at_datum > jacobian + 1e-3)).any())  # autograd takes one side of a kink
     lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
     if lower > upper:
+        rule = "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket"
         names = ", ".join(f"{step.name!r} ({step.kind})" for step in near[0].steps)
-        raise CertificateError(
-            f"lipschitz of {type(model).__name__}",
-            "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket",
-            f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}",
-            "Drop steps until it holds to see which, and check the rules you registered",
-        )
-    worst_at = int(torch.cat([datum.output.at for datum in near]).argmax())
+        got = f"slope 10^{lower:.6g} and bound 10^{upper:.6g} over the steps {names}"
+        step = "Drop steps until it holds to see which, and check the rules you registered"
+        raise CertificateError(f"lipschitz of {type(model).__name__}", rule, got, step)
     worst = worst_at if radius is None else int(ball.argmax())
     fallback = next((datum.why for datum in near if datum.why), "")
-    if radius is not None and not fallback and _log10(near[worst].enclosed) + slack > upper:
+    if radius is not None and not fallback and float(enclosed[worst]) + slack > upper:
         fallback = "it is below the enclosure's bound"
     return LipschitzBracket(
         log10_lower=lower,
@@ -366,7 +329,7 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
         per_datum=at if radius is None else ball,
         jacobian=jacobian,
         jacobian_exact=exact,
-        layers=_layers(near[worst_at].steps, near[worst].steps, radius),
+        layers=_layers(near[worst_at].steps, near[worst].steps, "everywhere" if radius is None else "ball"),
         radius=radius,
         samples=len(near),
         respect_to=walk.domain.name,
@@ -377,14 +340,10 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
     )
 
 
-def _layers(at: tuple[Step, ...], near: tuple[Step, ...], radius: float | None) -> tuple[LayerGain, ...]:
+def _layers(at: tuple[Step, ...], near: tuple[Step, ...], main: str) -> tuple[LayerGain, ...]:
     reaches, at_reaches = [step.reach() for step in near], [step.reach() for step in at]
-    senses = {
-        "at": [float(reach.at) / _LN10 for reach in at_reaches],
-        "everywhere": [float(reach.everywhere) / _LN10 for reach in reaches],
-        "ball": [float(reach.ball) / _LN10 for reach in reaches],
-    }
-    main = "everywhere" if radius is None else "ball"
+    sides = {"at": at_reaches, "everywhere": reaches, "ball": reaches}
+    senses = {name: [float(getattr(reach, name)) / _LN10 for reach in side] for name, side in sides.items()}
 
     def factor(sense: str, place: int) -> float:
         totals = senses[sense]
@@ -392,18 +351,12 @@ def _layers(at: tuple[Step, ...], near: tuple[Step, ...], radius: float | None) 
         gain = totals[place] - before if math.isfinite(before) else 0.0
         return 0.0 if abs(gain) < SLACK else gain  # rounding is no contribution
 
-    return tuple(
-        LayerGain(
-            name=step.name,
-            kind=step.kind,
-            normalizer=step.normalizer,
-            log10=factor(main, i),
-            log10_at_data=factor("at", i),
-            log10_global=factor("everywhere", i),
-            total=0.0 if abs(senses[main][i]) < SLACK else senses[main][i],
-        )
-        for i, step in enumerate(near)
-    )
+    def gain(place: int, step: Step) -> LayerGain:
+        total = 0.0 if abs(senses[main][place]) < SLACK else senses[main][place]
+        own, at_data, everywhere = (factor(sense, place) for sense in (main, "at", "everywhere"))
+        return LayerGain(step.name, step.kind, step.normalizer, own, at_data, log10_global=everywhere, total=total)
+
+    return tuple(gain(place, step) for place, step in enumerate(near))
 
 
 def _power(log: float) -> float:

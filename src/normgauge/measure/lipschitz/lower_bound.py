@@ -1,7 +1,5 @@
 """Lower bounds of a Lipschitz constant: norms of Jacobians at data, then uphill inside the ball."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,19 +23,12 @@ Model = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Steepest:
-    """The steepest point found.
+    """The steepest point found."""
 
-    Attributes:
-        value: norm of the Jacobian there, in float64.
-        at_data: norm of the Jacobian at each datum.
-        exact: whether those are exact; else lower bounds by power iterations.
-        gradients: vector-Jacobian products over a batch that were spent.
-    """
-
-    value: float
-    at_data: Tensor
-    exact: bool
-    gradients: int
+    value: float  # norm of the Jacobian there, in float64
+    at_data: Tensor  # norm of the Jacobian at each datum
+    exact: bool  # whether those are exact; else lower bounds by power iterations
+    gradients: int  # vector-Jacobian products over a batch that were spent
 
 
 def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,9 +41,8 @@ def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor,
     with torch.enable_grad(), twice_differentiable():
         outputs = model(x.clone()).flatten(1)
         if not outputs.requires_grad:
-            raise NotDifferentiableError(
-                "lipschitz", "the output must depend on the input differentiably", "no gradient", "Look for detach"
-            )
+            rule = "the output must depend on the input differentiably"
+            raise NotDifferentiableError("lipschitz", rule, "no gradient", "Look for detach")
         return _all_rows(outputs, x) if outputs.shape[1] <= FEW_OUTPUTS else _power(outputs, x, seed)
 
 
@@ -116,13 +106,8 @@ def find_steepest(
 ) -> Steepest:
     """Find the steepest point near the data, from several starts, and certify it in float64.
 
-    Args:
-        domain: the data.
-        single: the model in its own precision, for the search.
-        double: the model in float64, for the certificate.
-        radius: of the ball around each datum; `None` lets the search go anywhere.
-        climbs: rounds of the search, 0 for the data alone.
-        seed: of the search's directions.
+    `single` is the model in its own precision, for the search, `double` the one in float64; `radius`: of the ball
+    around each datum, `None` lets the search go anywhere; `climbs`: rounds of the search, 0 for the data alone.
     """
     dtype = next((p.dtype for p in single.parameters() if p.is_floating_point()), torch.float64)
     inputs, everyone = domain.points(single, dtype), range(domain.samples)
@@ -144,9 +129,8 @@ def find_steepest(
             moves = _moves(direction, uphill_direction(domain.function(single, [datum]), point, left), length, random)
             moves = moves[::5] if large else moves
             candidates = _pull_inside(point + moves, inputs[datum], radius)
-            found, right, leftmost = jacobian_norms(
-                domain.function(single, [datum] * len(candidates)), candidates, seed
-            )
+            near = domain.function(single, [datum] * len(candidates))
+            found, right, leftmost = jacobian_norms(near, candidates, seed)
             found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
             top = int(found.argmax())
             spent += outputs + 2

@@ -1,7 +1,5 @@
 """Rules of normalizers that use the statistics of the sample itself: three different constants each."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -19,16 +17,9 @@ _EPS64 = torch.finfo(torch.float64).eps
 def _bound_normalizer(
     call: Call, blocks: Tensor, gains: Tensor | None, offset: Tensor | None, eps: float, *, centred: bool, last: bool
 ) -> Reach:
-    """Return the bounds of `gain (x - mean) / sqrt(var + eps) + offset` on blocks.
+    """Return the bounds of `gain (x - mean) / sqrt(var + eps) + offset` on blocks, `[N, blocks, entries]`.
 
-    Args:
-        call: the step.
-        blocks: the input as `[N, blocks, entries]`.
-        gains: factors that broadcast against `blocks`; `None` for 1.
-        offset: what is added; `None` for 0.
-        eps: added to the variance.
-        centred: whether the mean is taken off.
-        last: whether a block is a row, so that lengths of rows are bounded.
+    `gains` broadcast against the blocks; `last`: a block is a row, so that lengths of rows are bounded.
     """
     reach: Reach = call.input
     size = blocks.shape[-1]
@@ -45,7 +36,7 @@ def _bound_normalizer(
     shift = 0.0 if offset is None else float(offset.abs().max())
     rows = top * math.sqrt(size) + (0.0 if offset is None else float(offset.double().norm())) if last else math.inf
     total = math.sqrt(blocks.shape[1] * size)
-    gain = three_gains(at, ball, everywhere, top * math.sqrt(size) + shift, rows, 2 * top * total)
+    gain = three_gains(at, ball, everywhere, top * math.sqrt(size) + shift, rows, reach=2 * top * total)
     return reach.pass_through(gain, call.value)
 
 
@@ -117,5 +108,5 @@ def bound_written_norm(call: Call, reach: Reach, form: Form) -> Reach:
     rows = top if axes == [reach.value.ndim - 1] else math.inf
     movement = 2 * top * math.sqrt(len(sizes))
     everywhere = 1 / least if least else math.inf
-    gain = three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, movement)
+    gain = three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, reach=movement)
     return replace(reach.pass_through(gain, call.value), form=replace(form, kind="written", base=reach))

@@ -1,30 +1,20 @@
 """Norm of a linear layer as an operator, between two numbers that hold."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.errors import CertificateError, InputError, NonFiniteError, unknown_name
-from normgauge.linalg import (
-    Convolution,
-    peak_frequency,
-    random_start_bound,
-    symbol_bound,
-    symbol_is_exact,
-    top_singular_pair,
-)
-from normgauge.measure.lipschitz.linear_layer import LinearMap, read_layer
-from normgauge.records import Reading
+from normgauge import linalg
+from normgauge.errors import CertificateError, InputError, ModelError, NonFiniteError, unknown_name
+from normgauge.network import fold_channels, stored_affine
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
-
-if TYPE_CHECKING:
-    import altair
 
 BracketKind = Literal["certified", "probabilistic", "estimate"]
 KINDS: tuple[str, ...] = get_args(BracketKind)
@@ -37,6 +27,7 @@ _DENSE = 256  # a map with a side this short is written out as a matrix
 _DENSE_ENTRIES = 2_000_000
 _SQUARES = (1e-15, 1e15)  # weights whose squares, and sums of them, a float32 holds
 _SMALL = 20_000  # inputs this short: steps are cheap next to the symbol, and the bracket is wider, so spend more
+_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,7 @@ class Bracket(Result):
         loss = f", padding and grid factor {self.factor:.4g}" if self.factor > 1.0 else ""
         return f"{self.kind} by {self.method}{chance}{loss}; without bias; {self.frequencies} frequencies"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the bracket as a bar from lower to upper, and the reshaped norm below it."""
         from normgauge.charts import intervals
 
@@ -156,14 +147,6 @@ def operator_norm(
         start: an earlier bracket of the same shapes, or a right vector, to start from.
         seed: of the random start, drawn from a generator of our own.
 
-    Returns:
-        A `Bracket` with `.lower`, `.upper`, `.kind`.
-
-    Raises:
-        InputError: when the layer is not linear, the shape does not fit, or an option is out of range.
-        NonFiniteError: when a weight is infinite or not a number.
-        CertificateError: when a vector is stretched by more than the bound allows: nothing is certified then.
-
     Deviations: `torch.nn.utils.parametrizations.spectral_norm` divides by the norm of the weight reshaped to a matrix
     (miyato2018 does the same). For a 3x3 convolution that is 0.36-0.80 of the operator norm, so the "1-Lipschitz"
     layer it makes is not; `.reshaped` shows the number.
@@ -191,145 +174,191 @@ def operator_norm(
     return replace(bracket, mode="eval")
 
 
+@dataclass(frozen=True)
+class LinearMap:
+    """What a layer does to one input: an operator, or a diagonal of one factor per channel."""
+
+    name: str  # the layer in words
+    input_shape: tuple[int, ...]  # channels and spatial size
+    weight: Tensor  # the folded weight, for the reshaped norm; factors per channel for BatchNorm alone
+    operator: linalg.Convolution | None = None  # the map in float64, if it is not diagonal
+    dtype: torch.dtype = torch.float64  # precision of the layer, in which iterations run
+
+
+def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap:
+    """Return the linear map of a layer on inputs of a shape, weights as used, without a trace on the layer."""
+    parts = [part for part in _parts(layer) if not isinstance(part, nn.Identity)]
+    linear = [part for part in parts if isinstance(part, _LINEAR)]
+    norms = [part for part in parts if isinstance(part, _BatchNorm)]
+    if len(linear) + len(norms) != len(parts) or len(linear) > 1 or not parts:
+        rule = "the layer must be Linear, Conv, ConvTranspose or BatchNorm, or a Sequential of one of the first three "
+        names = ", ".join(type(part).__name__ for part in parts) or "nothing"
+        raise ModelError("operator_norm", f"{rule}with BatchNorms", names, "Measure the layers one by one")
+    name = " + ".join(_describe(part) for part in parts)
+    if not linear:
+        total = torch.stack([stored_affine(part)[0] for part in norms]).prod(0)
+        _check_finite(total, name)
+        shape = tuple(input_shape) if input_shape is not None else (len(total),)
+        if len(total) not in shape[:2]:
+            got = f"input_shape {shape}"
+            raise InputError(name, f"its input has {len(total)} channels", got, "Give channels first")
+        return LinearMap(name, shape, total)
+    main = linear[0]
+    place = next(number for number, part in enumerate(parts) if part is main)
+    with _keep_buffers(main):
+        weight = main.weight.detach().clone()
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    if weight.is_complex():
+        raise ModelError(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts")
+    _check_finite(weight, name)
+    weight = weight.double()  # folding in the layer's precision would move the norm
+    for number, part in enumerate(parts):
+        if part is not main:
+            weight = fold_channels(main, weight, stored_affine(part)[0], after=number > place)
+    size = _spatial_size(main, input_shape)
+    channels = main.in_features if isinstance(main, nn.Linear) else main.in_channels
+    try:
+        operator = linalg.Convolution.of(main, size, weight)
+    except InputError as error:
+        raise InputError(str(error).replace("Convolution", f"operator_norm of {name}", 1)) from error
+    return LinearMap(name, (channels, *size), weight, operator, dtype)
+
+
+def _parts(layer: nn.Module) -> list[nn.Module]:
+    return [part for child in layer for part in _parts(child)] if isinstance(layer, nn.Sequential) else [layer]
+
+
+def _describe(layer: Any) -> str:
+    kind = type(layer).__name__.removeprefix("Parametrized")
+    if isinstance(layer, nn.Linear):
+        return f"{kind}({layer.in_features}, {layer.out_features})"
+    if isinstance(layer, _BatchNorm):
+        return f"{kind}({layer.num_features})"
+    return f"{kind}({layer.in_channels}, {layer.out_channels}, {'x'.join(str(k) for k in layer.kernel_size)})"
+
+
+def _check_finite(weight: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(weight).all()):
+        step = "Look at the step that made them, or at the running variance"
+        raise NonFiniteError(f"operator_norm of {name}", "weights must be finite", "inf or nan", step)
+
+
+def _spatial_size(layer: Any, input_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the spatial part of an input shape given with or without channels and batch."""
+    name, shape = f"operator_norm of {_describe(layer)}", None if input_shape is None else tuple(input_shape)
+    if isinstance(layer, nn.Linear):
+        if shape is not None and shape[-1:] != (layer.in_features,):
+            rule = f"its input ends with {layer.in_features} features"
+            raise InputError(name, rule, f"input_shape {shape}", "Leave input_shape out")
+        return ()
+    axes, channels = len(layer.kernel_size), layer.in_channels
+    example = f"input_shape=({channels}, {', '.join(['32'] * axes)})"
+    if shape is None:
+        rule = "the norm of a convolution depends on the size of its input"
+        raise InputError(name, rule, "input_shape=None", f"Pass {example}, as the layer sees it in the network")
+    valid = len(shape) in (axes, axes + 1, axes + 2) and (len(shape) == axes or shape[-axes - 1] == channels)
+    if not valid or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
+        rule = f"input_shape is {axes} sizes, or {channels} channels and {axes} sizes"
+        raise InputError(name, rule, str(shape), f"Pass for example {example}")
+    return shape[-axes:]
+
+
+@contextmanager
+def _keep_buffers(layer: nn.Module) -> Iterator[None]:
+    """Restore a layer's buffers on exit: torch's spectral_norm iterates whenever its weight is read in train mode."""
+    kept = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in layer.named_buffers():
+                if name in kept:
+                    buffer.copy_(kept[name])
+
+
 def bracket_of(
-    map_: LinearMap,
-    kind: BracketKind,
-    *,
-    steps: int | None,
-    delta: float,
-    start: Bracket | Tensor | None = None,
-    seed: int = 0,
+    map_: LinearMap, kind: BracketKind, *, steps: int | None, delta: float, start: Any = None, seed: int = 0
 ) -> Bracket:
     """Return the bracket of a linear map that has been read from a layer."""
-    if map_.diagonal is not None:
-        value = float(map_.diagonal.abs().max())
-        return Bracket(
-            value * (1 - _SLACK), value * (1 + _SLACK), "certified", "exact: diagonal", map_.name, map_.input_shape
-        )
-    operator = map_.operator
-    assert operator is not None  # one of the two, by construction
+    operator, options = map_.operator, {"steps": steps, "delta": delta, "start": start, "seed": seed}
+    largest = float(map_.weight.abs().max())
+    if operator is None:
+        ends = largest * (1 - _SLACK), largest * (1 + _SLACK)
+        return Bracket(*ends, "certified", "exact: diagonal", map_.name, map_.input_shape)
     largest = float(operator.weight.abs().max())
     if not _SQUARES[0] < largest < _SQUARES[1] and 0 < largest < math.inf:
         factor = 2.0 ** (math.frexp(largest)[1] - 1)  # a power of two: nothing is rounded
         small = replace(map_, weight=map_.weight / factor, operator=operator.divided_by(factor))
-        bracket = bracket_of(small, kind, steps=steps, delta=delta, start=start, seed=seed)
-        sizes = {name: getattr(bracket, name) * factor for name in ("lower", "upper", "reshaped")}
-        return replace(bracket, **sizes)
-    reshaped = _reshaped_norm(map_.weight.to(map_.dtype))
-    if float(operator.weight.abs().max()) == 0.0:
-        return Bracket(
-            lower=0.0,
-            upper=0.0,
-            kind="certified",
-            method="exact: zero weight",
-            layer=map_.name,
-            input_shape=map_.input_shape,
-            reshaped=reshaped,
-        )
-    exact = _exact_norm(operator)
-    if exact is not None:
-        value, method, frequencies = exact
-        return Bracket(
-            lower=value * (1 - 2 * _SLACK),
-            upper=value,
-            kind="certified",
-            method=method,
-            layer=map_.name,
-            input_shape=map_.input_shape,
-            reshaped=reshaped,
-            frequencies=frequencies,
-        )
-    return _bracket(map_, operator, reshaped, kind, steps=steps, delta=delta, start=start, seed=seed)
+        bracket = bracket_of(small, kind, **options)
+        return replace(bracket, **{name: getattr(bracket, name) * factor for name in ("lower", "upper", "reshaped")})
+    flat = map_.weight.to(map_.dtype).flatten(1)
+    _check_finite(flat, map_.name)
+    exact = _exact_norm(operator) if largest else (0.0, "exact: zero weight", 0)
+    if exact is None:
+        return replace(_bracket(map_, operator, kind, **options), reshaped=_spectral(flat))
+    value, method, frequencies = exact
+    ends = value * (1 - 2 * _SLACK), value
+    known = Bracket(*ends, "certified", method, map_.name, map_.input_shape)
+    return replace(known, reshaped=_spectral(flat), frequencies=frequencies)
 
 
-def _exact_norm(operator: Convolution) -> tuple[float, str, int] | None:
+def _spectral(matrix: Tensor) -> float:
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())
+
+
+def _exact_norm(operator: linalg.Convolution) -> tuple[float, str, int] | None:
     """Return the norm where it can be had exactly at once: a small matrix, or a symbol whose bound is attained."""
-    if symbol_is_exact(operator):
-        bound = symbol_bound(operator)
+    if linalg.symbol_is_exact(operator):
+        bound = linalg.symbol_bound(operator)
         return bound.value, "exact: symbol", bound.frequencies
     rows, columns = operator.shape
     if min(rows, columns) > _DENSE or rows * columns > _DENSE_ENTRIES:
         return None
     matrix = operator.matmat(torch.eye(columns, dtype=torch.float64, device=operator.device))
-    gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
-    top = float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())
-    return top * (1 + _SLACK), DENSE, 0
+    return _spectral(matrix) * (1 + _SLACK), DENSE, 0
 
 
 def _bracket(
-    map_: LinearMap,
-    operator: Convolution,
-    reshaped: float,
-    kind: BracketKind,
-    *,
-    steps: int | None,
-    delta: float,
-    start: Bracket | Tensor | None,
-    seed: int,
+    map_: LinearMap, operator: linalg.Convolution, kind: BracketKind, *, steps: Any, delta: float, start: Any, seed: int
 ) -> Bracket:
     vector = _start_vector(start, operator)
     if vector is not None and kind == "probabilistic":
-        raise InputError(
-            "operator_norm",
-            "a probabilistic bound needs a random start",
-            "start=",
-            "Leave start out, or ask for kind='certified' or 'estimate'",
-        )
+        step = "Leave start out, or ask for kind='certified' or 'estimate'"
+        raise InputError("operator_norm", "a probabilistic bound needs a random start", "start=", step)
     small = operator.shape[1] <= _SMALL
     count = steps or (5 if vector is not None else 60 if small or kind == "probabilistic" else 30)
-    pair = top_singular_pair(operator, steps=count, start=vector, seed=seed, dtype=map_.dtype)
+    pair = linalg.top_singular_pair(operator, steps=count, start=vector, seed=seed, dtype=map_.dtype)
+    lower = pair.rayleigh * (1 - _SLACK)
     if kind == "estimate":
         upper, method, factor, frequencies = pair.ritz + pair.residual, "Ritz value plus residual", 1.0, 0
         upper = max(upper, pair.rayleigh)
     else:
         side = operator @ pair.vector if operator.transposed else pair.vector
-        bound = symbol_bound(operator, avoid=peak_frequency(operator, side), at_least=pair.rayleigh * (1 - _SLACK))
+        bound = linalg.symbol_bound(operator, avoid=linalg.peak_frequency(operator, side), at_least=lower)
         upper, method, factor, frequencies = bound.value, "symbol on a torus", bound.factor, bound.frequencies
     if kind == "probabilistic":
         slack = _SINGLE_SLACK if map_.dtype == torch.float32 else _SLACK
-        chance = random_start_bound(pair.ritz, operator.shape[1], count, delta) * (1 + slack)
+        chance = linalg.random_start_bound(pair.ritz, operator.shape[1], count, delta) * (1 + slack)
         if chance < upper:
             upper, method, factor = chance, "Lanczos from a random start", 1.0
-    if kind == "certified" and pair.rayleigh * (1 - _SLACK) > upper:
-        raise CertificateError(
-            f"operator_norm of {map_.name}",
-            "no vector is stretched by more than the certified bound, so there is no bracket",
-            f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}",
-            "Ask for kind='estimate', and report the layer",
-        )
-    return Bracket(
-        lower=pair.rayleigh * (1 - _SLACK),
-        upper=upper,
-        kind=kind,
-        method=method,
-        layer=map_.name,
-        input_shape=map_.input_shape,
-        reshaped=reshaped,
-        delta=delta if kind == "probabilistic" else None,
-        factor=factor,
-        steps=pair.steps,
-        frequencies=frequencies,
-        vector=pair.vector,
+    if kind == "certified" and lower > upper:
+        rule = "no vector is stretched by more than the certified bound, so there is no bracket"
+        got = f"{pair.rayleigh:.9g} and {upper:.9g} by the {method}"
+        step = "Ask for kind='estimate', and report the layer"
+        raise CertificateError(f"operator_norm of {map_.name}", rule, got, step)
+    bracket = Bracket(lower, upper, kind, method, map_.name, map_.input_shape, factor=factor, steps=pair.steps)
+    return replace(
+        bracket, delta=delta if kind == "probabilistic" else None, frequencies=frequencies, vector=pair.vector
     )
 
 
-def _start_vector(start: Bracket | Tensor | None, operator: Convolution) -> Tensor | None:
+def _start_vector(start: Bracket | Tensor | None, operator: linalg.Convolution) -> Tensor | None:
     vector = start.vector if isinstance(start, Bracket) else start
-    if vector is None:
-        return None
-    if vector.numel() != operator.shape[1] or not bool(torch.isfinite(vector).all()) or not bool(vector.any()):
-        raise InputError(
-            "operator_norm",
-            f"a start must be a finite, nonzero vector of {operator.shape[1]} entries, the layer's input",
-            f"{vector.numel()} entries",
-            "Start from a bracket of the same layer and input_shape, or leave start out",
-        )
+    size = operator.shape[1]
+    if vector is not None and (vector.numel() != size or not bool(torch.isfinite(vector).all()) or not vector.any()):
+        rule = f"a start must be a finite, nonzero vector of {size} entries, the layer's input"
+        step = "Start from a bracket of the same layer and input_shape, or leave start out"
+        raise InputError("operator_norm", rule, f"{vector.numel()} entries", step)
     return vector
-
-
-def _reshaped_norm(weight: Tensor) -> float:
-    matrix = weight.reshape(weight.shape[0], -1)
-    if not bool(torch.isfinite(matrix).all()):
-        raise NonFiniteError("operator_norm", "weights must be finite", "inf or nan", "Look at the step that made them")
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0.0).sqrt())

@@ -1,7 +1,5 @@
 """The register of rules: what a module or function does to distances. What has no rule is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,38 +9,26 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from normgauge.errors import InputError, ModelError
-from normgauge.measure.lipschitz.folded import Norms, Pending
-from normgauge.measure.lipschitz.reach import Reach, three_gains
+from normgauge.measure.lipschitz.reach import Norms, Pending, Reach, three_gains
 
 Outcome = Any  # a Reach, a Pending, a tuple of them, or the tensor of a step that does not depend on the input
 
 
 @dataclass(frozen=True)
 class Call:
-    """One step of a network, as a rule sees it.
+    """One step of a network, as a rule sees it."""
 
-    Attributes:
-        name: of the layer, for messages and tables.
-        kind: type of the module or name of the function.
-        module: the module called; `None` for functions and methods.
-        args: arguments; tensors that depend on the input come as `Reach`, all others as they are (those of modules:
-            what the module reads and is not its own).
-        kwargs: the same by name.
-        value: the output at the data.
-        norms: norms of linear maps found so far.
-        function: torch's operation, or the user's function.
-        where: the line of the model.
-    """
-
-    name: str
-    kind: str
-    module: Any
+    name: str  # of the layer, for messages and tables
+    kind: str  # type of the module or name of the function
+    module: Any  # the module called; `None` for functions and methods
+    #: tensors that depend on the input come as `Reach`, all others as they are; of modules what they read that is not
+    #: their own
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    value: Any
-    norms: Norms = field(repr=False)
-    function: Any = None
-    where: str = ""
+    kwargs: Mapping[str, Any]  # the same by name
+    value: Any  # the output at the data
+    norms: Norms = field(repr=False)  # norms of linear maps found so far
+    function: Any = None  # torch's operation
+    where: str = ""  # the line of the model
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         """Return an argument given by place or by name."""
@@ -62,26 +48,15 @@ class Call:
         names = [self.kind] if self.module is None else [base.__name__ for base in type(self.module).__mro__]
         axes = next(int(name[-2]) for name in names if name[-2:] in ("1d", "2d", "3d"))
         if self.input.value.ndim != axes + 2:
-            raise self.refuse(
-                f"its input must be [batch, channels] and {axes} axes of space",
-                f"shape {tuple(self.input.value.shape)}",
-                "Add the missing axis",
-            )
+            rule = f"its input must be [batch, channels] and {axes} axes of space"
+            raise self.refuse(rule, f"shape {tuple(self.input.value.shape)}", "Add the missing axis")
         return axes
 
     def dependent_arguments(self) -> list[Any]:
-        """Return all arguments that depend on the network's input, also inside tuples and lists."""
-        arguments: list[Any] = []
-
-        def walk(tree: Any) -> None:
-            if isinstance(tree, (Reach, Pending)):
-                arguments.append(tree)
-            elif isinstance(tree, (tuple, list)):
-                for item in tree:
-                    walk(item)
-
-        walk((*self.args, *self.kwargs.values()))
-        return arguments
+        """Return all arguments that depend on the network's input, also inside of a tuple or list."""
+        given = [*self.args, *self.kwargs.values()]
+        leaves = [leaf for part in given for leaf in (part if isinstance(part, (tuple, list)) else (part,))]
+        return [leaf for leaf in leaves if isinstance(leaf, (Reach, Pending))]
 
     def refuse(self, rule: str, got: str, next_step: str = "") -> ModelError:
         """Return the error for a step that a rule cannot bound."""
@@ -91,26 +66,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one kind of step is bounded.
+    """How one kind of step is bounded."""
 
-    Attributes:
-        bound: `Call -> Reach` (or a tuple of them).
-        folds: it takes linear maps whose norm has not been taken yet.
-        normalizer: it counts as a normalizer in tables.
-        shown: it has a line in tables; steps that only move entries have none.
-        several: it looks at more than one argument that depends on the input; others are given the first one only.
-    """
-
-    bound: Callable[[Call], Outcome]
-    folds: bool = False
-    normalizer: bool = False
-    shown: bool = True
-    several: bool = False
+    bound: Callable[[Call], Outcome]  # `Call -> Reach` (or a tuple of them)
+    folds: bool = False  # it takes linear maps whose norm has not been taken yet
+    normalizer: bool = False  # it counts as a normalizer in tables
+    shown: bool = True  # it has a line in tables; steps that only move entries have none
+    several: bool = False  # it looks at more than one argument that depends on the input, not at the first alone
 
 
 _MODULES: dict[type, Rule] = {}
 _FUNCTIONS: dict[str, Rule] = {}
-_CALLABLES: dict[Callable[..., Any], Rule] = {}
 
 
 def rule_for(*targets: type | str, **flags: bool) -> Callable[[Callable[[Call], Outcome]], Callable[[Call], Outcome]]:
@@ -118,10 +84,7 @@ def rule_for(*targets: type | str, **flags: bool) -> Callable[[Callable[[Call], 
 
     def keep(bound: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
         for target in targets:
-            if isinstance(target, str):
-                _FUNCTIONS[target] = Rule(bound, **flags)
-            else:
-                _MODULES[target] = Rule(bound, **flags)
+            (_FUNCTIONS if isinstance(target, str) else _MODULES)[target] = Rule(bound, **flags)  # type: ignore[index]
         return bound
 
     return keep
@@ -140,20 +103,13 @@ def rule_of_module(module: nn.Module) -> Rule | None:
     return None
 
 
-def rule_of_function(function: Callable[..., Any], name: str) -> Rule | None:
-    """Return the rule of a user's function, or of torch's operation of that name."""
-    return _CALLABLES.get(function) or _FUNCTIONS.get(name.strip("_"))
+def rule_of_function(name: str) -> Rule | None:
+    """Return the rule of torch's operation of that name."""
+    return _FUNCTIONS.get(name.strip("_"))
 
 
-def wrapped_functions() -> tuple[Callable[..., Any], ...]:
-    """Return the user's functions that have a rule: tracing must not look inside them."""
-    return tuple(_CALLABLES)
-
-
-def register_lipschitz_rule(
-    target: type[nn.Module] | Callable[..., Any], rule: Callable[[Call], Any], *, normalizer: bool = False
-) -> None:
-    """Tell `lipschitz` what a module type or function of yours does to distances.
+def register_lipschitz_rule(target: type[nn.Module], rule: Callable[[Call], Any], *, normalizer: bool = False) -> None:
+    """Tell `lipschitz` what a module type of yours does to distances.
 
     The rule gets the step as a `Call`: `.module`, `.args` and `.kwargs` (constants), `.input.value` (its input at the
     datum, a batch of one, float64), `.input.spread` (how far that input may move while the network's input stays in
@@ -161,13 +117,9 @@ def register_lipschitz_rule(
     at the datum, on the ball around it, everywhere; each a number or a tensor `[1]`, the last one number.
 
     Args:
-        target: a subclass of `torch.nn.Module` (subclasses of it count as long as they keep its `forward`), or a
-            plain function that the model's `forward` calls by a global name.
+        target: a subclass of `torch.nn.Module`; subclasses of it count as long as they keep its `forward`.
         rule: `rule(call) -> constant or (at_data, on_ball, everywhere)`.
         normalizer: whether tables count it as a normalizer.
-
-    Raises:
-        InputError: when the target has a rule already or is no module type and no function.
 
     Examples:
         >>> class Double(torch.nn.Module):
@@ -178,23 +130,13 @@ def register_lipschitz_rule(
         >>> round(lipschitz(Double(), torch.ones(1, 3)).upper, 6)
         2.0
     """
-    is_module = isinstance(target, type) and issubclass(target, nn.Module)
-    if (not is_module and (isinstance(target, type) or not callable(target))) or not callable(rule):
-        raise InputError(
-            "register_lipschitz_rule",
-            "a rule is a function, registered for a module type or a function",
-            f"{target!r} and {rule!r}",
-            "Pass the class, not an instance",
-        )
-    if target in _MODULES or target in _CALLABLES:
-        raise InputError(
-            "register_lipschitz_rule", "one rule per target", f"{target!r}, which has one", "Subclass it, or wrap it"
-        )
-    checked_rule = Rule(lambda call: _bound_by_user(call, rule), normalizer=normalizer)
-    if is_module:
-        _MODULES[target] = checked_rule  # type: ignore[index]
-    else:
-        _CALLABLES[target] = checked_rule
+    name, is_module = "register_lipschitz_rule", isinstance(target, type) and issubclass(target, nn.Module)
+    if not is_module or not callable(rule):
+        got = f"{target!r} and {rule!r}"
+        raise InputError(name, "a rule is a function, registered for a module type", got, "Pass the class of a module")
+    if target in _MODULES:
+        raise InputError(name, "one rule per target", f"{target!r}, which has one", "Subclass it, or wrap it")
+    _MODULES[target] = Rule(lambda call: _bound_by_user(call, rule), normalizer=normalizer)
 
 
 def _bound_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
@@ -207,7 +149,5 @@ def _bound_by_user(call: Call, rule: Callable[[Call], Any]) -> Reach:
         raise call.refuse("a rule returns one constant or three", repr(answer), "Return (at_data, on_ball, everywhere)")
     tensors = [torch.as_tensor(value, dtype=torch.float64) for value in constants]
     if any(bool((t < 0).any()) or bool(t.isnan().any()) for t in tensors) or tensors[2].ndim:
-        raise call.refuse(
-            "constants are not negative", repr(answer), "Return Lipschitz constants, inf where there is none"
-        )
+        raise call.refuse("constants are not negative", repr(answer), "Return Lipschitz constants, inf for none")
     return reaches[0].pass_through(three_gains(tensors[0], tensors[1], tensors[2]), call.value)

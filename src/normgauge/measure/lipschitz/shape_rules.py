@@ -1,7 +1,5 @@
 """Rules of steps that move, drop, repeat, join or average entries: views, slices, concatenation, pooling, padding."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normgauge.measure.lipschitz.folded import Pending
-from normgauge.measure.lipschitz.reach import Form, Reach, constant_gain, join_reaches, width
+from normgauge.measure.lipschitz.reach import Form, Pending, Reach, join_reaches, one_gain, width
 from normgauge.measure.lipschitz.rules import Call, Outcome, rule_for
 from normgauge.theory import lipschitz_constants as constants
 
@@ -53,12 +50,10 @@ def _item(call: Call) -> Any:
     return part
 
 
-@rule_for(
-    *(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
-    *MOVES,
-    shown=False,
-    several=True,
-)
+_MOVERS = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+
+
+@rule_for(*_MOVERS, *MOVES, shown=False, several=True)
 def _move(call: Call) -> Outcome:
     """Ask torch where the entries go, by moving their numbers: one that is taken k times counts sqrt(k)."""
     reach = call.input
@@ -68,8 +63,8 @@ def _move(call: Call) -> Outcome:
     if parts[0].dtype != reach.value.dtype:
         raise call.refuse("a view must not read the bits as another type", str(parts[0].dtype), "Use .to()")
     numbers = torch.arange(reach.value.numel(), dtype=torch.float64).reshape(reach.value.shape)
-    rest = [_value(argument) for argument in call.args[1:]]
-    named = {name: _value(argument) for name, argument in call.kwargs.items()}
+    rest = [getattr(argument, "value", argument) for argument in call.args[1:]]
+    named = {name: getattr(argument, "value", argument) for name, argument in call.kwargs.items()}
     moved = call.module(numbers) if call.module is not None else call.function(numbers, *rest, **named)
     moved = moved if isinstance(moved, (tuple, list)) else (moved,)
     outcomes = tuple(_taken(reach, place.long(), part) for place, part in zip(moved, parts, strict=True))
@@ -88,7 +83,7 @@ def _taken(reach: Reach, places: Tensor, value: Tensor) -> Reach:
     rows = reach.rows if one_row and apart else math.inf
     if times == 1:
         return reach.move_entries(value, rows)
-    return replace(reach.pass_through(constant_gain(math.sqrt(times), reach.peak, rows), value), low=reach.low)
+    return replace(reach.pass_through(one_gain(math.sqrt(times), reach.peak, rows), value), low=reach.low)
 
 
 @rule_for("cat", "concat", "concatenate", "stack", "hstack", several=True)
@@ -121,7 +116,10 @@ def _choose(call: Call) -> Outcome:
 def _reduce(call: Call) -> Any:
     reach: Reach = call.input
     place = 2 if call.kind == "linalg_vector_norm" else 1
-    axes = _integers((call.argument(place, "dim", call.kwargs.get("axis")),)) or list(range(reach.value.ndim))
+    dim = call.argument(place, "dim", call.kwargs.get("axis"))
+    if isinstance(dim, Tensor):  # the larger, or smaller, of two
+        raise call.refuse(f"{call.kind} has a rule for one tensor", "two", "Use torch.where, or clamp")
+    axes = [dim] if isinstance(dim, int) else list(dim or range(reach.value.ndim))
     if call.kind == "linalg_vector_norm" and call.argument(1, "ord", 2) not in (2, 2.0):
         raise call.refuse("norm has a rule for p = 2 only", f"p = {call.argument(1, 'ord')}")
     count = math.prod(reach.value.shape[axis] for axis in axes) if reach.value.ndim else 1
@@ -131,7 +129,7 @@ def _reduce(call: Call) -> Any:
     several = isinstance(call.value, (tuple, list))  # max and min give indices too
     low = 0.0 if call.kind == "linalg_vector_norm" or (reach.low >= 0 and call.kind != "logsumexp") else -math.inf
     low = reach.low if call.kind in ("mean", "amax", "amin") else low
-    outcome = reach.pass_through(constant_gain(factor, peak), call.value[0] if several else call.value)
+    outcome = reach.pass_through(one_gain(factor, peak), call.value[0] if several else call.value)
     outcome = replace(outcome, low=low, form=_reduced_form(call, reach, tuple(axes), count))
     return (outcome, None) if several else outcome
 
@@ -147,22 +145,16 @@ def _reduced_form(call: Call, reach: Reach, axes: tuple[int, ...], count: int) -
     return Form("mean", reach, axes) if call.kind == "mean" else None
 
 
-@rule_for(nn.Softmax, "softmax")
+@rule_for(nn.Softmax, nn.LogSoftmax, "softmax", "log_softmax")
 def _softmax(call: Call) -> Reach:
     axis = call.option(1, "dim")
     if axis is None:
         raise call.refuse("softmax must name its axis", f"dim {axis}", "Give dim=-1")
+    if call.kind.lower().startswith("log"):
+        return call.input.pass_through(one_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
     last = axis % call.value.ndim == call.value.ndim - 1
-    gain = constant_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf)
+    gain = one_gain(constants.SOFTMAX, 1.0, 1.0 if last else math.inf)
     return replace(call.input.pass_through(gain, call.value), low=0.0)
-
-
-@rule_for(nn.LogSoftmax, "log_softmax")
-def _log_softmax(call: Call) -> Reach:
-    axis = call.option(1, "dim")
-    if axis is None:
-        raise call.refuse("log_softmax must name its axis", f"dim {axis}", "Give dim=-1")
-    return call.input.pass_through(constant_gain(constants.log_softmax_constant(call.value.shape[axis])), call.value)
 
 
 @rule_for(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, "max_pool1d", "max_pool2d", "max_pool3d")
@@ -171,14 +163,13 @@ def _max_pool(call: Call) -> Reach:
     settings = (kernel, call.option(2, "stride") or kernel, call.option(4, "dilation", 1))
     sizes = zip(*(_per_axis(setting, axes) for setting in settings), strict=True)
     factor = math.prod(constants.max_pool_constant(k, s, d) for k, s, d in sizes)
-    return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
+    return call.input.pass_through(one_gain(factor, call.input.peak), call.value)
 
 
 @rule_for(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, "avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _average_pool(call: Call) -> Reach:
-    if call.option(6, "divisor_override") is not None:
-        got = f"{call.option(6, 'divisor_override')}"
-        raise call.refuse("average pooling has a rule without divisor_override only", got)
+    if (divisor := call.option(6, "divisor_override")) is not None:
+        raise call.refuse("average pooling has a rule without divisor_override only", f"{divisor}")
     axes, kernel = call.check_space(), call.option(1, "kernel_size")
     settings = (kernel, call.option(2, "stride") or kernel, call.option(3, "padding", 0))
     per_axis = list(zip(*(_per_axis(setting, axes) for setting in settings), strict=True))
@@ -200,11 +191,9 @@ def _adaptive_maximum(call: Call) -> Reach:
     call.check_space()
     factor = 1.0
     for n, m in zip(call.input.value.shape[2:], call.value.shape[2:], strict=True):
-        windows = torch.zeros(n, dtype=torch.long)
-        for i in range(m):
-            windows[i * n // m : -(-(i + 1) * n // m)] += 1
-        factor *= math.sqrt(int(windows.max()))
-    return call.input.pass_through(constant_gain(factor, call.input.peak), call.value)
+        starts, ends = ([-(-i * n // m) if up else i * n // m for i in range(up, m + up)] for up in (0, 1))
+        factor *= math.sqrt(max(sum(a <= place < b for a, b in zip(starts, ends, strict=True)) for place in range(n)))
+    return call.input.pass_through(one_gain(factor, call.input.peak), call.value)
 
 
 @rule_for(
@@ -234,7 +223,7 @@ def _pad(call: Call) -> Outcome:
     if call.kind == "pad" and call.argument(2, "mode", "constant") != "constant":
         return _move(call)
     value = call.option(2 if call.kind == "constant_pad_nd" else 3, "value", 0.0) or 0.0
-    return call.input.pass_through(constant_gain(1.0, max(call.input.peak, abs(value))), call.value)
+    return call.input.pass_through(one_gain(1.0, max(call.input.peak, abs(value))), call.value)
 
 
 def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
@@ -245,21 +234,9 @@ def _separable(call: Call, along: Callable[[int, Tensor], Tensor]) -> Reach:
         matrix = along(axis, torch.eye(size, dtype=torch.float64).unsqueeze(1)).squeeze(1)
         factor *= float(torch.linalg.matrix_norm(matrix, 2)) * (1 + 1e-11)
         largest *= float(matrix.abs().sum(0).max())
-    return reach.pass_through(replace(constant_gain(factor), peak=largest * reach.peak), call.value)
-
-
-def _value(argument: Any) -> Any:
-    return argument.value if isinstance(argument, (Reach, Pending)) else argument
+    return reach.pass_through(replace(one_gain(factor), peak=largest * reach.peak), call.value)
 
 
 def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     return values * axes if len(values) == 1 else values
-
-
-def _integers(tree: Any) -> list[int]:
-    if isinstance(tree, bool):
-        return []
-    if isinstance(tree, int):
-        return [tree]
-    return [number for item in tree for number in _integers(item)] if isinstance(tree, (tuple, list)) else []

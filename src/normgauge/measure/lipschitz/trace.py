@@ -1,12 +1,9 @@
 """A network exported once and walked from input to output, each step bounded by its rule; nothing is skipped."""
 
-from __future__ import annotations
-
 import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from normgauge.errors import DataError, ModelError
 from normgauge.measure.lipschitz.decompositions import DECOMPOSITIONS
-from normgauge.measure.lipschitz.folded import Norms, Pending
-from normgauge.measure.lipschitz.reach import Form, Reach
-from normgauge.measure.lipschitz.rules import Call, Rule, rule_of_function, rule_of_module, wrapped_functions
+from normgauge.measure.lipschitz.reach import Form, Norms, Pending, Reach, certify
+from normgauge.measure.lipschitz.rules import Call, rule_of_function, rule_of_module
 from normgauge.network import KeepDouble, copy_model, replaced
 from normgauge.network.exports import NOT_EXPORTED, Program, export_program, operation_name
 from normgauge.objective import call_model, tensors
@@ -33,25 +29,18 @@ _ONLY_SHAPE = ("new_ones", "new_zeros", "new_full", "new_empty", "ones_like", "z
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s+(.*)')
 _LIBRARIES = re.compile(r"/(torch|normgauge)/")
 Forward = Callable[[nn.Module, Any], Any]
+Known = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the walk, as the tables show it.
+    """One step of the walk, as the tables show it."""
 
-    Attributes:
-        name: of the layer.
-        kind: type of the module or name of the function.
-        normalizer: whether it is a normalizer.
-        sources: numbers of the steps whose outputs it takes; -1 is the input of the network.
-        outcome: what is known of its output.
-    """
-
-    name: str
-    kind: str
-    normalizer: bool
-    sources: tuple[int, ...]
-    outcome: Reach | Pending
+    name: str  # of the layer
+    kind: str  # type of the module or name of the function
+    normalizer: bool  # whether it is a normalizer
+    sources: tuple[int, ...]  # numbers of the steps whose outputs it takes; -1 is the input of the network
+    outcome: Reach | Pending  # what is known of its output
 
     def reach(self) -> Reach:
         """Return the numbers of the output; of a map that was folded into the next, an estimate."""
@@ -61,20 +50,12 @@ class Step:
 def private_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a model that can be run without a trace on the original, its parameters frozen."""
     for name, module in model.named_modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        foreign = [
-            hook
-            for hook in hooks
-            if type(hook).__name__ not in _KNOWN_HOOKS
-            or type(hook).__module__.split(".")[0] not in ("torch", "normgauge")
-        ]
-        if foreign:
-            raise ModelError(
-                f"lipschitz of {name or '(model)'!r}",
-                "a hook may change what a layer computes, and no rule knows it",
-                repr(foreign[0]),
-                "Remove the hook, or measure a model without it",
-            )
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            home = type(hook).__module__.split(".")[0]
+            if type(hook).__name__ not in _KNOWN_HOOKS or home not in ("torch", "normgauge"):
+                rule = "a hook may change what a layer computes, and no rule knows it"
+                step = "Remove the hook, or measure a model without it"
+                raise ModelError(f"lipschitz of {name or '(model)'!r}", rule, repr(hook), step)
     twin = copy_model(model).requires_grad_(False).cpu()
     for module in twin.modules():
         if parametrize.is_parametrized(module):
@@ -100,13 +81,7 @@ class _Embeddings(TorchFunctionMode):
 
 
 class Domain:
-    """The data, and which tensor varies: the first floating-point one, else what the first embedding of ids gives.
-
-    Args:
-        inputs: a tensor, a tuple (positional arguments) or a mapping (keyword arguments) of tensors.
-        forward: `forward(model, inputs)` for unusual calls.
-        batch_axis: of the samples.
-    """
+    """The data, and which tensor varies: the first floating-point one, else what the first embedding of ids gives."""
 
     def __init__(self, inputs: Any, forward: Forward | None = None, batch_axis: int = 0) -> None:
         self.call, self.axis = forward or call_model, batch_axis
@@ -126,24 +101,19 @@ class Domain:
 
     def refuse(self, got: str) -> None:
         """Raise the error for inputs in which nothing can vary."""
-        raise DataError(
-            "lipschitz",
-            "inputs are one batch [samples, ...] of finite real numbers, or of ids that an embedding reads",
-            got,
-            "Add the batch axis; distances between ids mean nothing, those between their embeddings do",
-        )
-
-    def _batch_axis(self, leaf: Tensor) -> int | None:
-        axes = [axis for axis in (self.axis, 0) if leaf.ndim > axis and leaf.shape[axis] == self.samples]
-        return axes[0] if axes else None
+        rule = "inputs are one batch [samples, ...] of finite real numbers, or of ids that an embedding reads"
+        step = "Add the batch axis; distances between ids mean nothing, those between their embeddings do"
+        raise DataError("lipschitz", rule, got, step)
 
     def select(self, rows: Sequence[int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """Return the tensors of some samples as a batch, real ones in a type."""
-        index = torch.tensor(rows)
-        chosen = [
-            leaf if (a := self._batch_axis(leaf)) is None else leaf.index_select(a, index) for leaf in self.leaves
-        ]
-        return [leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in chosen]
+
+        def chosen(leaf: Tensor) -> Tensor:
+            axes = [axis for axis in (self.axis, 0) if leaf.ndim > axis and leaf.shape[axis] == self.samples]
+            leaf = leaf.index_select(axes[0], torch.tensor(rows)) if axes else leaf
+            return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+        return [chosen(leaf) for leaf in self.leaves]
 
     def rebuilt(self, leaves: Sequence[Tensor]) -> Any:
         """Return the inputs with other tensors."""
@@ -155,12 +125,8 @@ class Domain:
         outputs = [t for t in tensors(self.call(model, self.rebuilt(leaves))) if t.is_floating_point()]
         count = leaves[self.place or 0].shape[self.axis]
         if len(outputs) != 1:
-            raise ModelError(
-                "lipschitz",
-                "the model must return one tensor that depends on its input",
-                f"{len(outputs)} tensors",
-                "Choose one: forward=lambda model, x: model(**x).logits",
-            )
+            rule, got = "the model must return one tensor that depends on its input", f"{len(outputs)} tensors"
+            raise ModelError("lipschitz", rule, got, "Choose one: forward=lambda model, x: model(**x).logits")
         moved = self.axis if outputs[0].ndim > self.axis and outputs[0].shape[self.axis] == count else 0
         return outputs[0].movedim(moved, 0)
 
@@ -187,60 +153,25 @@ class Domain:
         return run
 
 
-class _Function(nn.Module):
-    """A user's function that has a rule, as a module: what it computes inside is not looked at."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-
-@contextmanager
-def _wrap_functions(model: nn.Module) -> Iterator[nn.ModuleList]:
-    """Let the user's functions that have a rule be modules, wherever a forward calls them by a global name."""
-    homes = {id(home): home for m in model.modules() for home in [getattr(type(m).forward, "__globals__", {})]}
-    own = {id(function): _Function(function) for function in wrapped_functions()}
-    places = [(home, name, f) for home in homes.values() for name, f in home.items() if id(f) in own]
-    try:
-        for home, name, function in places:
-            home[name] = own[id(function)]
-        yield nn.ModuleList(own.values())
-    finally:
-        for home, name, function in places:
-            home[name] = function
-
-
-class _With(nn.Module):
-    def __init__(self, model: nn.Module, functions: nn.ModuleList) -> None:
-        super().__init__()
-        self.model, self.functions = model, functions
-
-
 def _export(model: nn.Module, domain: Domain) -> Program:
     def call(root: nn.Module, inputs: Any) -> Tensor:
         with KeepDouble():
-            return domain.output(root.model, list(tensors(inputs)))  # type: ignore[arg-type]
+            return domain.output(root, list(tensors(inputs)))
 
     sample = domain.rebuilt(domain.select([0]))
     try:
-        with torch.no_grad(), preserved_rng(), warnings.catch_warnings(action="ignore"), _wrap_functions(model) as own:
-            return export_program(_With(model, own), call, sample, DECOMPOSITIONS)
+        with torch.no_grad(), preserved_rng(), warnings.catch_warnings(action="ignore"):
+            return export_program(model, call, sample, DECOMPOSITIONS)
     except (ModelError, DataError):
         raise
     except NOT_EXPORTED as error:
         if domain.place is None and not any(isinstance(m, nn.Embedding) for m in model.modules()):
             domain.refuse(str(domain.leaves[0].dtype))
         message = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(
-            f"lipschitz of {type(model).__name__}",
-            "the model must take any number of samples, one alone too, and its steps must not depend on values",
-            f"{message[:300]}{line_of(''.join(traceback.format_tb(error.__traceback__)))}",
-            "Rewrite that line, or register a rule for its module (ng.register_lipschitz_rule)",
-        ) from error
+        rule = "the model must take any number of samples, one alone too, and its steps must not depend on values"
+        got = f"{message[:300]}{line_of(''.join(traceback.format_tb(error.__traceback__)))}"
+        step = "Rewrite that line, or register a rule for its module (ng.register_lipschitz_rule)"
+        raise ModelError(f"lipschitz of {type(model).__name__}", rule, got, step) from error
 
 
 def line_of(stack: str | None) -> str:
@@ -252,40 +183,23 @@ def line_of(stack: str | None) -> str:
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of a module that has a rule, or an operation of torch.
+    """A call of a module that has a rule, or an operation of torch."""
 
-    Attributes:
-        name: path of the module; of an operation the path of the module it stands in and its name.
-        kind: type of the module or name of the operation.
-        module: called; `None` for operations.
-        function: the user's function or torch's operation.
-        nodes: what it is made of.
-        result: the node it gives.
-        where: the line of the model.
-    """
-
-    name: str
-    kind: str
-    module: nn.Module | None
-    function: Any
-    nodes: tuple[fx.Node, ...] = field(repr=False)
-    result: fx.Node = field(repr=False)
-    where: str
+    name: str  # path of the module; of an operation the path of the module it stands in and its name
+    kind: str  # type of the module or name of the operation
+    module: nn.Module | None  # called; `None` for operations
+    nodes: tuple[fx.Node, ...] = field(repr=False)  # what it is made of
+    result: fx.Node = field(repr=False)  # the node it gives
+    where: str  # the line of the model
 
 
 class Walk:
-    """The walk through a model, sample by sample; norms of layers are taken once and kept.
+    """The walk through a model in float64, sample by sample; norms of layers are taken once and kept."""
 
-    Args:
-        model: in float64.
-        domain: the data.
-        norms: norms known already.
-    """
-
-    def __init__(self, model: nn.Module, domain: Domain, norms: Norms | None = None) -> None:
+    def __init__(self, model: nn.Module, domain: Domain) -> None:
         self.program, self.domain = _export(model, domain), domain
         self.source = self._source()
-        self.norms: Norms = {} if norms is None else norms
+        self.norms: Norms = {}
         self.steps: list[Step] = []
         self.gains: dict[str, float] = {}  # norms of single linear operations, by the name of their node
         self.written: dict[fx.Node, tuple[fx.Node, Form]] = {}  # norms written by hand: what they normalize, and how
@@ -300,21 +214,16 @@ class Walk:
         if not reading:
             self.domain.refuse(str(self.domain.leaves[0].dtype))
         self.domain.embedding = reading[0]
-        stack = list((embeddings[reading[0]].meta.get("nn_module_stack") or {"": ("",)}).values())
-        self.domain.name = f"embedding of {self.domain.name} by {_short(stack[-1][0]) or 'the model'}"
+        self.domain.name = f"embedding of {self.domain.name} by {_place(embeddings[reading[0]]) or 'the model'}"
         return embeddings[reading[0]]
 
     def _operations(self) -> Iterator[Operation]:
         names: dict[str, int] = {}
         for path, nodes in self.program.groups(_is_one_step):
             last, module = nodes[-1], self.program.root.get_submodule(path) if path else None
-            stack = list((last.meta.get("nn_module_stack") or {"": ("",)}).values())
-            inner, kind, function = _short(stack[-1][0]), operation_name(last), last.target
+            inner, kind = _place(last), operation_name(last)
             name = f"{inner}.{kind.strip('_')}" if inner else kind.strip("_")
-            if isinstance(module, _Function):
-                function, kind, module = module.function, module.function.__name__, None
-                name = kind
-            elif module is not None:
+            if module is not None:
                 name, kind = _short(path) or "(model)", type(module).__name__.removeprefix("Parametrized")
             again = names[name] = names.get(name, -1) + 1
             if again and module is None:
@@ -322,20 +231,18 @@ class Walk:
             results = [n for n in nodes if n in self.program.outputs or any(user not in nodes for user in n.users)]
             result = results[0] if len(results) == 1 else last
             where = line_of(last.meta.get("stack_trace"))
-            yield Operation(name, kind, module, function, nodes=tuple(nodes), result=result, where=where)
+            yield Operation(name, kind, module, tuple(nodes), result, where)
 
-    def values(self, datum: int) -> dict[fx.Node, Any]:
+    def values(self, datum: int) -> Known:
         """Return what each node gives at a datum."""
         with torch.no_grad():
             return self.program.values(self.domain.select([datum]))
 
     @torch.no_grad()
-    def run(
-        self, datum: int, radius: float = 0.0, source: fx.Node | None = None, values: dict[fx.Node, Any] | None = None
-    ) -> Reach:
-        """Return what is known of the output near one datum; the steps are in `steps`."""
-        source, values = source or self.source, self.values(datum) if values is None else values
-        reaches: dict[fx.Node, Any] = {source: Reach.of_inputs(values[source], radius)}
+    def run(self, values: Known, radius: float = 0.0, source: fx.Node | None = None) -> Reach:
+        """Return what is known of the output near the datum of some values; the steps are in `steps`."""
+        source = source or self.source
+        reaches: Known = {source: Reach.of_inputs(values[source], radius)}
         places: dict[fx.Node, tuple[int, ...]] = {source: (-1,)}
         moving = self.program.dependent([source])
         self.steps = []
@@ -346,58 +253,36 @@ class Walk:
         end = self.program.outputs[0]
         if end not in reaches:
             raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
-        return cast(Reach, reaches[end].certified if isinstance(reaches[end], Pending) else reaches[end])
+        return cast(Reach, certify(reaches[end]))
 
-    def _bound(
-        self,
-        operation: Operation,
-        reaches: dict[fx.Node, Any],
-        values: dict[fx.Node, Any],
-        places: dict[fx.Node, tuple[int, ...]],
-    ) -> None:
-        name, kind, value = operation.name, operation.kind, values[operation.result]
+    def _bound(self, operation: Operation, reaches: Known, values: Known, places: dict[fx.Node, Any]) -> None:
+        name, kind, module, value = operation.name, operation.kind, operation.module, values[operation.result]
         parents = list(dict.fromkeys(p for node in operation.nodes for p in node.all_input_nodes))
         parents = [p for p in parents if p not in operation.nodes and p not in self.program.constants]
         if kind in _ONLY_SHAPE or not any(p in reaches for p in parents):
             return
         if next(tensors(value), None) is None:
-            if not kind.startswith("sym_"):  # sizes are part of the shape
-                raise ModelError(
-                    f"lipschitz of {name!r}",
-                    "the steps of the model may not depend on the values of the input",
-                    f"{kind}{operation.where}",
-                    "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite that line",
-                )
-            return
-        module, function = operation.module, operation.function
-        rule = rule_of_module(module) if module is not None else rule_of_function(function, kind)
+            if kind.startswith("sym_"):  # sizes are part of the shape
+                return
+            told = "the steps of the model may not depend on the values of the input"
+            step = "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite that line"
+            raise ModelError(f"lipschitz of {name!r}", told, f"{kind}{operation.where}", step)
+        rule = rule_of_module(module) if module is not None else rule_of_function(kind)
         if rule is None:
-            raise ModelError(
-                f"lipschitz of {name!r}",
-                "every step needs a rule; nothing is skipped",
-                f"{kind}{operation.where}, which has none",
-                "Register one for its module with ng.register_lipschitz_rule, or rewrite that line",
-            )
+            got = f"{kind}{operation.where}, which has none"
+            step = "Register one for its module with ng.register_lipschitz_rule, or rewrite that line"
+            raise ModelError(f"lipschitz of {name!r}", "every step needs a rule; nothing is skipped", got, step)
 
         def resolve(node: fx.Node) -> Any:
-            return _certify_unless_folded(reaches[node], rule) if node in reaches else values[node]
+            return (reaches[node] if rule.folds else certify(reaches[node])) if node in reaches else values[node]
 
         last = operation.nodes[-1]
-        if module is None and function is last.target:
+        args: Any = tuple(resolve(parent) for parent in parents)
+        kwargs: Any = {}
+        if module is None:
             args, kwargs = fx.node.map_arg((last.args, dict(last.kwargs)), resolve)
-        else:
-            args, kwargs = tuple(resolve(parent) for parent in parents), {}
-        call = Call(
-            name=name,
-            kind=kind,
-            module=module,
-            args=tuple(args),
-            kwargs=kwargs,
-            value=value,
-            norms=self.norms,
-            function=function,
-            where=operation.where,
-        )
+        made = {"value": value, "norms": self.norms, "function": last.target, "where": operation.where}
+        call = Call(name, kind, module, tuple(args), kwargs, **made)
         dependent = call.dependent_arguments()
         if not rule.several and (len(dependent) != 1 or dependent[0] is not call.input):
             raise call.refuse("one argument, the first, may depend on the input", f"{len(dependent)} that do")
@@ -410,7 +295,7 @@ class Walk:
             return
         reaches[operation.result] = bound
         if isinstance(bound, Reach) and bound.form is not None and bound.form.kind == "written":
-            bases = [p for p in parents if _certify_unless_folded(reaches.get(p), _STRICT) is bound.form.base]
+            bases = [p for p in parents if certify(reaches.get(p)) is bound.form.base]
             self.written.update((operation.result, (base, bound.form)) for base in bases)
         sources = tuple(dict.fromkeys(place for node in parents if node in reaches for place in places[node]))
         places[operation.result] = sources
@@ -420,18 +305,20 @@ class Walk:
             places[operation.result] = (len(self.steps) - 1,)
 
 
-_STRICT = Rule(lambda call: None)
-
-
 def _short(path: str) -> str:
     """Return a path inside the user's model."""
-    return ".".join(path.split(".")[2:])
+    return path.partition(".")[2]
+
+
+def _place(node: fx.Node) -> str:
+    """Return the path of the module in which an operation stands."""
+    return _short(list((node.meta.get("nn_module_stack") or {"": ("",)}).values())[-1][0])
 
 
 def _is_one_step(module: nn.Module) -> bool:
     if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return False
-    return isinstance(module, _Function) or rule_of_module(module) is not None
+    return rule_of_module(module) is not None
 
 
 def check_agreement(called: nn.Module, walk: Walk) -> None:
@@ -439,23 +326,14 @@ def check_agreement(called: nn.Module, walk: Walk) -> None:
     rows = list(range(min(_CHECKED, walk.domain.samples)))
     try:
         with torch.no_grad():
-            direct = walk.domain.output(called, walk.domain.select(rows))
+            direct = walk.domain.output(called, walk.domain.select(rows)).reshape(len(rows), -1)
     except RuntimeError as error:
-        raise ModelError(
-            "lipschitz", "the model must take any number of samples", str(error), "Take sizes from the input"
-        ) from error
+        rule = "the model must take any number of samples"
+        raise ModelError("lipschitz", rule, str(error), "Take sizes from the input") from error
     alone = torch.stack([walk.values(row)[walk.program.outputs[0]].flatten() for row in rows])
-    direct = direct.reshape(len(rows), -1)
     gap = float((direct - alone).abs().max()) if direct.shape == alone.shape and direct.numel() else 0.0
     limit = _AGREEMENT * max(1.0, float(direct.abs().max()) if direct.numel() else 0.0)
     if direct.shape != alone.shape or (not gap <= limit and bool(torch.isfinite(direct).all())):
-        raise ModelError(
-            f"lipschitz of {type(called).__name__}",
-            "the exported steps must give, sample by sample, what the model gives on a batch",
-            f"outputs that differ by {gap:.3g}",
-            "Samples must not see each other, and steps must not round to 16 bits",
-        )
-
-
-def _certify_unless_folded(outcome: Any, rule: Rule) -> Any:
-    return outcome.certified if isinstance(outcome, Pending) and not rule.folds else outcome
+        rule = "the exported steps must give, sample by sample, what the model gives on a batch"
+        got, step = f"outputs that differ by {gap:.3g}", "Samples must not see each other, nor steps round to 16 bits"
+        raise ModelError(f"lipschitz of {type(called).__name__}", rule, got, step)

@@ -1,10 +1,8 @@
 """How fast outputs and loss can change with the weights of each layer: bounds beside what the gradient is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +15,10 @@ from normgauge.measure.lipschitz import lipschitz as _rules  # noqa: F401 (regis
 from normgauge.measure.lipschitz.trace import Domain, Walk, private_copy
 from normgauge.network import ModuleCall, fix_parametrizations, watched
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading
+from normgauge.records import Chart, Kind, Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import preserved_rng, seed_everything
 from normgauge.theory.batchnorm_calculus import pullback_gradient
-
-if TYPE_CHECKING:
-    import altair
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SLACK = 1e-9
@@ -33,25 +28,24 @@ HELPED = 1.1  # without / with BatchNorm: ten percent, more than the bounds' own
 
 @dataclass(frozen=True)
 class WeightGain:
-    """One layer: how fast things can change with its weights.
+    """One layer: how fast things can change with its weights."""
 
-    Attributes:
-        name: of the layer.
-        input: largest norm of the map from the weights to the layer's output, over the data: A_{i-1}.
-        log10_output: of the bound on the slope of the outputs; `None` in train mode with batch statistics.
-        log10_chain: of the bound on the gradient from it; `None` there too.
-        log10_local: of the bound on the gradient from the gradient that arrives behind the layer.
-        log10_plain: the same without the batch normalization that follows; `None` where none does.
-        log10_gradient: of the gradient's norm, measured.
-    """
+    name: str  # of the layer
+    input: float  # largest norm of the map from the weights to the layer's output, over the data: A_{i-1}
+    log10_output: float | None  # of the bound on the outputs' slope; `None` in train mode with batch statistics
+    log10_chain: float | None  # of the bound on the gradient from it; `None` there too
+    log10_local: float  # of the bound on the gradient from the gradient that arrives behind the layer
+    log10_plain: float | None  # the same without the batch normalization that follows; `None` where none does
+    log10_gradient: float  # of the gradient's norm, measured
 
-    name: str
-    input: float
-    log10_output: float | None
-    log10_chain: float | None
-    log10_local: float
-    log10_plain: float | None
-    log10_gradient: float
+
+_COLUMNS = {
+    "output_bound": "log10_output",
+    "gradient_bound": "log10_chain",
+    "local_bound": "log10_local",
+    "without_batch_norm": "log10_plain",
+    "gradient": "log10_gradient",
+}
 
 
 @dataclass(frozen=True)
@@ -72,18 +66,9 @@ class WeightLipschitz(Result):
         return f"slopes of {self.model} with respect to the weights of each layer, log10"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "layer": layer.name,
-                "input": layer.input,
-                "output_bound": layer.log10_output,
-                "gradient_bound": layer.log10_chain,
-                "local_bound": layer.log10_local,
-                "without_batch_norm": layer.log10_plain,
-                "gradient": layer.log10_gradient,
-            }
-            for layer in self.layers
-        ]
+        rows = [{"layer": layer.name, "input": layer.input} for layer in self.layers]
+        values = [{name: getattr(layer, own) for name, own in _COLUMNS.items()} for layer in self.layers]
+        return [row | own for row, own in zip(rows, values, strict=True)]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return log10 of the local bound and of the gradient per layer, then of the chain bounds where they exist."""
@@ -110,10 +95,9 @@ class WeightLipschitz(Result):
         return f"{said}; BatchNorm lowers no bound by more than a factor of {HELPED:g} here."
 
     def _notes(self) -> str:
-        why = f"; {self.why}" if self.why else ""
-        return f"certified in float64 up to slack {_SLACK:g}{why}"
+        return f"certified in float64 up to slack {_SLACK:g}" + (f"; {self.why}" if self.why else "")
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bounds and measured gradients over the layers."""
         names = ("gradient_bound", "local_bound", "without_batch_norm", "gradient")
         rows = [
@@ -123,16 +107,6 @@ class WeightLipschitz(Result):
             if row[name] is not None and math.isfinite(row[name])
         ]
         return charts.curves(rows, x="layer", y="log10", y_scale="linear", title=self._title())
-
-
-@dataclass
-class _Use:
-    """What one layer saw in one pass, and the batch normalization in train mode that follows at once."""
-
-    input: Tensor
-    output: Tensor
-    norm: _BatchNorm | None = None
-    behind: Tensor | None = None
 
 
 @instrument
@@ -155,13 +129,6 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     Args:
         objective: model, loss and data; built with `Objective(...)`, one tensor as inputs.
 
-    Returns:
-        A `WeightLipschitz`, one row per Linear and convolution, with respect to the weights as they are used.
-
-    Raises:
-        InputError: when the objective was made from a step or has its own forward.
-        ModelError: when a step of the model has no rule, or the model has no such layer.
-
     Deviations: S2 Theorem 12 takes A_{i-1} over all inputs, which is infinite; here it is that of the data. BatchNorm
     in train mode is no fixed map per sample, so its chain bounds are left out. S1 Theorem 4.4 prints the square of the
     right-hand side's first term and misses the factor of H; see `theory.smoothness.worst_weight_gradient`.
@@ -178,10 +145,9 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
     References:
         than2025, santurkar2018.
     """
+    me, kind = "weight_lipschitz", type(objective.model).__name__
     if objective.loss_function is None:
-        raise InputError(
-            "weight_lipschitz", "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss"
-        )
+        raise InputError(me, "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
     model = _plain_copy(objective)
     totals: dict[str, _Sums] = {}
     why, weights = "", 0.0
@@ -189,13 +155,20 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
         weights += objective.weight(batch)
         why = _one_batch(objective, model, number, batch, totals) or why
     if not totals:
-        raise ModelError(
-            "weight_lipschitz", "the model needs a Linear or convolution", type(objective.model).__name__, "Add one"
-        )
+        raise ModelError(me, "the model needs a Linear or convolution", kind, "Add one")
     spend("gradients")
     spend("forwards", 0 if why else len(totals))  # one walk per layer
-    rows = tuple(sums.row(name.strip("()"), weights) for name, sums in totals.items())
-    return WeightLipschitz(rows, type(objective.model).__name__, why)
+    return WeightLipschitz(tuple(sums.row(name.strip("()"), weights) for name, sums in totals.items()), kind, why)
+
+
+@dataclass
+class _Use:
+    """What one layer saw in one pass, and the batch normalization in train mode that follows at once."""
+
+    input: Tensor
+    output: Tensor
+    norm: _BatchNorm | None = None
+    behind: Tensor | None = None
 
 
 class _Sums:
@@ -207,24 +180,41 @@ class _Sums:
         self.gradient: Tensor | float = 0.0
 
     def row(self, name: str, weights: float) -> WeightGain:
-        return WeightGain(
-            name=name,
-            input=self.input,
-            log10_output=_log(self.output) if self.has_chain else None,
-            log10_chain=_log(self.chain / weights) if self.has_chain else None,
-            log10_local=_log(self.local / weights),
-            log10_plain=_log(self.plain / weights) if self.normalized else None,
-            log10_gradient=_log(float(torch.as_tensor(self.gradient).norm()) / weights, slack=False),
-        )
+        slope = float(torch.as_tensor(self.gradient).norm()) / weights
+        output, chain = (_log(x) if self.has_chain else None for x in (self.output, self.chain / weights))
+        local, plain = _log(self.local / weights), _log(self.plain / weights) if self.normalized else None
+        gradient = math.log10(slope) if slope > 0 else -math.inf
+        return WeightGain(name, self.input, output, chain, local, log10_plain=plain, log10_gradient=gradient)
+
+    def add(
+        self, layer: nn.Module, use: _Use, loss: Tensor, arriving: Tensor, slopes: Tensor | None, share: float
+    ) -> None:
+        """Add one call of the layer, whose gradients come from the loss; `slopes`: from its output to the network's."""
+
+        def gradient(at: Tensor) -> Tensor:
+            return torch.autograd.grad(loss, at, retain_graph=True, materialize_grads=True)[0]
+
+        each, together = input_norms(layer, use.input.detach())
+        self.input, self.has_chain = max(self.input, float(each.max())), self.has_chain and slopes is not None
+        if slopes is not None:
+            self.output = max(self.output, float((each * slopes).max()))
+            self.chain += share * float((arriving * slopes * each).sum())
+        if use.norm is None or use.behind is None:
+            self.normalized = False
+            self.local += share * together * float(gradient(use.output).norm())
+            return
+        g = gradient(use.behind)
+        self.plain += share * together * float(g.norm())
+        self.local += share * together * _pull_back(use.norm, use.output.detach(), g)
 
 
 def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, totals: dict[str, _Sums]) -> str:
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
-    share = objective.weight(batch)
-    domain = Domain(batch[0])
+    share, domain = objective.weight(batch), Domain(batch[0])
     inputs = domain.rebuilt(domain.select(range(domain.samples)))
     slopes, why = _slopes(model, domain)
-    names = slopes or [name or "(model)" for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+    modules = {name or "(model)": module for name, module in model.named_modules()}
+    names = slopes or [name for name, module in modules.items() if isinstance(module, _LAYERS)]
     uses_by_layer: dict[str, list[_Use]] = {name: [] for name in names}
 
     def note_use(call: ModuleCall) -> None:
@@ -238,61 +228,34 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
         seed_everything(number)
         output = model(inputs.clone().requires_grad_())
         targets = batch[1].double() if torch.is_tensor(batch[1]) and batch[1].is_floating_point() else batch[1]
-        assert objective.loss_function is not None  # by the caller
-        loss = objective.loss_function(output, targets)
+        loss = cast(Any, objective.loss_function)(output, targets)
         arriving = torch.autograd.grad(loss, output, retain_graph=True)[0].flatten(1).norm(dim=1)
-        modules = {name or "(model)": module for name, module in model.named_modules()}
         for name, uses in uses_by_layer.items():
             sums, layer = totals.setdefault(name, _Sums()), modules[name]
             (slope,) = torch.autograd.grad(loss, layer.weight, retain_graph=True, materialize_grads=True)
             sums.gradient = sums.gradient + share * slope.detach()
             for use, steepness in zip(uses, slopes.get(name, [None] * len(uses)), strict=True):
-                _add(sums, layer, use, loss=loss, arriving=arriving, slopes=steepness, share=share)
+                sums.add(layer, use, loss, arriving, steepness, share)
     return why
-
-
-def _add(
-    sums: _Sums, layer: nn.Module, use: _Use, *, loss: Tensor, arriving: Tensor, slopes: Tensor | None, share: float
-) -> None:
-    each, together = input_norms(layer, use.input.detach())
-    sums.input = max(sums.input, float(each.max()))
-    if slopes is None:
-        sums.has_chain = False
-    else:
-        sums.output = max(sums.output, float((each * slopes).max()))
-        sums.chain += share * float((arriving * slopes * each).sum())
-    (behind_layer,) = torch.autograd.grad(loss, use.output, retain_graph=True, materialize_grads=True)
-    if use.norm is None or use.behind is None:
-        sums.normalized = False
-        sums.local += share * together * float(behind_layer.norm())
-        return
-    (g,) = torch.autograd.grad(loss, use.behind, retain_graph=True, materialize_grads=True)
-    sums.plain += share * together * float(g.norm())
-    sums.local += share * together * _pull_back(use.norm, use.output.detach(), g)
 
 
 def _pull_back(norm: _BatchNorm, y: Tensor, g: Tensor) -> float:
     """Return the length of the gradient before a batch normalization, from the one behind it, unit by unit."""
     units, slopes = (x.movedim(1, 0).flatten(1) for x in (y, g))
-    gains = torch.ones(len(units)) if norm.weight is None else norm.weight.detach()
-    total = 0.0
-    for unit, slope, gain in zip(units, slopes, gains, strict=True):
-        total += float(pullback_gradient(unit, slope, float(gain), norm.eps).square().sum())
-    return math.sqrt(total)
+    gains = [1.0] * len(units) if norm.weight is None else norm.weight.detach().tolist()
+    parts = zip(units, slopes, gains, strict=True)
+    return math.sqrt(sum(float(pullback_gradient(u, g, gain, norm.eps).square().sum()) for u, g, gain in parts))
 
 
 def _slopes(model: nn.Module, domain: Domain) -> tuple[dict[str, list[Tensor | None]], str]:
-    """Return, per call of each layer, the bound from its output to the network's at each datum; or why there is none.
-
-    Samples must stand alone for it.
-    """
+    """Return, per call of each layer, the bound from its output to the network's at each datum; or why none."""
     if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         return {}, "no chain bounds: samples share batch statistics in train mode"
     walk, slopes = Walk(model, domain), dict[str, list[Tensor | None]]()
     values = [walk.values(datum) for datum in range(domain.samples)]
     for operation in walk.operations:
         if isinstance(operation.module, _LAYERS):
-            ats = [walk.run(i, source=operation.result, values=own).at for i, own in enumerate(values)]
+            ats = [walk.run(own, source=operation.result).at for own in values]
             slopes.setdefault(operation.name, []).append(torch.cat(ats).exp())
     return slopes, ""
 
@@ -309,8 +272,8 @@ def _plain_copy(objective: Objective) -> nn.Module:
     return model.train(objective.mode == "train")
 
 
-def _log(value: float, *, slack: bool = True) -> float:
-    return math.log10(value * (1 + _SLACK) if slack else value) if value > 0 else -math.inf
+def _log(value: float) -> float:
+    return math.log10(value * (1 + _SLACK)) if value > 0 else -math.inf
 
 
 def input_norms(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, float]:
@@ -336,19 +299,16 @@ def _input_rows(layer: nn.Module, inputs: Tensor) -> Tensor | None:
     """Return `[groups, samples, positions, features]`."""
     if isinstance(layer, nn.Linear):
         return inputs.reshape(1, len(inputs), -1, inputs.shape[-1])
-    if isinstance(layer, nn.Conv3d):
+    if not isinstance(layer, (nn.Conv1d, nn.Conv2d)):
         return None
-    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))  # by the caller
-    both = layer._reversed_padding_repeated_twice
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = functional.pad(inputs, both, mode=mode)
+    padded = functional.pad(inputs, layer._reversed_padding_repeated_twice, mode=mode)
     kernel, dilation, stride = layer.kernel_size, layer.dilation, layer.stride
     if isinstance(layer, nn.Conv1d):
         padded = padded.unsqueeze(2)
         kernel, dilation, stride = (1, *kernel), (1, *dilation), (1, *stride)
     patches = functional.unfold(padded, kernel, dilation=dilation, stride=stride)  # [N, channels taps, positions]
-    grouped = patches.unflatten(1, (layer.groups, -1))
-    return grouped.permute(1, 0, 3, 2)
+    return patches.unflatten(1, (layer.groups, -1)).permute(1, 0, 3, 2)
 
 
 def _spectral(matrices: Tensor) -> Tensor:

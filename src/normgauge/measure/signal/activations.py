@@ -1,12 +1,11 @@
 """`ng.activations`: how single activations are distributed, at one point and over training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,9 @@ from normgauge.errors import InputError, unknown_name
 from normgauge.measure.signal.layer_outputs import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Cost, Result, instrument
 from normgauge.rng import generator
-
-if TYPE_CHECKING:
-    import altair
 
 FAR = 3.0  # deviations: beyond, under one value in a hundred of a normal distribution has the other sign
 MOVED = 0.25  # of the range over all steps: a quarter is more than the deviation of an evenly spread unit
@@ -57,9 +53,8 @@ class Activations(Result):
         """Return the largest |mean| / deviation over the units, then mean and deviation of each."""
         each = [(f"{row['layer']}[{row['unit']}]", row) for row in self._rows()]
         named = [Reading.measured(name, row[name], layer=unit) for unit, row in each for name in ("mean", "deviation")]
-        return Reading.measured(
-            "largest |mean| / deviation", self._offsets()[0][0], why="every unit is constant"
-        ), *named
+        largest = self._offsets()[0][0]
+        return Reading.measured("largest |mean| / deviation", largest, why="every unit is constant"), *named
 
     def _offsets(self) -> list[tuple[float, str]]:
         """Return |mean| / deviation and name of the units that vary, the largest first."""
@@ -74,14 +69,12 @@ class Activations(Result):
         offset, unit = self._offsets()[0]
         if math.isnan(offset):
             return f"None of the {len(rows)} units chosen varies over the data: they tell the layers behind nothing."
-        off = offset > FAR
-        said = f"{unit} is farthest from zero mean, by {offset:.3g} deviations ({'over' if off else 'within'} {FAR:g})"
-        advice = (
-            ": what reads it sees almost a constant; normalize or centre it." if off else ": no unit is off centre."
-        )
-        return f"{said}{advice}{dead}"
+        said = f"{unit} is farthest from zero mean, by {offset:.3g} deviations"
+        if offset > FAR:
+            return f"{said} (over {FAR:g}): what reads it sees almost a constant; normalize or centre it.{dead}"
+        return f"{said} (within {FAR:g}): no unit is off centre.{dead}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the histogram of each unit's values."""
         from normgauge.charts import histogram
 
@@ -111,18 +104,19 @@ class ActivationHistory(Result):
         return f"Activations of {len(self.counts)} units over {len(self.steps)} steps"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {"layer": layer, "unit": unit, "step": step, "left": left, "right": right, "count": count}
-            for (layer, unit), table in self.counts.items()
-            for step, counts in zip(self.steps, table, strict=True)
-            for left, right, count in zip(
-                self.edges[layer, unit][:-1], self.edges[layer, unit][1:], counts, strict=True
-            )
-        ]
+        rows = []
+        for (layer, unit), table in self.counts.items():
+            bins = list(pairwise(self.edges[layer, unit]))
+            for step, counts in zip(self.steps, table, strict=True):
+                for (left, right), count in zip(bins, counts, strict=True):
+                    rows.append(
+                        {"layer": layer, "unit": unit, "step": step, "left": left, "right": right, "count": count}
+                    )
+        return rows
 
     def _centres(self, key: tuple[str, int]) -> list[float]:
         """Return the mean of a unit at every step, from its histogram; nan where nothing was finite."""
-        middles = [(left + right) / 2 for left, right in zip(self.edges[key], self.edges[key][1:], strict=False)]
+        middles = [(left + right) / 2 for left, right in pairwise(self.edges[key])]
         sums = [(sum(row), sum(n * at for n, at in zip(row, middles, strict=True))) for row in self.counts[key]]
         return [moment / total if total else math.nan for total, moment in sums]
 
@@ -154,7 +148,7 @@ class ActivationHistory(Result):
     def _notes(self) -> str:
         return f"means from bins of a {len(next(iter(self.edges.values()))) - 1}th of the range"
 
-    def chart(self, layer: str | None = None) -> altair.TopLevelMixin:
+    def chart(self, layer: str | None = None) -> Chart:
         """Return one unit's distribution over training as a heat map: of `layer`, by default the first."""
         from normgauge.charts import heatmap
 
@@ -218,9 +212,8 @@ def activations(
 
     run_watched(objective, collect_values)
     if not parts:
-        raise InputError(
-            "activations", "layers must match a called module", str(layers), "Use names of model.named_modules()"
-        )
+        rule, step = "layers must match a called module", "Use names of model.named_modules()"
+        raise InputError("activations", rule, str(layers), step)
     return Activations({key: torch.cat(chunks) for key, chunks in parts.items()})
 
 
@@ -240,12 +233,9 @@ def activation_history(history: Mapping[int, Activations], *, bins: int = 30) ->
     steps = tuple(sorted(history))
     shared = [key for key in history[steps[0]].values if all(key in history[s].values for s in steps)] if steps else []
     if not shared or bins < 1:
-        raise InputError(
-            "activation_history",
-            "at least one step, one common unit and one bin are needed",
-            f"{len(steps)} steps, {len(shared)} units, {bins} bins",
-            "Measure ng.activations with one seed",
-        )
+        rule = "at least one step, one common unit and one bin are needed"
+        got = f"{len(steps)} steps, {len(shared)} units, {bins} bins"
+        raise InputError("activation_history", rule, got, "Measure ng.activations with one seed")
     counts, edges = {}, {}
     for key in shared:
         finite = [history[step].values[key] for step in steps]

@@ -1,11 +1,9 @@
 """`ng.covariate_shift`: how much a layer's gradient turns when the layers before it have moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +13,8 @@ from normgauge.measure.signal.layer_outputs import Groups, Layer, execution_orde
 from normgauge.measure.signal.updates import Update, apply_update
 from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective
-from normgauge.records import Reading, Status
+from normgauge.records import Chart, Reading, Status
 from normgauge.results import Result, instrument
-
-if TYPE_CHECKING:
-    import altair
 
 TURNED = 0.5  # cosine of 60 degrees: less than half of the old step is then along the new gradient
 
@@ -75,19 +70,16 @@ class CovariateShift(Result):
 
     def __getitem__(self, layer: str) -> LayerShift:
         """Return one layer's entry by name."""
-        for entry in self.layers:
-            if entry.layer == layer:
-                return entry
-        raise unknown_name("layer", layer, [entry.layer for entry in self.layers])
+        if layer not in self.l2:
+            raise unknown_name("layer", layer, self.l2)
+        return next(entry for entry in self.layers if entry.layer == layer)
 
     def _title(self) -> str:
         return f"Internal covariate shift of {len(self.layers)} layers after {self.update}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = LayerShift.__slots__
-        return [
-            {"position": i, **{name: getattr(entry, name) for name in names}} for i, entry in enumerate(self.layers)
-        ]
+        rows = [{name: getattr(entry, name) for name in LayerShift.__slots__} for entry in self.layers]
+        return [{"position": i, **row} for i, row in enumerate(rows)]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the smallest cosine, then cosine and l2 of every layer."""
@@ -116,7 +108,7 @@ class CovariateShift(Result):
     def _notes(self) -> str:
         return "S1 Definition 2.1, layers in the order of execution"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return l2 and cosine against the layer's position, side by side."""
         from normgauge.charts import panels
 
@@ -203,17 +195,8 @@ def _shift(
     norm = float(before.norm())
 
     def entry(l2: float, cosine: float, status: Status = "ok", sentence: str = "") -> LayerShift:
-        return LayerShift(
-            layer=layer.name,
-            l2=l2,
-            cosine=cosine,
-            gradient_norm=norm,
-            mean_change=moments[0],
-            variance_change=moments[1],
-            uses=layer.uses,
-            status=status,
-            sentence=sentence,
-        )
+        rest = {"uses": layer.uses, "status": status, "sentence": sentence}
+        return LayerShift(layer.name, l2, cosine, norm, *moments, **rest)  # type: ignore[arg-type]
 
     if layer.uses == 0:
         return entry(math.nan, math.nan, "skipped", "its parameters are not used in the forward pass")
@@ -248,13 +231,9 @@ def _moment_changes(
     changes = {}
     for layer, owner in owners.items():
         if owner in before and owner in after and before[owner][0].shape == after[owner][0].shape:
-            was, now = before[owner], after[owner]
-            changes[layer] = _root_mean_square(now[0] - was[0]), _root_mean_square(now[1] - was[1])
-    return changes
-
-
-def _root_mean_square(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
+            by_unit = [now - was for now, was in zip(after[owner], before[owner], strict=True)]
+            changes[layer] = tuple(float(change.square().mean().sqrt()) for change in by_unit)
+    return changes  # type: ignore[return-value]
 
 
 def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -281,8 +260,6 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
 
 
 def _words(update: Update) -> str:
-    if isinstance(update, Mapping):
-        return "a given update"
-    return (
-        f"one SGD step of rate {update:g}" if isinstance(update, (int, float)) else f"one {type(update).__name__} step"
-    )
+    if isinstance(update, (int, float)):
+        return f"one SGD step of rate {update:g}"
+    return "a given update" if isinstance(update, Mapping) else f"one {type(update).__name__} step"

@@ -1,7 +1,5 @@
 """The layers of a model in the order in which a forward pass uses them, and what their outputs were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -71,17 +69,12 @@ def _group_by_pattern(names: Sequence[str], groups: Groups) -> dict[str, list[st
         wanted = [patterns] if isinstance(patterns, str) else list(patterns)
         members[group] = [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
         if not members[group]:
-            raise InputError(
-                f"group {group!r}", "a group must match a variable", f"{wanted}", "Use names of the parameters"
-            )
+            rule = "a group must match a variable"
+            raise InputError(f"group {group!r}", rule, f"{wanted}", "Use names of the parameters")
         for name in members[group]:
             if owner.setdefault(name, group) != group:
-                raise InputError(
-                    f"group {group!r}",
-                    "a parameter belongs to one group",
-                    f"{name} also in {owner[name]!r}",
-                    "Make the patterns disjoint",
-                )
+                rule, got = "a parameter belongs to one group", f"{name} also in {owner[name]!r}"
+                raise InputError(f"group {group!r}", rule, got, "Make the patterns disjoint")
     return members
 
 

@@ -1,7 +1,5 @@
 """What one forward and backward pass says about each call of a layer: moments, dead units, gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +11,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from normgauge.linalg.norms import norm
-from normgauge.network import ModuleCall, activation_name, convolves, role_of
+from normgauge.network import ModuleCall, activation_name, convolves, first_tensor, role_of, watched
+from normgauge.objective import Objective
 from normgauge.stats import CONFIDENCE, student_quantile
 
 Bounds = tuple[float, float]
@@ -175,6 +174,41 @@ class Recorder(TorchFunctionMode):
                 call.see_classes(tensor, self._axis, self.labels)
             if tensor.requires_grad:
                 tensor.register_hook(call.see_gradient(self.share))
+
+
+class Ablation(Recorder):
+    """Holds `units` of the activation `layer` at their means over the data; while it has no layer, sums the means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.units = "", torch.zeros(0, dtype=torch.long)
+        self.sums: dict[str, tuple[int, Tensor]] = {}
+
+    def _record(self, call: Call, tensor: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            values = tensor.movedim(self._axis, -1) if tensor.ndim else tensor.reshape(1)
+            if call.role == "activation" and not self.layer:
+                flat = values.reshape(-1, values.shape[-1]).double()
+                count, total = self.sums.get(call.name, (0, torch.zeros(flat.shape[1], dtype=flat.dtype)))
+                self.sums[call.name] = count + len(flat), total.to(flat) + flat.sum(0)
+            elif call.name == self.layer:
+                count, total = self.sums[call.name]
+                values[..., self.units] = (total[self.units] / count).to(values)  # in place: what comes after reads it
+
+    def accuracy(self, objective: Objective) -> float:
+        """Return the share of the data's classes that are hit; nan where the data are no classes of rows."""
+        hits: list[Tensor] = []
+
+        def body(model: nn.Module, _: int, batch: Any) -> None:
+            self.start_batch(1.0, batch)
+            with torch.no_grad(), watched(model, self.leave, self.enter), self:
+                out = first_tensor(objective.outputs_of(model, batch))
+            fits = out is not None and self.labels is not None and out.ndim == 2 and len(out) == len(self.labels)
+            hits.append((out.argmax(1) == self.labels).double() if fits else torch.tensor([math.nan]))  # type: ignore[union-attr]
+
+        for _ in objective.each_batch(body):
+            pass
+        return float(torch.cat(hits).mean())
 
 
 def divided_variance(module: nn.Module, inputs: Tensor) -> float:

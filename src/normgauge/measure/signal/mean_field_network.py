@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,7 @@ class _Signal:
 
     def changed(self, **changes: Any) -> _Signal:
         """Return the same signal seen through something else, with a gradient of its own."""
-        names = ("square", "overlap", "channels", "space", "origins", "law", "gain", "shift", "phi", "back", "divisor")
-        return _Signal(**{**{name: getattr(self, name) for name in names}, **changes})
+        return replace(self, gradient=None, **changes)
 
     def curves(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return values and slopes in h / divisor, `[units, positions, nodes]`."""
@@ -290,10 +289,8 @@ class _Reader:
         return _Signal(new_square, new_overlap, weight.shape[0], space, frozenset([step.number]), back=back)
 
     def _sum(self, step: Step, a: _Signal, b: _Signal) -> _Signal:
-        for signal in (a, b):
-            plain = signal.phi is None and np.ptp(signal.gain) == 0 and not signal.shift.any()
-            if not plain:
-                raise NotCovered(f"{step.name!r} adds what an activation, unequal gains or shifts have made")
+        if any(s.phi is not None or np.ptp(s.gain) > 0 or s.shift.any() for s in (a, b)):
+            raise NotCovered(f"{step.name!r} adds what an activation, unequal gains or shifts have made")
         if a.origins & b.origins or a.space != b.space:
             raise NotCovered(f"{step.name!r} adds signals that are not independent")
 

@@ -1,26 +1,21 @@
 """`ng.trainable_depth`: how deep a network of this kind may be before its gradients are too uneven to train."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
 from normgauge.measure.signal.mean_field_network import COVERED
-from normgauge.measure.signal.signal_propagation import signal_propagation
+from normgauge.measure.signal.signal_propagation import gradient_chart, signal_propagation
 from normgauge.network import first_tensor
 from normgauge.objective import Mode, Objective, tensors
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
-
-if TYPE_CHECKING:
-    import altair
 
 # Of squared gradients, end to end: ReLU networks with BatchNorm learn digits at 10 layers (54) and not at 30 (2e5)
 LIMIT = 1000.0
@@ -61,10 +56,9 @@ class TrainableDepth(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return the depth, growth predicted and measured, and the correlation of neighbours' gradients."""
         why = self.withheld or "gradients do not change with depth"
+        depth = self.depth if math.isfinite(self.depth) else math.nan
         return (
-            Reading.measured(
-                "trainable depth", self.depth if math.isfinite(self.depth) else math.nan, "estimate", why=why
-            ),
+            Reading.measured("trainable depth", depth, "estimate", why=why),
             Reading.measured("predicted growth of the squared gradient", self.predicted, "estimate", why=why),
             Reading("measured growth of the squared gradient", self.growth, "estimate"),
             Reading.measured("correlation of neighbours' gradients", self.correlation, why="no gradient at the inputs"),
@@ -94,17 +88,11 @@ class TrainableDepth(Result):
             return f"measured, no prediction: {self.withheld}; {COVERED}"
         return f"predicted at infinite width ({self.predicted:.4g} per layer; measured {self.growth:.4g})"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return squared gradients over depth, measured and predicted."""
-        from normgauge.charts import curves
-
-        rows = [{"depth": i, "value": value, "series": "measured"} for i, value in enumerate(self.gradients)]
-        if self.theory:
-            logs = [math.log(a / b) for a, b in zip(self.gradients, self.theory, strict=True)]
-            level = math.exp(sum(logs) / len(logs))
-            rows += [{"depth": i, "value": level * v, "series": "infinite width"} for i, v in enumerate(self.theory)]
-        title = "squared pre-activation gradient"
-        return curves(rows, x="depth", title=title, x_title="affine layer, from the input", y_scale="log")
+        names = [str(i) for i in range(len(self.gradients))]
+        theory = dict(zip(names, self.theory, strict=True)) if self.theory else {}
+        return gradient_chart(dict(zip(names, self.gradients, strict=True)), theory)
 
 
 @instrument

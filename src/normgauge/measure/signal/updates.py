@@ -1,7 +1,5 @@
 """Where one step of training would move the parameters, without moving them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -24,16 +22,11 @@ def apply_update(objective: Objective, update: Update, gradient: Mapping[str, Te
     if isinstance(update, torch.optim.Optimizer):
         return _step_copy(objective, update, gradient)
     if isinstance(update, Mapping):
-        moved = dict(objective.at(update).parameters)
-        return {name: value.clone() for name, value in moved.items()}
+        return {name: value.clone() for name, value in objective.at(update).parameters.items()}
     if isinstance(update, (int, float)) and not isinstance(update, bool):
         return {name: value - update * gradient[name] for name, value in objective.parameters.items()}
-    raise InputError(
-        "update",
-        "it is a learning rate, a torch optimizer or a dict of new parameters",
-        type(update).__name__,
-        "Pass for example 0.1, or the optimizer you train with",
-    )
+    rule = "it is a learning rate, a torch optimizer or a dict of new parameters"
+    raise InputError("update", rule, type(update).__name__, "Pass for example 0.1, or the optimizer you train with")
 
 
 def copy_optimizer(objective: Objective, optimizer: Any) -> tuple[Any, dict[str, nn.Parameter]]:
@@ -54,12 +47,11 @@ def copy_optimizer(objective: Objective, optimizer: Any) -> tuple[Any, dict[str,
     twin.__dict__.update(copy.deepcopy(_attributes_without_hooks(optimizer), memo))
     owned = {id(parameter) for group in twin.param_groups for parameter in group["params"]}
     if not any(id(copies[name]) in owned for name in values if name in copies):
-        raise InputError(
-            f"update by {type(optimizer).__name__}",
+        rule, step = (
             "the optimizer must hold parameters of the objective's model",
-            "none of them",
-            "Pass the optimizer made from this very model",
+            "Pass the one made from this very model",
         )
+        raise InputError(f"update by {type(optimizer).__name__}", rule, "none of them", step)
     return twin, copies
 
 

@@ -1,12 +1,10 @@
 """`ng.width_check`: do activations, updates and logits keep their size as a network grows wider, and who spoils it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +12,9 @@ from torch import Tensor, nn
 from normgauge.errors import InputError, NonFiniteError
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import call_model, guess_loss, pairs
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.stats import CONFIDENCE, student_quantile
-
-if TYPE_CHECKING:
-    import altair
 
 LIMIT = 0.25  # of a slope: half of 1/2, the smallest power by which a parametrization can be wrong
 ROUNDING = 1e-6  # of the largest gradient: a parameter below is dead, and Adam makes steps of its rounding errors
@@ -118,7 +113,7 @@ class WidthCheck(Result):
         unseen = f"; not seen (read outside of a layer): {', '.join(self.unseen[:3])}" if self.unseen else ""
         return f"95 % intervals over widths and seeds; under SGD a wrong activation spoils updates too{unseen}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the slopes with their intervals."""
         from normgauge.charts import intervals
 

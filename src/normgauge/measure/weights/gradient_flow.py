@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, NonFiniteError, NormgaugeWarning, explain, unknown_name
-from normgauge.measure.weights.integrators import Path, dormand_prince, runge_kutta
 from normgauge.objective import Objective
-from normgauge.records import Reading
+from normgauge.records import Chart, Reading, Status
 from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 
-if TYPE_CHECKING:
-    import altair
-
 ACCURATE = 1e-3  # relative drift of what the flow keeps exactly: what a plot of the path would still show
 CLOSE = 0.1  # of the way travelled: where gradient descent still follows the flow
+Slope = Callable[[Tensor], tuple[float, Tensor]]
 Integrator = Literal["dormand_prince", "runge_kutta"]
 KINKED = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish),
@@ -82,23 +79,16 @@ class GradientFlow(Result):
         return max((item.drift for item in self.conserved), default=0.0)
 
     def _title(self) -> str:
-        return (
-            f"Gradient flow to t = {self.times[-1]:.4g}: loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}, "
-            f"largest drift {self.drift:.3g}"
-        )
+        losses = f"loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g}"
+        return f"Gradient flow to t = {self.times[-1]:.4g}: {losses}, largest drift {self.drift:.3g}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "conserved": item.name,
-                "kind": item.kind,
-                "count": item.count,
-                "start": item.start,
-                "drift": item.drift,
-                **{f"drift_gd_{rate:g}": value for rate, value in item.discrete.items()},
-            }
-            for item in self.conserved
-        ]
+        rows = []
+        for item in self.conserved:
+            rest = {name: getattr(item, name) for name in ("kind", "count", "start", "drift")}
+            discrete = {f"drift_gd_{rate:g}": value for rate, value in item.discrete.items()}
+            rows.append({"conserved": item.name, **rest, **discrete})
+        return rows
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the largest drift, the loss at the end, and how far gradient descent ends from the flow."""
@@ -115,13 +105,11 @@ class GradientFlow(Result):
         way = f"To t = {self.times[-1]:.4g} the loss goes from {self.losses[0]:.4g} to {self.losses[-1]:.4g}; "
         if not self.conserved:
             return f"{way}0 conserved quantities were found, so nothing checks the integration: compare two tolerances."
-        said = (
-            f"{way}{sum(item.count for item in self.conserved)} conserved quantities drift by {self.drift:.2g} at most"
-        )
+        count = sum(item.count for item in self.conserved)
+        said = f"{way}{count} conserved quantities drift by {self.drift:.2g} at most"
         if not self.drift <= ACCURATE:
-            return (
-                f"{said} (over {ACCURATE:g}): the integration is too coarse to trust; lower tol or use more iterations."
-            )
+            coarse = "the integration is too coarse to trust; lower tol or use more iterations"
+            return f"{said} (over {ACCURATE:g}): {coarse}."
         far = [rate for rate, value in self.distances.items() if not value <= CLOSE]
         apart = f" Gradient descent at {min(far):g} ends over {CLOSE:.0%} away from the flow." if far else ""
         return f"{said} (limit {ACCURATE:g}): the path can be trusted.{apart}"
@@ -130,7 +118,7 @@ class GradientFlow(Result):
         kinks = f"; kinks at {', '.join(self.kinks)} bound the accuracy" if self.kinks else ""
         return f"integration error of {self.integrator}, {self.rejected} steps rejected{kinks}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return the loss against time."""
         from normgauge.charts import panels
 
@@ -212,25 +200,22 @@ def gradient_flow(
     _warn_about_kinks(path, kinks)
     drifts = [_drifts(family, objective, path.points) for family in families]
     discrete, distances = _descents(objective, families, slope, start, path, rates)
-    conserved = tuple(
-        Conserved(
-            family.describe(), family.kind, len(family), first, drift, {rate: discrete[rate][i] for rate in discrete}
-        )
-        for i, (family, (first, drift)) in enumerate(zip(families, drifts, strict=True))
-    )
+    conserved = []
+    for i, (family, (first, drift)) in enumerate(zip(families, drifts, strict=True)):
+        by_rate = {rate: discrete[rate][i] for rate in discrete}
+        conserved.append(Conserved(family.describe(), family.kind, len(family), first, drift, by_rate))
+    early = f"after {path.evaluations} gradients it has come to {path.times[-1]:.3g}"
     return GradientFlow(
         times=tuple(path.times),
         losses=tuple(path.losses),
-        conserved=conserved,
+        conserved=tuple(conserved),
         parameters=objective.unflatten(path.points[-1]),
         rejected=path.rejected,
         distances=distances,
         kinks=kinks,
         integrator=integrator,
         status=path.status,
-        sentence=""
-        if path.status == "ok"
-        else f"after {path.evaluations} gradients it has come to {path.times[-1]:.3g}",
+        sentence="" if path.status == "ok" else early,
     )
 
 
@@ -255,7 +240,7 @@ def _drifts(family: Family, objective: Objective, points: Sequence[Tensor]) -> t
 def _descents(
     objective: Objective,
     families: Sequence[Family],
-    slope: Callable[[Tensor], tuple[float, Tensor]],
+    slope: Slope,
     start: Tensor,
     path: Path,
     rates: Sequence[float],
@@ -281,13 +266,98 @@ def _descents(
 def _warn_about_kinks(path: Path, kinks: tuple[str, ...]) -> None:
     hard = path.status == "nonconverged" or path.rejected > 0.3 * max(1, len(path.times))
     if kinks and hard and path.adaptive:
-        warnings.warn(
-            explain(
-                "gradient_flow",
-                f"at the kinks of {', '.join(kinks)} the gradient jumps, and adaptive steps shrink without end",
-                f"{path.rejected} rejected steps, {path.evaluations} gradients, time {path.times[-1]:.3g}",
-                "Pass integrator='runge_kutta', a larger tol, or a smooth activation",
-            ),
-            NormgaugeWarning,
-            stacklevel=3,
-        )
+        rule = f"at the kinks of {', '.join(kinks)} the gradient jumps, and adaptive steps shrink without end"
+        got = f"{path.rejected} rejected steps, {path.evaluations} gradients, time {path.times[-1]:.3g}"
+        step = "Pass integrator='runge_kutta', a larger tol, or a smooth activation"
+        warnings.warn(explain("gradient_flow", rule, got, step), NormgaugeWarning, stacklevel=3)
+
+
+# Dormand and Prince's pair of orders 5 and 4; the last row is the fifth-order solution, so the last slope is reused
+STAGES = (
+    (1 / 5,),
+    (3 / 40, 9 / 40),
+    (44 / 45, -56 / 15, 32 / 9),
+    (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+    (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+    (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+)
+ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+
+
+@dataclass
+class Path:
+    """A trajectory: times, points and losses, and what it cost."""
+
+    times: list[float]
+    points: list[Tensor]
+    losses: list[float]
+    evaluations: int
+    adaptive: bool
+    rejected: int = 0
+    status: Status = field(default="ok")
+
+
+def runge_kutta(f: Slope, start: Tensor, time: float, *, steps: int) -> Path:
+    """Integrate with `steps` steps of the classical method of order four."""
+    h, theta = time / steps, start
+    loss, k1 = f(theta)
+    path = Path([0.0], [theta], [loss], 1, adaptive=False)
+    for number in range(1, steps + 1):
+        try:
+            k2 = f(theta + h / 2 * k1)[1]
+            k3 = f(theta + h / 2 * k2)[1]
+            k4 = f(theta + h * k3)[1]
+            theta = theta + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            loss, k1 = f(theta)
+        except NonFiniteError:
+            path.status = "diverged"
+            break
+        path.evaluations += 4
+        path.times.append(number * h)
+        path.points.append(theta)
+        path.losses.append(loss)
+    return path
+
+
+def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_evaluations: int) -> Path:
+    """Integrate with steps that keep the error estimate below `rtol` times the size of theta."""
+    loss, slope = f(start)
+    path = Path([0.0], [start], [loss], 1, adaptive=True)
+    theta, t = start, 0.0
+    scale = float(start.norm()) + 1e-12
+    h = min(time, 0.01 * scale / (float(slope.norm()) + 1e-300))
+    while t < time * (1 - 1e-12):
+        if path.evaluations + 6 > max_evaluations:
+            path.status = "nonconverged"
+            break
+        h = min(h, time - t)
+        slopes = [slope]
+        try:
+            for row in STAGES:
+                moved = theta + h * _weighted_sum(row, slopes)
+                loss, new = f(moved)
+                slopes.append(new)
+            error = h * float(_weighted_sum(ERROR, slopes).norm())
+        except NonFiniteError:
+            error = math.inf
+        path.evaluations += 6
+        ratio = error / (rtol * (float(theta.norm()) + 1e-12))
+        if ratio <= 1:
+            t, theta, slope = t + h, moved, slopes[-1]
+            path.times.append(t)
+            path.points.append(theta)
+            path.losses.append(loss)
+        else:
+            path.rejected += 1
+        h *= min(5.0, max(0.2, 0.9 * ratio**-0.2)) if ratio > 0 else 5.0
+        if h < 1e-14 * time:
+            path.status = "nonconverged"
+            break
+    return path
+
+
+def _weighted_sum(coefficients: tuple[float, ...], slopes: list[Tensor]) -> Tensor:
+    total = torch.zeros_like(slopes[0])
+    for coefficient, slope in zip(coefficients, slopes, strict=True):
+        total = total.add(slope, alpha=coefficient)
+    return total

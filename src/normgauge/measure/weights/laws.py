@@ -1,7 +1,5 @@
 """Which law of weight dynamics an optimizer obeys, read from its class and groups."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -84,15 +82,13 @@ class Law:
         if self.name == "adam_l2":
             return theory.adam_l2_equilibrium(self.rate, self.decay, size, G, self.momentum)
         if self.name == "muon" and len(shape) == 2:
+            scale = 0.2 * math.sqrt(max(shape)) if self.group.get("adjust_lr_fn") == "match_rms_adamw" else None
+            own: dict[str, Any] = {
+                "coefficients": tuple(self.group["ns_coefficients"]),
+                "iterations": int(self.group["ns_steps"]),
+            }
             whole = theory.muon_equilibrium(
-                self.rate,
-                self.decay,
-                (shape[0], shape[1]),
-                self.momentum,
-                nesterov,
-                scale=self._muon_scale(shape),
-                coefficients=tuple(self.group["ns_coefficients"]),
-                iterations=int(self.group["ns_steps"]),
+                self.rate, self.decay, (shape[0], shape[1]), self.momentum, nesterov, scale=scale, **own
             )
             return whole._replace(norm=whole.norm * math.sqrt(size / math.prod(shape)))
         if self.name == "hyperball":
@@ -100,9 +96,6 @@ class Law:
         if self.name == "sphere":
             return Equilibrium(norm, math.nan, 0.0)
         return Equilibrium(math.nan, math.nan, math.nan)
-
-    def _muon_scale(self, shape: tuple[int, ...]) -> float | None:
-        return 0.2 * math.sqrt(max(shape)) if self.group.get("adjust_lr_fn") == "match_rms_adamw" else None
 
 
 def law_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any] | None) -> Law:
@@ -124,7 +117,6 @@ def law_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any] | None
     if isinstance(optimizer, torch.optim.SGD):
         return Law("sgd", group, 4.0, "SGD: |w|^4 settles at lr G / (2 weight_decay (1 - momentum))")
     if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
-        return Law(
-            "muon", group, 2.0, "Muon: |w|^2 settles at lr |u|^2 (1 + 2 memory) / (2 weight_decay - lr weight_decay^2)"
-        )
+        law = "|w|^2 settles at lr |u|^2 (1 + 2 memory) / (2 weight_decay - lr weight_decay^2)"
+        return Law("muon", group, 2.0, f"Muon: {law}")
     return Law("unknown", group, 4.0, f"no law is known for {type(optimizer).__name__}; the next norm is exact")

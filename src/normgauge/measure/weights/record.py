@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -55,9 +54,7 @@ class UpdateRecord:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()
@@ -84,9 +81,6 @@ class UpdateRecord:
                 weight = self._before[parameter]
                 update = (law.keep * weight - parameter.detach().double()) / law.rate
                 values = weight.square(), update.square() * weight.square().sum()
-                if parameter not in self.means:
-                    self.means[parameter] = values
-                else:
-                    for mean, new in zip(self.means[parameter], values, strict=True):
-                        mean.lerp_(new, share)
+                for mean, new in zip(self.means.setdefault(parameter, values), values, strict=True):
+                    mean.lerp_(new, share)
         self._before = {}

@@ -1,11 +1,10 @@
 """Where the norms of scale-invariant weights are heading under an optimizer, and how fast their directions turn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +14,11 @@ from normgauge.measure.signal.updates import apply_update
 from normgauge.measure.weights.laws import Law, law_of
 from normgauge.measure.weights.record import UpdateRecord
 from normgauge.objective import Objective
-from normgauge.records import Kind, Reading
+from normgauge.records import Chart, Kind, Reading
 from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
 from normgauge.theory.weight_dynamics import recorded_equilibrium, steps_to_equilibrium
-
-if TYPE_CHECKING:
-    import altair
 
 SETTLED = 0.05  # relative distance from the equilibrium norm: the effective rate is then within ten percent
 Values = Mapping[str, Tensor]
@@ -61,16 +57,16 @@ class WeightBlock:
     next_norm: float
     gradient: float
     radial: float
-    effective_rate: float
     angle: float
     relative_update: float
-    equilibrium_norm: float
-    equilibrium_angle: float
-    steps: float
-    heading: str
-    law: str
     norms: tuple[float, ...]
-    equilibria: tuple[float, ...]
+    effective_rate: float = math.nan
+    equilibrium_norm: float = math.nan
+    equilibrium_angle: float = math.nan
+    steps: float = math.nan
+    heading: str = "unknown"
+    law: str = "its scale matters to the function; no law predicts its norm"
+    equilibria: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,42 +99,38 @@ class WeightDynamics(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return norm, angle and relative size of the next step, and where the scale is free the equilibrium."""
-        why = "no optimizer was given, or no law is known"
         kinds: dict[str, Kind] = {"norm": "exact", "angle": "exact", "relative_update": "exact"}
         kinds |= {"equilibrium_norm": "estimate", "steps": "estimate"}
-        return tuple(
-            Reading.measured(
-                name.replace("_", " "), getattr(block, name), kind, layer=", ".join(block.parameters), why=why
-            )
-            for block in self.blocks
-            for name, kind in kinds.items()
-            if block.scale_invariant or kind == "exact"
-        )
+        found = []
+        for block in self.blocks:
+            why, layer = "no optimizer was given, or no law is known", ", ".join(block.parameters)
+            for name, kind in kinds.items():
+                if block.scale_invariant or kind == "exact":
+                    value = getattr(block, name)
+                    found.append(Reading.measured(name.replace("_", " "), value, kind, layer=layer, why=why))
+        return tuple(found)
 
     def _meaning(self) -> str:
         free = [block for block in self.blocks if block.scale_invariant]
         if not free:
-            return (
-                f"None of {len(self.blocks)} tensors has a free scale: weight decay limits the function, not the rate."
-            )
+            told = f"None of {len(self.blocks)} tensors has a free scale"
+            return f"{told}: weight decay limits the function, not the rate."
         moving = [block for block in free if block.heading in ("growing", "shrinking")]
         if not moving:
             words = ", ".join(dict.fromkeys(block.heading for block in free))
             return f"The norms of {len(free)} scale-invariant groups are {words} ({SETTLED:.0%} counts as settled)."
         last = max(moving, key=lambda block: block.steps)
-        name = _name_block(last.parameters)
         span = f"about {last.steps:.2g} steps" if math.isfinite(last.steps) else "no end"
-        return (
-            f"{len(moving)} of {len(free)} scale-invariant groups are over {SETTLED:.0%} from equilibrium: "
-            f"{name} is {last.heading} from {last.norm:.3g} to {last.equilibrium_norm:.3g} with "
-            f"{span} to go, and until then its effective rate changes by itself."
-        )
+        told = f"{len(moving)} of {len(free)} scale-invariant groups are over {SETTLED:.0%} from equilibrium"
+        way = f"{last.heading} from {last.norm:.3g} to {last.equilibrium_norm:.3g} with {span} to go"
+        return f"{told}: {_name_block(last.parameters)} is {way}, and until then its effective rate changes by itself."
 
     def _notes(self) -> str:
         laws = "; ".join(dict.fromkeys(block.law for block in self.blocks if block.scale_invariant))
-        return f"medians over rows; {laws}; equilibria assume isotropic gradients of today's size"
+        settled = f"; {laws}; equilibria assume isotropic gradients of today's size" if laws else ""
+        return f"medians over rows{settled}"
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars of the norm now and at equilibrium, per block."""
         from normgauge.charts import bars
 
@@ -199,24 +191,36 @@ def weight_dynamics(
     """
     groups = _groups(objective, optimizer)
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
-    point = {name: value.double() for name, value in objective.parameters.items()}
     squares, slopes = _gradients(objective)
-    ahead = _next_point(objective, optimizer, slopes) if optimizer is not None else None
-    recorded = record.of(objective) if record is not None else {}
+    state = _State(
+        {name: value.double() for name, value in objective.parameters.items()},
+        squares,
+        slopes,
+        None if optimizer is None else _next_point(objective, optimizer, slopes),
+        {} if record is None else record.of(objective),
+    )
     blocks = []
-    covered: set[str] = set()
     for family in symmetries.families:
         if family.kind == "scale" and family.status != "undecided" and _plain(family):
             laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
             law = law_of(optimizer, groups.get(family.parameters[0]))
             if len(laws) > 1:
                 law = Law("unknown", {}, 4.0, "its tensors have different optimizers' laws; none is known for all")
-            blocks.append(_block(family, law, point, squares, slopes, ahead=ahead, recorded=recorded))
-            covered.update(family.parameters)
-    rest = [name for name in point if name not in covered]
-    blocks += [_ordinary_block(name, point, slopes, ahead) for name in rest]
-    title = "gradient flow" if optimizer is None else type(optimizer).__name__
-    return WeightDynamics(tuple(blocks), title)
+            blocks.append(_block(family, law, state))
+    covered = {name for block in blocks for name in block.parameters}
+    blocks += [_ordinary_block(name, state) for name in state.point if name not in covered]
+    return WeightDynamics(tuple(blocks), "gradient flow" if optimizer is None else type(optimizer).__name__)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Weights, their gradients, where they go next and what a record says of them, by name."""
+
+    point: Values
+    squares: Values
+    slopes: Values
+    moved: Values | None
+    recorded: Mapping[str, tuple[Tensor, Tensor]]
 
 
 def _name_block(parameters: Sequence[str]) -> str:
@@ -246,23 +250,17 @@ def _gradients(objective: Objective) -> tuple[Values, Values]:
 def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
     if optimizer is None:
         return {}
+    rule, step = "optimizer is a torch.optim.Optimizer", "Pass torch.optim.SGD(model.parameters(), lr=...)"
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(
-            "weight_dynamics",
-            "optimizer is a torch.optim.Optimizer of the model's parameters",
-            type(optimizer).__name__,
-            "Pass torch.optim.SGD(model.parameters(), lr=...)",
-        )
+        raise InputError("weight_dynamics", f"{rule} of the model's parameters", type(optimizer).__name__, step)
     by_id = {id(param): group for group in optimizer.param_groups for param in group["params"]}
     named = dict(objective.model.named_parameters())
     groups = {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
     if not groups:
-        raise InputError(
-            "weight_dynamics",
-            "the optimizer must hold parameters of the objective's model",
-            f"{type(optimizer).__name__} of {len(by_id)} others",
-            "Make it from the same model; moving or copying a model makes new parameters",
-        )
+        rule = "the optimizer must hold parameters of the objective's model"
+        got = f"{type(optimizer).__name__} of {len(by_id)} others"
+        step = "Make it from the same model; moving or copying a model makes new parameters"
+        raise InputError("weight_dynamics", rule, got, step)
     return groups
 
 
@@ -273,24 +271,16 @@ def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: 
     return {name: value.double() for name, value in moved.items()}
 
 
-def _block(
-    family: Family,
-    law: Law,
-    point: Values,
-    squares: Values,
-    slopes: Values,
-    ahead: Values | None,
-    recorded: Mapping[str, tuple[Tensor, Tensor]],
-) -> WeightBlock:
-    ones = {name: torch.ones_like(value) for name, value in point.items()}
-    sizes = family.gather(ones, ones)
-    w2, g2 = family.gather(point, point), family.gather(ones, squares)
-    along = family.gather(point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
+def _block(family: Family, law: Law, state: _State) -> WeightBlock:
+    ones = {name: torch.ones_like(value) for name, value in state.point.items()}
+    sizes, w2 = family.gather(ones, ones), family.gather(state.point, state.point)
+    g2, slopes = family.gather(ones, state.squares), state.slopes
+    along = family.gather(state.point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
     norms = w2.sqrt().tolist()
-    shape = tuple(point[family.parameters[0]].shape) if len(family.parameters) == 1 else ()
-    if law.name == "sgd" and all(name in recorded for name in family.parameters):
-        means = [family.gather(ones, {name: recorded[name][i] for name in recorded}).tolist() for i in range(2)]
-        pairs = zip(*means, strict=True)
+    shape = tuple(state.point[family.parameters[0]].shape) if len(family.parameters) == 1 else ()
+    if law.name == "sgd" and all(name in state.recorded for name in family.parameters):
+        means = [{name: pair[i] for name, pair in state.recorded.items()} for i in range(2)]
+        pairs = zip(*(family.gather(ones, mean).tolist() for mean in means), strict=True)
         settled = [recorded_equilibrium(law.rate, law.keep, pair, law.memory, law.power) for pair in pairs]
     else:
         settled = [
@@ -301,25 +291,27 @@ def _block(
         steps_to_equilibrium(norm, s.norm, s.relaxation, law.power) if s.norm > 0 else math.inf
         for norm, s in zip(norms, settled, strict=True)
     ]
-    new = () if ahead is None else (family.gather(ahead, ahead), family.gather(point, ahead))
-    after, angle, relative = _next_step(w2, *new)
-    norm = _median(norms)
+    new = state.moved
+    after, angle, relative = _next_step(
+        w2, *((family.gather(new, new), family.gather(state.point, new)) if new else ())
+    )
+    norm, goal = median(norms), median(s.norm for s in settled)
     return WeightBlock(
         parameters=family.parameters,
         blocks=len(family),
-        size=int(_median(sizes.tolist())),
+        size=int(median(sizes.tolist())),
         scale_invariant=True,
         norm=norm,
         next_norm=after,
-        gradient=_median(g2.sqrt().tolist()),
+        gradient=median(g2.sqrt().tolist()),
         radial=float(along.max()),
-        effective_rate=_median([law.effective_rate(value) for value in norms]),
+        effective_rate=median(law.effective_rate(value) for value in norms),
         angle=angle,
         relative_update=relative,
-        equilibrium_norm=_median([s.norm for s in settled]),
-        equilibrium_angle=_median([s.angle for s in settled]),
-        steps=_median(steps),
-        heading=_heading(law, norm, _median([s.norm for s in settled])),
+        equilibrium_norm=goal,
+        equilibrium_angle=median(s.angle for s in settled),
+        steps=median(steps),
+        heading=_heading(law, norm, goal),
         law=law.sentence,
         norms=tuple(norms),
         equilibria=tuple(s.norm for s in settled),
@@ -342,14 +334,15 @@ def _next_step(w2: Tensor, moved: Tensor | None = None, cross: Tensor | None = N
         return math.nan, math.nan, math.nan
     angle = torch.atan2((w2 * moved - cross.square()).clamp_min(0).sqrt(), cross)
     relative = ((w2 + moved - 2 * cross).clamp_min(0) / w2).sqrt()
-    return _median(moved.sqrt().tolist()), _median(angle.tolist()), _median(relative.tolist())
+    return median(moved.sqrt().tolist()), median(angle.tolist()), median(relative.tolist())
 
 
-def _ordinary_block(name: str, point: Values, slopes: Values, ahead: Values | None) -> WeightBlock:
-    w, g = point[name], slopes[name]
+def _ordinary_block(name: str, state: _State) -> WeightBlock:
+    w, g = state.point[name], state.slopes[name]
     norm, slope = float(w.norm()), float(g.norm())
-    new = () if ahead is None else (ahead[name].square().sum()[None], (w * ahead[name]).sum()[None])
-    after, angle, relative = _next_step(w.square().sum()[None], *new)
+    new = state.moved[name] if state.moved is not None else None
+    moved = () if new is None else (new.square().sum()[None], (w * new).sum()[None])
+    after, angle, relative = _next_step(w.square().sum()[None], *moved)
     return WeightBlock(
         parameters=(name,),
         blocks=1,
@@ -359,20 +352,7 @@ def _ordinary_block(name: str, point: Values, slopes: Values, ahead: Values | No
         next_norm=after,
         gradient=slope,
         radial=abs(float((w * g).sum())) / (norm * slope) if norm * slope else 0.0,
-        effective_rate=math.nan,
         angle=angle if norm else math.nan,
         relative_update=relative if norm else math.nan,
-        equilibrium_norm=math.nan,
-        equilibrium_angle=math.nan,
-        steps=math.nan,
-        heading="unknown",
-        law="its scale matters to the function; no law predicts its norm",
         norms=(norm,),
-        equilibria=(),
     )
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -10,30 +10,6 @@ from normgauge.papers.court.typeset import typeset
 from normgauge.papers.court.verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
 from normgauge.papers.court.weigh import poll, weigh
 
-__all__ = [
-    "Claim",
-    "Contrast",
-    "DEFAULT_FOLDER",
-    "EACH",
-    "Evidence",
-    "LARGEST",
-    "FAULTS",
-    "Ledger",
-    "OUTCOMES",
-    "SMALLEST",
-    "STANDINGS",
-    "Source",
-    "StudyTable",
-    "Verdict",
-    "WORDS",
-    "criteria",
-    "each_but",
-    "empirical",
-    "finding",
-    "ledger",
-    "poll",
-    "resolve",
-    "shipped",
-    "typeset",
-    "weigh",
-]
+__all__ = ["Claim", "Contrast", "DEFAULT_FOLDER", "EACH", "Evidence", "FAULTS", "LARGEST", "Ledger", "OUTCOMES"]
+__all__ += ["SMALLEST", "STANDINGS", "Source", "StudyTable", "Verdict", "WORDS", "criteria", "each_but"]
+__all__ += ["empirical", "finding", "ledger", "poll", "resolve", "shipped", "typeset", "weigh"]

@@ -1,10 +1,8 @@
 """The words a judge speaks: `printed`, `corrected`, `conclusion`, `fact`, and the discrepancies they weigh."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -95,27 +93,18 @@ def unsaid(text: str, words: Sequence[str]) -> float:
 
 
 def gather(checks: Iterable[Check]) -> tuple[Evidence, ...]:
-    """Join the checks of the same role and name over all instances; the worst instance speaks.
+    """Join the checks of the same role and name over all instances, in order of first appearance.
 
-    Facts keep the value largest in size. The order is that of first appearance.
+    The worst instance speaks; of facts the value largest in size.
     """
-    evidence: dict[tuple[Role, str], Evidence] = {}
+    groups: dict[tuple[Role, str], list[Check]] = {}
     for check in checks:
-        key = (check.role, check.name)
         value = math.inf if math.isnan(check.value) and check.role != "fact" else float(check.value)
-        before = evidence.get(key)
-        if before is None:
-            evidence[key] = Evidence(check.name, check.role, value, check.tolerance, 1)
-            continue
-        worse = abs(value) > abs(before.value)
-        evidence[key] = Evidence(
-            check.name,
-            check.role,
-            value if worse else before.value,
-            max(check.tolerance, before.tolerance),
-            before.instances + 1,
-        )
-    return tuple(evidence.values())
+        groups.setdefault((check.role, check.name), []).append(replace(check, value=value))
+    return tuple(
+        Evidence(name, role, max((c.value for c in group), key=abs), max(c.tolerance for c in group), len(group))
+        for (role, name), group in groups.items()
+    )
 
 
 def _tensor(value: Number) -> Tensor:

@@ -1,7 +1,5 @@
 """`Claim`: a sentence from a paper and the way it is judged."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -146,16 +144,16 @@ class Claim:
             for premise in self.premise:
                 judged = poll(measure([premise], table), least_effects([premise], table))
                 known = [each.effects(table) for each in premise.resolve(table)]
-                same = all(effects and min(effects) == max(effects) > premise.least for effects in known)
-                if judged.outcome != "reproduced" and not same:
-                    absent = judged.outcome == "contradicted" or all(map(_is_flat, known))
+                flat = all(effects and min(effects) == max(effects) for effects in known)  # an interval without width
+                known_true = flat and all(min(effects) > premise.least for effects in known)
+                if judged.outcome != "reproduced" and not known_true:
+                    absent = judged.outcome == "contradicted" or flat
                     told = "its premise did not come about" if absent else "whether its premise holds cannot be told"
                     word: Outcome = "premise_absent" if absent else "too_small_to_tell"
                     return replace(judged, outcome=word, sentence=f"{told}: {premise.rule}. {judged.sentence}")
             return poll(measure(self.contrasts, table), least_effects(self.contrasts, table))
         except NotRun as absent:
-            told = f"not run under this design: {absent}; {self.command} runs it. Criterion: {self.criterion}"
-            return Verdict("empirical", "not_run", "not_run", (), told)
+            return _not_run(f"not run under this design: {absent}; {self.command} runs it. Criterion: {self.criterion}")
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError) as error:
             told = f"the table of study {self.study!r} cannot be read: {type(error).__name__}: {error}"
             return Verdict("empirical", None, "error", (), told)
@@ -163,17 +161,17 @@ class Claim:
     def _judge_runs(self) -> Verdict:
         """Judge from the runs in force; what other runs say stands beside it, with the reason why it does not count."""
         if not self.study:
-            return Verdict("empirical", "not_run", "not_run", (), f"no study decides it: {self.criterion}.")
+            return _not_run(f"no study decides it: {self.criterion}.")
         chosen, others = choose_source(self.study, self.runs)
         if chosen is None:
             told = f"not run yet; {self.command} runs the study that decides it. Criterion: {self.criterion}"
-            return Verdict("empirical", "not_run", "not_run", (), told)
+            return _not_run(told)
         beside = (replace(self.judge_table(s.table), rests_on=f"{s}; {why}") for s, why in others)
         return replace(self.judge_table(chosen.table), rests_on=str(chosen), beside=tuple(beside))
 
 
-def _is_flat(effects: list[float]) -> bool:
-    return bool(effects) and min(effects) == max(effects)
+def _not_run(sentence: str) -> Verdict:
+    return Verdict("empirical", "not_run", "not_run", (), sentence)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class Pick:
 
 
 EACH, SMALLEST, LARGEST = Pick("each"), Pick("smallest"), Pick("largest")
+PICKS: dict[Any, Pick] = {pick.which: pick for pick in (EACH, SMALLEST, LARGEST)}
+OF: dict[str, Callable[[float], float]] = {"": float, "abs": abs, "at least 1": lambda value: max(value, 1.0)}
 
 
 def each_but(*values: Any) -> Pick:
@@ -58,7 +60,7 @@ class Contrast:
         log: compare log10 of the reading.
         over: knobs over which the reading is averaged, on seeds that have all of their values.
         spread: a knob over which the standard deviation is taken first.
-        of: computes the reading from a row.
+        of: what is compared of the reading, as `abs`.
         name: in words; made from the arms otherwise.
     """
 
@@ -71,7 +73,7 @@ class Contrast:
     log: bool = False
     over: tuple[str, ...] = ()
     spread: str = ""
-    of: Callable[[Row], float | None] | None = None
+    of: Callable[[float], float] = float
     name: str = ""
 
     @property
@@ -83,10 +85,9 @@ class Contrast:
     def _told(self) -> str:
         if self.name:
             return self.name
-        words, reading = [_words(arm) for arm in (self.more, self.less) if arm is not None], _spell(self.reading)
-        measure = f"{'log10 of ' if self.log else ''}{f'spread over {self.spread} of ' if self.spread else ''}{reading}"
-        arms = (" over " if self.log else " minus ").join(words) if any(words) else ""
-        told = ": ".join(part for part in (measure, arms) if part)
+        arms = (" over " if self.log else " minus ").join(_words(arm) for arm in (self.more, self.less) if arm)
+        told = f"{'log10 of ' * self.log}{f'spread over {self.spread} of ' * bool(self.spread)}{_spell(self.reading)}"
+        told = ": ".join(part for part in (told, arms) if part)
         told += f", minus the same of {' and '.join(map(_words, self.control))}" if self.control else ""
         told += f" ({_words(self.at)})" if self.at else ""
         return told + (f", mean over {', '.join(self.over)}" if self.over else "")
@@ -116,9 +117,9 @@ class Contrast:
             NotRun: where an arm was not run.
             DataError: when two rows answer for one seed: then a knob is missing from the contrast.
         """
-        signed = [(sign, arm) for sign, arm in ((1, self.more), (-1, self.less)) if arm is not None]
+        signed = [(1, self.more), (-1, self.less)]
         signed += [(-1, self.control[0]), (1, self.control[1])] if self.control else []
-        cells = [(sign, self._by_seed(table, {**(self.at or {}), **arm})) for sign, arm in signed]
+        cells = [(sign, self._by_seed(table, {**(self.at or {}), **arm})) for sign, arm in signed if arm is not None]
         seeds = sorted(set.intersection(*(set(cell) for _, cell in cells)))
         return [sum(sign * cell[seed] for sign, cell in cells) for seed in seeds]
 
@@ -129,15 +130,14 @@ class Contrast:
         if not rows and not table.has_failed(knobs):
             raise NotRun(f"no run of {_words(knobs) or 'it'}")
         reading = str(arm.get("reading", self.reading))
-        groups: dict[int, list[tuple[Row, float]]] = {}
-        if rows and not self.of and not any(reading in row for row in table.rows):
+        if rows and not any(reading in row for row in table.rows):
             raise NotRun(f"no run recorded {_spell(reading)}")
-        for row in rows:
-            value = self.of(row) if self.of else row.get(reading)
-            if value is not None:
-                groups.setdefault(row["seed"], []).append((row, math.log10(value) if self.log else float(value)))
+        groups: dict[int, list[tuple[Row, float]]] = {}
+        for row in (row for row in rows if row.get(reading) is not None):
+            value = self.of(row[reading])
+            groups.setdefault(row["seed"], []).append((row, math.log10(value) if self.log else value))
         whole = max(map(len, groups.values()), default=0)
-        if whole > 1 and not (self.over or self.spread):
+        if whole > 1 and not own:
             duplicate = f"{whole} for one seed of {_words(knobs)}"
             raise DataError(f"reading {reading!r}", "one row per seed", duplicate, "Name more knobs")
         return {seed: self._summary(group) for seed, group in groups.items() if len(group) == whole}
@@ -149,6 +149,28 @@ class Contrast:
         for row, value in group:
             held.setdefault(tuple(str(row.get(knob)) for knob in self.over), []).append(value)
         return fmean(map(pstdev, held.values()))
+
+
+def read_contrast(told: Row) -> Contrast:
+    """Return a contrast as `studies.toml` tells it: `factor` is the smallest ratio, `of` a word of `OF`."""
+    fields = {**told, "over": tuple(told.get("over", ())), "of": OF[told.get("of", "")]}
+    if "factor" in told:
+        fields |= {"log": True, "least": math.log10(fields.pop("factor"))}
+    fields |= {name: read_arm(told[name]) for name in ("more", "less", "at") if name in told}
+    if "control" in told:
+        fields["control"] = tuple(map(read_arm, told["control"]))
+    return Contrast(**fields)
+
+
+def read_arm(told: Row) -> dict[str, Any]:
+    """Return an arm as `studies.toml` tells it: `each`, `smallest`, `largest` and `{ each_but = [...] }` are picks."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):
+            return each_but(*value["each_but"])
+        return tuple(value) if isinstance(value, list) else PICKS.get(value, value)
+
+    return {knob: read(value) for knob, value in told.items()}
 
 
 def resolve(knobs: Arm, table: StudyTable) -> Iterator[dict[str, Any]]:

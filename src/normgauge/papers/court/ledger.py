@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from normgauge.errors import InputError, unknown_name
 from normgauge.papers.court.claim import FAULTS, Claim
-from normgauge.papers.court.judges import Progress, judge_many
 from normgauge.papers.court.registry import find, registered_claims
 from normgauge.papers.court.sources import own_runs
 from normgauge.papers.court.verdict import Verdict
 from normgauge.papers.shelf import PAPERS
-from normgauge.records import Reading, format_table, plain
+from normgauge.records import Chart, Reading, format_table, plain
 from normgauge.results import Result
 
-if TYPE_CHECKING:
-    import altair
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -84,33 +86,32 @@ class Ledger(Result):
     def explain(self, id: str) -> str:
         """Return one claim in full: printed, what is wrong, corrected, evidence, how to reproduce."""
         claim, verdict = self[id], self[id].result
-        paper = PAPERS[claim.paper].name if claim.paper in PAPERS else claim.paper
         parts = [
-            f"{claim.id} ({paper}, {claim.place}; {claim.kind}): {_spell(verdict.word)}",
-            f"printed:     {claim.printed}",
-            f"finding:     {verdict.sentence}",
-            f"note:        {claim.note}" if claim.note else "",
-            f"fault:       {claim.fault}" if claim.flaw else "",
-            f"corrected:   {claim.corrected}" if claim.corrected else "",
-            f"hypotheses:  {claim.hypotheses}" if claim.hypotheses else "",
-            *(f"quoted:      {quote}" for quote in claim.quotes),
-            f"criterion:   {claim.criterion}" if claim.criterion else "",
-            *(f"evidence:    {item}" for item in verdict.evidence),
-            f"rests on:    {verdict.rests_on}" if verdict.rests_on else "",
-            *(f"beside it:   {_spell(v.word)}: {v.sentence} ({v.rests_on})" for v in verdict.beside),
-            f"reproduce:   {claim.command}",
-            f"cite:        {', '.join(claim.cite)}",
-            f"verdict {verdict.verdict or 'none'}, status {verdict.status}"
-            + (f", float64, seed {self.seed}" if claim.trial else ""),
+            ("printed", claim.printed),
+            ("finding", verdict.sentence),
+            ("note", claim.note),
+            ("fault", claim.fault if claim.flaw else ""),
+            ("corrected", claim.corrected),
+            ("hypotheses", claim.hypotheses),
+            *(("quoted", quote) for quote in claim.quotes),
+            ("criterion", claim.criterion),
+            *(("evidence", str(item)) for item in verdict.evidence),
+            ("rests on", verdict.rests_on),
+            *(("beside it", f"{_spell(v.word)}: {v.sentence} ({v.rests_on})") for v in verdict.beside),
+            ("reproduce", claim.command),
+            ("cite", ", ".join(claim.cite)),
         ]
-        return "\n".join(part for part in parts if part)
+        head = f"{claim.id} ({_name(claim.paper)}, {claim.place}; {claim.kind}): {_spell(verdict.word)}"
+        told = f"verdict {verdict.verdict or 'none'}, status {verdict.status}"
+        told += f", float64, seed {self.seed}" if claim.trial else ""
+        return "\n".join([head, *(f"{label + ':':<13}{text}" for label, text in parts if text), told])
 
-    def chart(self) -> altair.TopLevelMixin:
+    def chart(self) -> Chart:
         """Return bars of the verdicts per paper (needs the `lab` extra)."""
         from normgauge.charts import bars
 
         rows = [
-            {"paper": PAPERS[paper].name if paper in PAPERS else paper, "verdict": _spell(word), "claims": number}
+            {"paper": _name(paper), "verdict": _spell(word), "claims": number}
             for paper, words in self.counts().items()
             for word, number in words.items()
         ]
@@ -119,9 +120,7 @@ class Ledger(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return how often each verdict fell."""
-        total = Counter[str]()
-        for words in self.counts().values():
-            total.update(words)
+        total = Counter(_word(claim.result) for claim in self.claims)
         return tuple(Reading(f"claims {_spell(word)}", number) for word, number in sorted(total.items()))
 
     def _meaning(self) -> str:
@@ -133,58 +132,25 @@ class Ledger(Result):
         for paper in self.counts():
             own = [claim for claim in self.claims if claim.paper == paper]
             rows = [{"id": c.id, "verdict": _spell(c.result.word), "sentence": f"{c.printed} ({c.place})"} for c in own]
-            name = PAPERS[paper].name if paper in PAPERS else "other"
-            title = f"{name} ({paper}): {len(rows)} claims ({self.tally(paper)})"
+            title = f"{_name(paper, 'other')} ({paper}): {len(rows)} claims ({self.tally(paper)})"
             tables.append(format_table(rows, title=title))
         return "\n\n".join([*tables, format_table([], footer=self._footer())])
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": claim.id,
-                "paper": claim.paper,
-                "kind": claim.kind,
-                "place": claim.place,
-                "verdict": claim.verdict,
-                "outcome": claim.outcome,
-                "status": claim.status,
-                "printed": claim.printed,
-                "corrected": claim.corrected,
-                "sentence": claim.result.sentence,
-            }
-            for claim in self.claims
-        ]
+        columns = ["id", "paper", "kind", "place", "verdict", "outcome", "status", "printed", "corrected"]
+        own = ({name: getattr(claim, name) for name in columns} for claim in self.claims)
+        return [{**row, "sentence": claim.result.sentence} for row, claim in zip(own, self.claims, strict=True)]
 
     def _record(self, claim: Claim) -> dict[str, Any]:
-        verdict = plain(claim.result)
-        return {
-            "id": claim.id,
-            "verdict": verdict["verdict"],
-            "outcome": verdict["outcome"],
-            "status": verdict["status"],
-            "printed": claim.printed,
-            "corrected": claim.corrected,
-            "evidence": verdict["evidence"],
-            "sentence": verdict["sentence"],
-            "criterion": claim.criterion,
-            "rests_on": verdict["rests_on"],
-            "beside": verdict["beside"],
-            "paper": claim.paper,
-            "place": claim.place,
-            "kind": claim.kind,
-            "hypotheses": claim.hypotheses,
-            "note": claim.note,
-            "fault": claim.fault if claim.flaw else "",
-            "quotes": list(claim.quotes),
-            "cite": list(claim.cite),
-            "reproduce": claim.command,
-        }
+        told = ["printed", "corrected", "criterion", "paper", "place", "kind", "hypotheses", "note", "quotes", "cite"]
+        own = {name: plain(getattr(claim, name)) for name in told}
+        fault = claim.fault if claim.flaw else ""
+        return {"id": claim.id, **plain(claim.result), **own, "fault": fault, "reproduce": claim.command}
 
     def _footer(self) -> str:
         judged = sum(claim.status == "judged" for claim in self.claims)
         return (
-            f"{judged} of {len(self.claims)} judged: {self.tally()}; theorems on random float64 instances and edge "
-            "cases, "
+            f"{judged} of {len(self)} judged: {self.tally()}; theorems on random float64 instances and edge cases, "
             f"seed {self.seed}; `normgauge claims --id ID` shows one in full"
         )
 
@@ -225,9 +191,44 @@ def ledger(
     return Ledger(tuple(asked), tuple(trouble), seed=seed)
 
 
+def judge_many(claims: Sequence[Claim], *, workers: int = 1, progress: Progress | None = None) -> tuple[Claim, ...]:
+    """Return the claims with their results computed; `progress` gets (id, how many are done, how many there are)."""
+    verdicts: dict[str, Verdict] = {}
+    for id, verdict in _verdicts(claims, workers):
+        verdicts[id] = verdict
+        if progress is not None:
+            progress(id, len(verdicts), len(claims))
+    return tuple(replace(claim, given=verdicts[claim.id]) for claim in claims)
+
+
+def _verdicts(claims: Sequence[Claim], workers: int) -> Iterator[tuple[str, Verdict]]:
+    """Yield verdicts as they come; experiments, which only read a table, are judged here."""
+    drawn = [claim for claim in claims if claim.trial is not None] if workers > 1 else []
+    for claim in claims:
+        if claim not in drawn:
+            yield claim.id, claim.result
+    if not drawn:
+        return
+    # spawn, not fork: torch's threads do not survive a fork
+    context = multiprocessing.get_context("spawn")
+    crew = min(workers, len(drawn))
+    with ProcessPoolExecutor(crew, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pending = {pool.submit(_judge_by_id, claim.id, claim.seed): claim.id for claim in drawn}
+        for future in as_completed(pending):
+            yield pending[future], future.result()
+
+
+def _judge_by_id(id: str, seed: int) -> Verdict:
+    return replace(find(id), seed=seed).result
+
+
 def _word(verdict: Verdict) -> str:
     return verdict.status if verdict.status != "judged" else str(verdict.verdict)
 
 
 def _spell(word: str) -> str:
     return word.replace("_", " ")
+
+
+def _name(paper: str, other: str | None = None) -> str:
+    return PAPERS[paper].name if paper in PAPERS else other or paper

@@ -1,11 +1,8 @@
 """Where claims register themselves: one decorator per kind, one file per paper, a duplicate id is an error."""
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,17 +14,22 @@ from normgauge.papers.shelf import PAPERS, studies, study_words
 _CLAIMS: dict[str, Claim] = {}
 
 
-def theorem(id: str, **fields: Any) -> Callable[[Trial], Trial]:
+def theorem(id: str, kind: Sort = "theorem", **fields: Any) -> Callable[[Trial], Trial]:
     """Register a theorem-like claim; the decorated function yields its checks on instances it draws.
 
     Its sentences are those of the paper's `claims.toml`, unless `fields` of `Claim` are given.
     """
-    return _register_with_trial(Claim(id=id, kind="theorem", **(fields or _sentences()[id])))
+
+    def enter(trial: Trial) -> Trial:
+        register(Claim(id=id, kind=kind, trial=trial, **(fields or _sentences()[id])))
+        return trial
+
+    return enter
 
 
 def bibliographic(id: str, **fields: Any) -> Callable[[Trial], Trial]:
     """Register a claim about what a text says; the decorated function compares it with the quoted words."""
-    return _register_with_trial(Claim(id=id, kind="bibliographic", **(fields or _sentences()[id])))
+    return theorem(id, "bibliographic", **fields)
 
 
 def empirical(id: str, study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
@@ -44,8 +46,8 @@ def empirical(id: str, study: str, *, contrasts: Sequence[Contrast], premise: Se
     words = study_words()[study]["criteria"][id]
     kind: Sort = "finding" if id == study else "empirical"
     cite = () if id == study else tuple(words.get("cite", [PAPERS[id.partition("-")[0]].key]))
-    told = {"place": "", **words, "cite": cite}
-    return register(Claim(id=id, kind=kind, study=study, contrasts=tuple(contrasts), premise=tuple(premise), **told))
+    told = {"place": "", **words, "cite": cite, "contrasts": tuple(contrasts), "premise": tuple(premise)}
+    return register(Claim(id=id, kind=kind, study=study, **told))
 
 
 def finding(study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
@@ -96,14 +98,6 @@ def find(id: str) -> Claim:
     if id not in _CLAIMS:
         raise unknown_name("claim", id, _CLAIMS, "`normgauge claims` lists them with their sentences")
     return _CLAIMS[id]
-
-
-def _register_with_trial(claim: Claim) -> Callable[[Trial], Trial]:
-    def enter(trial: Trial) -> Trial:
-        register(replace(claim, trial=trial))
-        return trial
-
-    return enter
 
 
 @cache

@@ -4,8 +4,6 @@ Each file of a paper's `tables` is the `StudyDocument` of one study at one size;
 stores, nobody writes them by hand. The reader's own lie where `normgauge reproduce` put them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A claim's sentences with their formulas typeset: LaTeX in a paper's `typeset.toml`, MathML rendered once."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from functools import cache
@@ -44,12 +42,14 @@ def latex(claim: Claim, part: Part) -> str | None:
 @cache
 def sources() -> dict[str, dict[str, str]]:
     """Return the LaTeX forms: id -> part -> text with `$formulas$`."""
-    texts = ((paper.folder / "typeset.toml").read_text(encoding="utf-8") for paper in PAPERS.values())
-    return {id: parts for text in texts for id, parts in tomllib.loads(text).items()}
+    return {id: parts for text in _texts("typeset.toml") for id, parts in tomllib.loads(text).items()}
 
 
 @cache
 def rendered_forms() -> dict[str, dict[str, str]]:
     """Return the forms rendered from the sources by `tools/typeset.py`: id -> part -> HTML with MathML."""
-    texts = ((paper.folder / "typeset.json").read_text(encoding="utf-8") for paper in PAPERS.values())
-    return {id: parts for text in texts for id, parts in json.loads(text).items()}
+    return {id: parts for text in _texts("typeset.json") for id, parts in json.loads(text).items()}
+
+
+def _texts(name: str) -> list[str]:
+    return [(paper.folder / name).read_text(encoding="utf-8") for paper in PAPERS.values()]

@@ -92,15 +92,11 @@ class Verdict:
 
     def __post_init__(self) -> None:
         """Refuse words outside the vocabulary: the ledger is read by machines too."""
-        for name, value, words in (
-            ("verdict", self.verdict, (*WORDS, None)),
-            ("outcome", self.outcome, (*OUTCOMES, None)),
-            ("status", self.status, STANDINGS),
-        ):
-            if value not in words:
-                raise InputError(
-                    "Verdict", f"{name} is one of {', '.join(map(str, words))}", repr(value), "Use one of them"
-                )
+        known = {"verdict": (*WORDS, None), "outcome": (*OUTCOMES, None), "status": STANDINGS}
+        for name, words in known.items():
+            if getattr(self, name) not in words:
+                rule = f"{name} is one of {', '.join(map(str, words))}"
+                raise InputError("Verdict", rule, repr(getattr(self, name)), "Use one of them")
 
     @property
     def word(self) -> str:

@@ -1,11 +1,9 @@
 """The two rules by which numbers become words: `weigh` for theorems and quotations, `poll` for experiments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
-from normgauge.papers.court.verdict import Evidence, Verdict
+from normgauge.papers.court.verdict import Evidence, Verdict, Word
 from normgauge.records import format_number
 from normgauge.stats import CONFIDENCE, LEAST_SEEDS, MOST_SEEDS, interval, joint_confidence, seeds_to_decide
 
@@ -33,24 +31,24 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
         >>> weigh([*parts, Evidence("the norm shrinks", "conclusion", rounding)]).verdict
         'holds_with_correction'
     """
-    weighty = [item for item in evidence if item.role in ("printed", "corrected", "conclusion")]
-    trouble = _trouble(weighty)
+    said = {role: [item for item in evidence if item.role == role] for role in ("printed", "corrected", "conclusion")}
+    trouble = _trouble(said)
     if trouble:
         return Verdict(None, None, "error", tuple(evidence), trouble)
-    printed, corrected, conclusion = (_select_role(weighty, role) for role in ("printed", "corrected", "conclusion"))
-    wrong = [item for item in printed if item.fails]
-    remedy = f"; {_describe_worst('the corrected statement', corrected)}" if corrected else ""
+    word: Word = "false_as_stated"
+    wrong, lost = ([item for item in said[role] if item.fails] for role in ("printed", "conclusion"))
+    remedy = f"; {_describe_worst('the corrected statement', said['corrected'])}" if said["corrected"] else ""
     if not wrong:
-        return Verdict(
-            "holds", None, "judged", tuple(evidence), f"{_describe_worst('the printed statement', printed)}."
-        )
-    fault = f"the printed statement is off by {format_number(wrong[0].value)} ({wrong[0].name})"
-    lost = [item for item in conclusion if item.fails]
-    if conclusion and not lost:
-        survives = f"the conclusion survives ({', '.join(item.name for item in conclusion)})"
-        return Verdict("holds_with_correction", None, "judged", tuple(evidence), f"{fault}{remedy}; {survives}.")
-    fate = f"the conclusion fails: {lost[0].name}" if lost else "the conclusion is this statement and falls with it"
-    return Verdict("false_as_stated", None, "judged", tuple(evidence), f"{fault}; {fate}{remedy}.")
+        word, told = "holds", _describe_worst("the printed statement", said["printed"])
+    else:
+        fault = f"the printed statement is off by {format_number(wrong[0].value)} ({wrong[0].name})"
+        if said["conclusion"] and not lost:
+            survives = f"the conclusion survives ({', '.join(item.name for item in said['conclusion'])})"
+            word, told = "holds_with_correction", f"{fault}{remedy}; {survives}"
+        else:
+            fate = f"fails: {lost[0].name}" if lost else "is this statement and falls with it"
+            told = f"{fault}; the conclusion {fate}{remedy}"
+    return Verdict(word, None, "judged", tuple(evidence), f"{told}.")
 
 
 def poll(margins: Mapping[str, Sequence[float]], least: Mapping[str, float] | None = None) -> Verdict:
@@ -102,35 +100,29 @@ def _describe_lack(margins: Mapping[str, Sequence[float]], evidence: Sequence[Ev
     if any(not interval(margins[item.name]).has_width for item in evidence):
         return "equal values on every seed have an interval without width, which cannot tell"
     joint = joint_confidence(len(evidence))
-    open_ones = [item for item in evidence if item.value <= item.tolerance]
     needed = [
-        seeds_to_decide(margins[item.name], confidence=CONFIDENCE if item.value > 0 else joint) for item in open_ones
+        seeds_to_decide(margins[item.name], confidence=CONFIDENCE if item.value > 0 else joint)
+        for item in evidence
+        if item.value <= item.tolerance
     ]
     if None in needed:
         return f"the arms cannot be told apart, and no number of seeds up to {MOST_SEEDS:,} would if this is the spread"
     return f"the arms cannot be told apart; about {max(n for n in needed if n)} seeds would, if this is the spread"
 
 
-def _trouble(weighty: Sequence[Evidence]) -> str:
+def _trouble(said: Mapping[str, Sequence[Evidence]]) -> str:
     """Say what keeps the ledger from judging, or nothing."""
-    if not _select_role(weighty, "printed"):
+    if not said["printed"]:
         return "no check of the printed statement was made."
-    for item in weighty:
+    for item in (item for items in said.values() for item in items):
         if not item.passes and not item.fails:
             return f"undecided: {item}."
         if item.role == "corrected" and item.fails:
             return f"the correction fails: {item}."
-    fails = any(item.fails for item in _select_role(weighty, "printed"))
-    survives = _select_role(weighty, "conclusion") and not any(
-        item.fails for item in _select_role(weighty, "conclusion")
-    )
-    if fails and survives and not _select_role(weighty, "corrected"):
+    survives = said["conclusion"] and not any(item.fails for item in said["conclusion"])
+    if any(item.fails for item in said["printed"]) and survives and not said["corrected"]:
         return "the conclusion survives, but the corrected statement is not tested."
     return ""
-
-
-def _select_role(evidence: Sequence[Evidence], role: str) -> list[Evidence]:
-    return [item for item in evidence if item.role == role]
 
 
 def _describe_worst(subject: str, items: Sequence[Evidence]) -> str:

@@ -3,8 +3,6 @@
 `torch.func.jvp` and `torch.func.hessian` load a compiler for their decompositions, which costs more than all judges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

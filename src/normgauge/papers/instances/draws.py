@@ -1,7 +1,5 @@
 """Random instances the judges draw: batches of one unit with a smooth loss on top, matrices, sizes at the edge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,11 +29,7 @@ def sign(generator: torch.Generator) -> float:
 class Unit:
     """One normalized unit on one batch: `z = gamma * standardize(y) + beta`, and a smooth loss of `z`.
 
-    Args:
-        y: the pre-activations, length m.
-        gamma: the scale, of either sign and not the batch's deviation.
-        beta: the shift.
-        loss: what follows the layer, as a function of the batch of activations.
+    y are the pre-activations of m samples; gamma has either sign and is not their deviation.
     """
 
     y: Tensor

@@ -1,7 +1,5 @@
 """Small feedforward networks without biases, as S2 has them: the nets whose Jacobians the judges measure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,13 +32,7 @@ def fixed_batch_norm(mean: Tensor, variance: Tensor, eps: float) -> Map:
 
 @dataclass(frozen=True)
 class Feedforward:
-    """`h_k = g(NO_k(W_k h_{k-1}))`.
-
-    Args:
-        weights: `W_1, ..., W_K`.
-        norms: one map per layer.
-        activation: g, 1-Lipschitz.
-    """
+    """`h_k = g(NO_k(W_k h_{k-1}))`: weights `W_1, ..., W_K`, one map per layer, g 1-Lipschitz."""
 
     weights: tuple[Tensor, ...]
     norms: tuple[Map, ...]
@@ -74,8 +66,8 @@ class Feedforward:
 
     def weight_slope(self, layer: int, h: Tensor) -> Tensor:
         """Return the spectral norm of `d h_K / d W_layer` (Frobenius norm of the weights) for one `h_{layer-1}`."""
-        J = jacobian(self.output_by_weight, self.weights[layer - 1].flatten(), layer, h)
-        return torch.linalg.matrix_norm(J, 2)
+        flat = self.weights[layer - 1].flatten()
+        return torch.linalg.matrix_norm(jacobian(self.output_by_weight, flat, layer, h), 2)
 
     def total_input_slope(self, layer: int, y: Tensor) -> Tensor:
         """Return the spectral norm of `d h_K / d y_layer` at y."""
@@ -96,14 +88,11 @@ def random_network(
 
 def with_population_statistics(net: Feedforward, data: Tensor, eps: float) -> tuple[Feedforward, list[Tensor]]:
     """Return the net with BN whose statistics are those of `data`, layer after layer, and the variances."""
-    norms: list[Map] = []
-    variances = []
-    h = data
+    norms, variances, h = list[Map](), [], data
     for W in net.weights:
         y = h @ W.T
-        mean, variance = y.mean(0), y.var(0, correction=0)
-        norms.append(fixed_batch_norm(mean, variance, eps))
-        variances.append(variance)
+        variances.append(y.var(0, correction=0))
+        norms.append(fixed_batch_norm(y.mean(0), variances[-1], eps))
         h = net.activation(norms[-1](y))
     return replace(net, norms=tuple(norms)), variances
 

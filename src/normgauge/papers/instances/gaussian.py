@@ -1,7 +1,5 @@
 """Losses of a Gaussian input, by a rule that is exact to rounding: the truth for the claims about halfspaces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,11 +33,7 @@ def gaussian_grid(dimension: int, reach: float = 8.5, step: float = 0.2) -> tupl
 class GaussianLoss:
     """`f(wt) = E phi(z^T wt)` for `z` Gaussian with mean u and covariance C (which may be singular).
 
-    Args:
-        u: the mean, `E[z]`; for labels of 1 and -1 and `z = -y x` it is `-E[y x]`.
-        C: the covariance.
-        phi: the loss, applied to each number.
-        step: spacing of the grid; the default suits two dimensions.
+    For labels of 1 and -1 and `z = -y x`, u is `-E[y x]`. `step` is the grid's; the default suits two dimensions.
     """
 
     u: Tensor

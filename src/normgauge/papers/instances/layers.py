@@ -26,15 +26,7 @@ def normalize(Z: Tensor, norm: Norm, eps: float = 0.0) -> Tensor:
 class Layer:
     """`tanh(gamma * normalize(X W^T + b) + beta) V^T` against a goal, squared: everything but (W, b) is fixed.
 
-    Args:
-        X: the inputs, `[m, n]`.
-        W: the weights, `[d, n]`.
-        b: the biases, length d.
-        gamma: the scales, of both signs.
-        beta: the shifts.
-        V: the head, `[o, d]`.
-        goal: what the outputs should be, `[m, o]`.
-        norm: over the batch or over the layer.
+    Shapes: X `[m, n]`, W `[d, n]`, b, gamma (of both signs) and beta `[d]`, the head V `[o, d]`, goal `[m, o]`.
     """
 
     X: Tensor
@@ -92,16 +84,10 @@ def layers(
     for m, n, d in sizes:
         spread = 10.0 ** uniform(generator, -1.5, 1.5)
         gamma = torch.tensor([uniform(generator, 0.3, 2.0) * sign(generator) for _ in range(d)])
-        yield Layer(
-            X=normal(generator, m, n) + normal(generator, n),
-            W=spread * normal(generator, d, n),
-            b=spread * normal(generator, d),
-            gamma=gamma,
-            beta=normal(generator, d),
-            V=normal(generator, 2, d),
-            goal=normal(generator, m, 2),
-            norm=norm,
-        )
+        X, W = normal(generator, m, n) + normal(generator, n), spread * normal(generator, d, n)
+        b, beta = spread * normal(generator, d), normal(generator, d)
+        V, goal = normal(generator, 2, d), normal(generator, m, 2)
+        yield Layer(X=X, W=W, b=b, gamma=gamma, beta=beta, V=V, goal=goal, norm=norm)
 
 
 def factor(generator: torch.Generator) -> float:

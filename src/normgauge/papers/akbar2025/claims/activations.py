@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), what BN does to the activations: cues, dead units, explosion with depth; sections 5.1, 7.2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

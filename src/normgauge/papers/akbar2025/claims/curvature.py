@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), the Hessian of normalized networks: sections 3.2, 4.3, 5, 6.1, App A.1.2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

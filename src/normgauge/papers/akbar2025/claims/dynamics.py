@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), gradient flow, learning rates, margins and a citation: sections 2.3, 5.1, 7.2, Experiment 4."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

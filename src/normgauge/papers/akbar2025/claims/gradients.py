@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), gradients through the three normalizations: sections 3.2, 4.3, 6.1, Example 5.1, App A.1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

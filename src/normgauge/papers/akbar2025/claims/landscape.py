@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), critical points, zero modes and the Fisher matrix: sections 4.3, 6.1, 7.1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 

@@ -1,7 +1,5 @@
 """S0 (Akbar 2025), the symmetries of batch and layer normalization: sections 3.1, 4.1, 4.2, Table 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise, zip_longest
 

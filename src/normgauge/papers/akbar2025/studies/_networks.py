@@ -1,7 +1,5 @@
 """Small fully connected networks of stated sizes under a normalizer, and the data they learn."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

@@ -1,24 +1,18 @@
 """S0 Experiment 4 and S3: training from bad weights, the spread over initializations, and (c W, c^2 eta)."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.study import Study
 from normgauge.nn import init
 from normgauge.papers.akbar2025.studies._networks import dataset, relu_network
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 
-NORMS = ("none", "batch")
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
-SCHEMES = ("he", "glorot", "orthogonal", "lsuv")
-GAINS = (0.1, 1.0, 10.0)
 WIDTH, DEPTH = 32, 5
 
 
@@ -67,60 +61,4 @@ def _initialize(network: nn.Module, words: str, digits: Dataset, seed: int) -> N
     draws[scheme]()
 
 
-RATES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0)  # wide enough that no arm is best at an edge
-
-
-def _parts(seeds: int, steps: int, rates: Sequence[float], gains: Sequence[float], few: Sequence[float]) -> list[Study]:
-    fixed = {"data": "digits", "steps": steps, "batch": 128}
-    ask = "Does BN make training robust against bad weights?"
-    schemes = [f"{scheme} x {gain:g}" for scheme in SCHEMES for gain in gains]
-    arms = {"norm": list(NORMS)}
-    return [
-        Study(
-            "bad-init",
-            ask,
-            scientific={**arms, "scale": list(SCALES)},
-            nuisance={"lr": list(rates)},
-            fixed=fixed,
-            seeds=seeds,
-            tuning_seeds=min(seeds, 2),
-        ),
-        Study("bad-init", ask, scientific={**arms, "init": schemes, "lr": list(few)}, fixed=fixed, seeds=seeds),
-    ]
-
-
-empirical(
-    "S0-init",
-    "bad-init",
-    contrasts=(Contrast("train_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.1, at={"scale": EACH}),),
-)
-
-empirical(
-    "S3-init",
-    "bad-init",
-    contrasts=(
-        Contrast("train_accuracy", {"norm": "none"}, {"norm": "batch"}, least=0.02, spread="init", over=("lr",)),
-        Contrast("train_accuracy", {"norm": "none"}, {"norm": "batch"}, least=0.02, spread="lr", over=("init",)),
-    ),
-)
-
-register(
-    "bad-init",
-    sizes={
-        "smoke": _parts(3, 8, (0.1,), (1.0,), (0.1, 1.0)),
-        "small": _parts(4, 150, RATES, GAINS, (0.01, 0.1, 1.0)),
-        "paper": _parts(5, 2000, RATES, GAINS, (0.01, 0.1, 1.0)),
-    },
-    run=run,
-    figures=(
-        Figure(
-            "train_accuracy",
-            x="scale",
-            where={"scale": ("small", "large")},
-            kind="bars",
-            note="Training accuracy from He's weights times 0.1 and 10, each arm at its best rate.",
-        ),
-        Figure("train_accuracy", x="lr", where={"init": EACH}),
-    ),
-    choose_by="validation_accuracy",
-)
+register("bad-init", run=run)

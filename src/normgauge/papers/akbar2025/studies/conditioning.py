@@ -1,7 +1,5 @@
 """S0 Experiment 2: loss, gradient norm and curvature of a 3-layer network of width 10, with and without BN."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,21 +10,14 @@ from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 from normgauge.symmetry import Symmetries, symmetries
 
-NORMS = ("none", "batch")
 CONVERGED = 0.1  # of the targets' variance, which is 1
-RATES = (0.03, 0.1, 0.3, 1.0)
-# `shared` was chosen in a pilot with other seeds and a similar target (sin(2 a.x) + b.x / 2), as S0 chose its rate: BN
-# trains there and the plain network is past its best. At `common` both train; at `flow` both are far from the edge of
-# stability, so that a sharpness is not the inverse of a rate.
-COMMON = {"shared": 0.3, "common": 0.1, "flow": 0.01}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -119,69 +110,4 @@ def _eigenvalues_off_symmetries(objective: Objective, model_symmetries: Symmetri
     return torch.linalg.eigvalsh(basis.T @ objective.hessian().matmat(basis))
 
 
-PLAIN_OVER_BN = ({"norm": "none"}, {"norm": "batch"})
-
-
-def _parts(seeds: int, steps: int, rates: Sequence[float], width: int) -> list[Study]:
-    fixed = {"samples": 256, "width": width}
-    best = grid(
-        "conditioning", {"norm": NORMS, "rate": ["best"]}, {"lr": rates}, one={**fixed, "steps": steps, "seeds": seeds}
-    )
-    common = [
-        grid(
-            "conditioning",
-            {"norm": NORMS, "rate": [word]},
-            one={**fixed, "steps": steps * (10 if word == "flow" else 1), "lr": rate, "seeds": seeds},
-        )
-        for word, rate in COMMON.items()
-    ]
-    return [part["one"] for part in (best, *common)]
-
-
-empirical(
-    "S0-E2",
-    "conditioning",
-    contrasts=(
-        Contrast("lambda_max", *PLAIN_OVER_BN, least=math.log10(5) / 2, at={"rate": "common"}, log=True),
-        Contrast("lambda_max", *PLAIN_OVER_BN, least=math.log10(5) / 2, at={"rate": "flow"}, log=True),
-        Contrast("condition_number", *PLAIN_OVER_BN, least=math.log10(10) / 2, at={"rate": "common"}, log=True),
-        Contrast("condition_number", *PLAIN_OVER_BN, least=math.log10(10) / 2, at={"rate": "flow"}, log=True),
-    ),
-)
-
-empirical(
-    "S0-E4",
-    "conditioning",
-    contrasts=(
-        Contrast("steps_to_converge", less={"norm": "batch"}, least=-100, at={"rate": "shared"}),
-        Contrast("rises", *PLAIN_OVER_BN, least=0.05, at={"rate": "shared"}),
-        Contrast("spike", *PLAIN_OVER_BN, least=math.log10(1.5), at={"rate": "shared"}, log=True),
-    ),
-    premise=(Contrast("rises", {"norm": "none"}, least=0.05, at={"rate": "shared"}),),
-)
-
-finding(
-    "conditioning",
-    contrasts=(
-        Contrast("quotient_lambda_max", *PLAIN_OVER_BN, least=math.log10(2), at={"rate": "flow"}, log=True),
-        Contrast("quotient_condition", *PLAIN_OVER_BN, least=math.log10(2), at={"rate": "flow"}, log=True),
-        Contrast("steps_to_converge", *PLAIN_OVER_BN, least=math.log10(1.5), at={"rate": "shared"}, log=True),
-    ),
-)
-
-register(
-    "conditioning",
-    sizes={
-        "smoke": _parts(3, 40, (0.1,), 3),
-        "small": _parts(10, 800, RATES, 10),
-        "paper": _parts(10, 1000, RATES, 10),
-    },
-    run=run,
-    figures=(
-        Figure("loss", series=("norm",), where={"rate": EACH}),
-        Figure("gradient_norm", where={"rate": EACH}),
-        Figure("eigenvalue", x="layer", where={"rate": ("common", "flow"), "seed": 2}, series=("norm", "rate")),
-    ),
-    choose_by="train_loss",
-    choose_higher=False,
-)
+register("conditioning", run=run)

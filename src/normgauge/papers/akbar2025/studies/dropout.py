@@ -11,10 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
-
-RATES = (0.0, 0.1, 0.3, 0.5)
-ON = RATES[1:]
+from normgauge.papers.language import Record, Spec, fit, register
 
 
 class SeededDropout(nn.Module):
@@ -92,51 +89,4 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     return ratios
 
 
-empirical(
-    "S0-dropout",
-    "dropout",
-    contrasts=(
-        Contrast(
-            "test_accuracy",
-            {"norm": "none", "dropout": ON},
-            {"norm": "none", "dropout": 0.0},
-            least=0.005,
-            control=({"norm": "batch", "dropout": ON}, {"norm": "batch", "dropout": 0.0}),
-            over=("dropout",),
-        ),
-    ),
-    premise=(
-        Contrast("test_accuracy", {"norm": "none", "dropout": ON}, {"norm": "none", "dropout": 0.0}, over=("dropout",)),
-        Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, at={"dropout": 0.0}),
-    ),
-)
-
-empirical(
-    "S3-dropout",
-    "dropout",
-    contrasts=(
-        *(
-            Contrast("test_accuracy", {"dropout": 0.0}, {"dropout": rate}, least=-0.005, at={"norm": "batch"})
-            for rate in ON
-        ),
-        Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.005, at={"dropout": 0.0}),
-    ),
-)
-
-register(
-    "dropout",
-    sizes=grid(
-        "dropout",
-        {"norm": ["none", "batch"], "dropout": RATES},
-        {"lr": (0.003, 0.01, 0.03)},
-        smoke={"lr": (0.03,), "seeds": 2, "data": "digits", "steps": 12, "batch": 64},
-        small={"seeds": 6, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 500, "batch": 64},
-        paper={"lr": (0.003, 0.01, 0.03, 0.1), "seeds": 8, "data": "cifar10", "steps": 20000, "batch": 128},
-    ),
-    run=run,
-    figures=(
-        Figure({"test_accuracy": "stored", "recalibrated_accuracy": "recalibrated"}, x="dropout"),
-        Figure("variance_ratio", x="dropout", where={"norm": "batch"}),
-    ),
-    choose_by="validation_accuracy",
-)
+register("dropout", run=run)

@@ -1,7 +1,5 @@
 """S0 sec. 9.1, 9.5: where BN is said to fail: a recurrent network, and the two networks of a GAN."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -12,9 +10,8 @@ from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
 from normgauge.nn import init
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
 #: Where normalizers stand in a GAN: of the generator, of the discriminator.
@@ -117,57 +114,5 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
 
 BATCH, NONE, LAYER = ({"norm": norm} for norm in ("batch", "none", "layer"))
 
-empirical(
-    "S0-rnn",
-    "failures",
-    contrasts=(
-        Contrast("test_accuracy", NONE, BATCH, least=-0.01, at={"part": "recurrent"}),
-        Contrast("test_accuracy", LAYER, BATCH, least=0.01, at={"part": "recurrent"}),
-    ),
-    premise=(Contrast("test_accuracy", LAYER, least=0.5, at={"part": "recurrent"}),),
-)
 
-empirical(
-    "S0-gan",
-    "failures",
-    contrasts=(
-        Contrast(
-            "distance",
-            {"place": "in the discriminator"},
-            {"place": "none"},
-            least=-math.log10(1.25),
-            at={"part": "adversarial"},
-            log=True,
-        ),
-    ),
-    premise=(Contrast("modes", {"place": "none"}, least=4.0, at={"part": "adversarial"}),),
-)
-
-
-def _parts(seeds: int, steps: int, length: int, rates: tuple[float, ...]) -> list[Study]:
-    fixed = {"steps": steps, "seeds": seeds}
-    norms = ("none", "batch", "batch per step", "layer")
-    one = {"part": "recurrent", "data": "digits", "length": length, **fixed}
-    other = {"part": "adversarial", **fixed, "steps": 3 * steps}
-    return [
-        grid("failures-recurrent", {"norm": norms}, {"lr": rates}, one=one)["one"],
-        grid("failures-adversarial", {"place": tuple(PLACES)}, {"lr": rates}, one=other)["one"],
-    ]
-
-
-register(
-    "failures",
-    sizes={
-        "smoke": _parts(3, 8, 4, (0.01,)),
-        "small": _parts(5, 200, 16, (3e-3, 1e-2)),
-        "medium": _parts(10, 2000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
-        "paper": _parts(10, 5000, 64, (3e-4, 1e-3, 3e-3, 1e-2)),
-    },
-    run=run,
-    figures=(
-        Figure("test_accuracy", where={"part": "recurrent"}, kind="intervals"),
-        Figure("distance", series=("place",), where={"part": "adversarial"}, kind="intervals"),
-        Figure("modes", series=("place",), where={"part": "adversarial"}, kind="intervals"),
-    ),
-    choose_by="score",
-)
+register("failures", run=run)

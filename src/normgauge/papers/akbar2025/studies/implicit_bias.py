@@ -1,7 +1,5 @@
 """S0 sec. 6.1, 7.2: towards which separating direction descent goes, with BN and weight decay or without."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -10,14 +8,11 @@ import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab.study import Study
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-NORMS = ("none", "batch")
 EPS = 1e-12
 SMALLEST_LOSS = 1e-250
-STRENGTHS = (1e-6, 1e-5, 1e-4)
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -134,52 +129,4 @@ def degrees(a: Tensor, b: Tensor) -> float:
     return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
 
 
-def _parts(seeds: int, steps: int, strengths: Sequence[float]) -> list[Study]:
-    fixed = {"steps": steps, "lr": 0.05, "samples": 60, "dimension": 5, "seeds": seeds, "tuning_seeds": 3}
-    free = grid(
-        "implicit-bias",
-        {"norm": NORMS, "decay": [False]},
-        one={**fixed, "strength": 0.0, "seeds": seeds + 3 * (len(strengths) > 1)},
-    )
-    decayed = grid("implicit-bias", {"norm": NORMS, "decay": [True]}, {"strength": strengths}, one=fixed)
-    return [free["one"], decayed["one"]]
-
-
-empirical(
-    "S0-bias",
-    "implicit-bias",
-    contrasts=(
-        Contrast("angle", {"norm": "none", "decay": False}, {"norm": "batch", "decay": True}, least=-2),
-        Contrast("angle", {"decay": False}, {"decay": True}, least=0.5, at={"norm": "batch"}),
-    ),
-    premise=(
-        Contrast("angle", less={"norm": "none", "decay": False}, least=-5),
-        Contrast("margin_share", {"norm": "none", "decay": False}, least=0.99),  # certifies: cos(angle) >= share
-    ),
-)
-
-finding(
-    "implicit-bias",
-    contrasts=(
-        Contrast("whitened_angle", less={"norm": "batch", "decay": False}, least=-5),
-        Contrast("whitened_angle", {"norm": "none"}, {"norm": "batch"}, least=5, at={"decay": False}),
-    ),
-)
-
-register(
-    "implicit-bias",
-    sizes={
-        "smoke": _parts(3, 200, (1e-3,)),
-        "small": _parts(12, 10_000, STRENGTHS),
-        "paper": _parts(12, 100_000, STRENGTHS),
-    },
-    run=run,
-    figures=(
-        Figure("angle", series=("norm", "decay")),
-        Figure(
-            {"angle": "widest margin", "whitened_angle": "whitened margin"}, series=("norm", "decay"), kind="intervals"
-        ),
-    ),
-    choose_by="angle",
-    choose_higher=False,
-)
+register("implicit-bias", run=run)

@@ -1,7 +1,5 @@
 """S0 sec. 1.1, 5.1, 7.1 and S1: the largest learning rate that trains, per normalizer, predicted and observed."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -12,7 +10,7 @@ from normgauge.lab.data import Dataset
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 
 FACTOR = 3.0  # on the weights before the normalizers, for the second search
 TRAINED = 0.5  # of the first loss
@@ -66,52 +64,4 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
     return math.nan
 
 
-FIXED = {"model": "mlp", "data": "digits", "batch": 128}
-
-empirical(
-    "S0-rate",
-    "learning-rate-range",
-    contrasts=(Contrast("largest_stable_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
-)
-
-finding(
-    "learning-rate-range",
-    contrasts=(Contrast("predicted_rate", {"norm": "batch"}, {"norm": "none"}, least=0.15, log=True),),
-)
-
-register(
-    "learning-rate-range",
-    sizes=grid(
-        "learning-rate-range",
-        {"norm": ("none", "batch", "layer", "group", "rms", "weight")},
-        smoke={
-            **FIXED,
-            "norm": ("none", "batch"),
-            "steps": 20,
-            "measured": 32,
-            "probe_steps": 4,
-            "lowest": 0.125,
-            "highest": 1.0,
-        },
-        small={
-            **FIXED,
-            "seeds": 5,
-            "steps": 60,
-            "measured": 256,
-            "probe_steps": 10,
-            "lowest": 0.015625,
-            "highest": 64.0,
-        },
-        paper={
-            **FIXED,
-            "seeds": 5,
-            "steps": 1000,
-            "measured": 1149,
-            "probe_steps": 10,
-            "lowest": 0.0009765625,
-            "highest": 256.0,
-        },
-    ),
-    run=run,
-    figures=(Figure("largest_stable_rate", kind="intervals"), Figure("largest_stable_rate", x="predicted_rate")),
-)
+register("learning-rate-range", run=run)

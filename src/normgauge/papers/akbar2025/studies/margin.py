@@ -1,22 +1,16 @@
 """S0 Experiment 3: margins and stability under parameter noise of a 50-20-1 network trained to zero training error."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-NORMS = ("none", "batch")
 SIZES = {"mini": 32, "full": 400}
-COMMON_RATE = 0.3
 RELATIVE = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the root mean square of each tensor's entries
 ABSOLUTE = (0.05, 0.1, 0.2, 0.4)
 DRAWS = 10
@@ -128,59 +122,4 @@ def _record_noise(record: Record, step: int, network: nn.Module, data: tuple[Ten
         record(step, name, sum(means) / len(means), kind="estimate")
 
 
-def _parts(rates: Sequence[float], seeds: int, steps: int) -> list[Study]:
-    arms, fixed = {"norm": NORMS, "batch": list(SIZES)}, {"steps": steps, "seeds": seeds}
-    best = grid("margin", {**arms, "rate": ["best"]}, {"lr": rates}, one=fixed)
-    common = grid("margin", {**arms, "rate": ["common"]}, one={**fixed, "lr": COMMON_RATE})
-    return [best["one"], common["one"]]
-
-
-empirical(
-    "S0-E3",
-    "margin",
-    contrasts=(
-        Contrast("mean_margin", {"norm": "batch"}, {"norm": "none"}, least=0.3, at={"batch": "mini", "rate": EACH}),
-        Contrast("noisy_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.01, at={"batch": "mini", "rate": EACH}),
-    ),
-)
-
-empirical(
-    "S0-noisem",
-    "margin",
-    contrasts=(
-        Contrast(
-            "normalized_margin",
-            {"norm": "batch", "batch": "mini"},
-            {"norm": "batch", "batch": "full"},
-            least=0.02,
-            at={"rate": EACH},
-            control=({"norm": "none", "batch": "mini"}, {"norm": "none", "batch": "full"}),
-        ),
-    ),
-)
-
-finding(
-    "margin",
-    contrasts=(
-        Contrast(
-            "normalized_margin", {"norm": "batch"}, {"norm": "none"}, least=0.02, at={"batch": "mini", "rate": EACH}
-        ),
-        Contrast("test_accuracy", {"norm": "batch"}, {"norm": "none"}, least=0.005, at={"batch": "mini", "rate": EACH}),
-    ),
-)
-
-register(
-    "margin",
-    sizes={
-        "smoke": _parts((0.3,), 3, 100),
-        "small": _parts((0.1, 0.3, 1.0), 16, 1500),
-        "paper": _parts((0.1, 0.3, 1.0), 16, 3000),
-    },
-    run=run,
-    figures=(
-        Figure("raw", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
-        Figure("distance", where={"batch": "mini", "rate": "best", "seed": 2}, kind="histogram"),
-        Figure("noisy_accuracy_at", x="layer", where={"batch": "mini", "rate": "best"}),
-    ),
-    choose_by="validation_accuracy",
-)
+register("margin", run=run)

@@ -1,22 +1,16 @@
 """S0 Lemma 5.1: normalized weights keep their norm under gradient flow; finite steps obey an exact law instead."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab.study import Study
 from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
-from normgauge.papers.language import LARGEST, SMALLEST, Contrast, Figure, Record, Spec, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 
 NORMS = ("none", "batch", "layer", "weight")
-FULL: dict[str, Any] = {"batch_size": "full", "decay": 0.0}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -73,59 +67,4 @@ def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor
     return torch.cat(squares)
 
 
-def _part(
-    rate: float, steps: int, decays: Sequence[float], batches: Mapping[str, int], *, samples: int, seeds: int
-) -> list[Study]:
-    return [
-        Study(
-            "norm-conservation",
-            "Do normalized weights keep their norm?",
-            scientific={"norm": list(NORMS), "lr": [rate], "batch_size": [word], "decay": list(decays)},
-            fixed={"data": "digits", "steps": steps, "batch": batch, "samples": samples},
-            seeds=seeds,
-        )
-        for word, batch in batches.items()
-    ]
-
-
-def _parts(rates: Sequence[float], time: float, *, samples: int, seeds: int) -> list[Study]:
-    """Return full-batch runs of equal flow time at every rate, and mini-batch runs with decay at the largest."""
-    size = {"samples": samples, "seeds": seeds}
-    full = [part for rate in rates for part in _part(rate, round(time / rate), [0.0], {"full": samples}, **size)]
-    return full + _part(max(rates), round(time / max(rates)), [0.0, 0.01], {"mini": 64}, **size)
-
-
-finding(
-    "norm-conservation",
-    contrasts=(
-        Contrast("norm_change", less={"norm": "batch", "lr": SMALLEST}, least=-0.01, at=FULL),
-        Contrast("norm_change", {"norm": "none"}, {"norm": "batch"}, least=0.3, at={**FULL, "lr": SMALLEST}, log=True),
-        # 0.8 orders per order of the rate, which is 16 times as large
-        Contrast(
-            "norm_change",
-            {"lr": LARGEST},
-            {"lr": SMALLEST},
-            least=0.8 * math.log10(16),
-            at={**FULL, "norm": "batch"},
-            log=True,
-        ),
-        Contrast("law_error", less={"norm": "batch"}, least=4, log=True, over=("lr", "batch_size", "decay")),
-    ),
-)
-
-register(
-    "norm-conservation",
-    sizes={
-        "smoke": _parts((0.25, 1.0), 3.0, samples=256, seeds=3),
-        "small": _parts((0.03125, 0.125, 0.5), 20.0, samples=1149, seeds=5),
-        "paper": _parts((0.001, 0.01, 0.1), 20.0, samples=1149, seeds=5),
-    },
-    run=run,
-    figures=(
-        Figure("norm_change", x="lr", where=FULL),
-        Figure(
-            {"relative_norm": "measured", "law_norm": "law"},
-            where={"lr": LARGEST, "batch_size": "mini", "decay": LARGEST},
-        ),
-    ),
-)
+register("norm-conservation", run=run)

@@ -1,7 +1,5 @@
 """S0 sec. 2.3, 7.2 after Bjorck et al.: is it the normalization or the learning rate it allows?"""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -16,11 +14,10 @@ from normgauge.errors import NonFiniteError
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.study import Study
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
 from normgauge.papers.akbar2025.studies._networks import dataset
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
@@ -31,7 +28,6 @@ WINDOW = 10  # batches whose mean loss is drawn
 NEAR = 1.2  # looking costs as much as some steps: it starts when the batches' losses are this close to the target
 POOL = 500  # training images in one batch of the recomputed statistics; divides the sizes of the training sets
 TOLERANCE = 0.05  # relative residual asked of the sharpness
-SUBSET = "cifar10:2000/2000/4000"
 Row = tuple[int, str, float, dict[str, Any]]
 
 
@@ -156,56 +152,4 @@ def _task(name: str, samples: int) -> Dataset:
     return replace(full, train=(full.train[0][:samples], full.train[1][:samples]))
 
 
-def _parts(seeds: int, tried: int, rates: Sequence[float], fixed: Mapping[str, Any]) -> list[Study]:
-    """Return both halves: rates of the plain net, chosen by its score for either net, and rates of BN's own."""
-    return [
-        Study(
-            "rate-or-norm",
-            "Is it the rate or the normalization?",
-            scientific={"norm": norms, "rate": [rate]},
-            nuisance={"lr": list(rates)},
-            fixed={**fixed, "tuned_on": tried},
-            seeds=seeds,
-            tuning_seeds=tried,
-        )
-        for rate, norms in (("plain", ["none", "batch"]), ("own", ["batch"]))
-    ]
-
-
-def _fixed_knobs(data: str, samples: int, model: str, steps: int, batch: int, target: float) -> dict[str, Any]:
-    fixed = {"data": data, "samples": samples, "model": model, "steps": steps, "batch": batch}
-    return {**fixed, "target_loss": target, "measured": min(64, batch)}
-
-
-empirical(
-    "S0-bjorck",
-    "rate-or-norm",
-    contrasts=(
-        Contrast("test_accuracy", {"norm": "none"}, {"norm": "batch"}, least=-0.01, at={"rate": "plain"}),
-        Contrast("test_accuracy", {"rate": "own"}, {"rate": "plain"}, least=0.005, at={"norm": "batch"}),
-    ),
-)
-
-finding(
-    "rate-or-norm",
-    contrasts=(
-        Contrast("quotient_sharpness", {"rate": "plain"}, {"rate": "own"}, least=0.1, at={"norm": "batch"}, log=True),
-    ),
-    premise=(Contrast("lr", {"rate": "own"}, {"rate": "plain"}, at={"norm": "batch"}, log=True),),
-)
-
-register(
-    "rate-or-norm",
-    sizes={
-        "smoke": _parts(3, 1, (0.03, 0.1), _fixed_knobs("digits", 128, "mlp", 20, 32, 0.5)),
-        "small": _parts(8, 2, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), _fixed_knobs(SUBSET, 2000, "vgg8", 500, 64, 1.2)),
-        "paper": _parts(5, 2, (0.0001, 0.001, 0.01, 0.1), _fixed_knobs("cifar10", 45_000, "resnet", 60_000, 128, 0.1)),
-    },
-    run=run,
-    figures=(
-        Figure("test_accuracy", series=("norm", "rate"), kind="intervals"),
-        Figure("quotient_sharpness", series=("norm", "rate"), kind="intervals"),
-        Figure("loss", series=("norm", "rate")),
-    ),
-    choose_by="score",
-)
+register("rate-or-norm", run=run)

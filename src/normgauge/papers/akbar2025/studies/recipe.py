@@ -1,7 +1,5 @@
 """S0 sec. 9.1: normalizer x optimizer x schedule x decay, the rate tuned in every cell, and the advice of each."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -10,10 +8,8 @@ from torch import nn
 
 from normgauge.lab import data, models
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 
-DECAYS = (0.0, 1e-4, 1e-3, 1e-2)
-SCHEDULES = ("constant", "step", "cosine")
 #: A cell's rate is its optimizer's usual rate times the tuned factor.
 USUAL = {"sgd": 0.01, "adam": 1e-3}
 
@@ -49,63 +45,4 @@ def _optimizer(network: nn.Module, spec: Spec) -> torch.optim.Optimizer:
     return torch.optim.Adam(network.parameters(), lr=rate, weight_decay=decay, fused=True)
 
 
-empirical(
-    "S0-decay",
-    "recipe",
-    contrasts=(
-        Contrast(
-            "test_accuracy",
-            {"norm": "none", "decay": DECAYS[1:]},
-            {"norm": "none", "decay": 0.0},
-            least=0.005,
-            control=({"norm": "batch", "decay": DECAYS[1:]}, {"norm": "batch", "decay": 0.0}),
-            over=("optimizer", "schedule", "decay"),
-        ),
-    ),
-)
-
-empirical(
-    "S0-sgd",
-    "recipe",
-    contrasts=(
-        Contrast(
-            "test_accuracy",
-            {"optimizer": "sgd"},
-            {"optimizer": "adam"},
-            least=-0.01,
-            at={"norm": "batch"},
-            over=("schedule", "decay"),
-        ),
-    ),
-    premise=(
-        Contrast(
-            "test_accuracy",
-            {"optimizer": "adam"},
-            {"optimizer": "sgd"},
-            least=0.02,
-            at={"norm": "none"},
-            over=("schedule", "decay"),
-        ),
-    ),
-)
-
-register(
-    "recipe",
-    sizes=grid(
-        "recipe",
-        {"norm": ("none", "batch", "layer"), "optimizer": list(USUAL), "schedule": SCHEDULES, "decay": DECAYS},
-        {"factor": (1.0, 3.0, 10.0)},
-        smoke={"factor": (1.0,), "decay": (0.0, 1e-2), "seeds": 1, "data": "digits", "steps": 4, "batch": 64},
-        small={"seeds": 5, "tuning_seeds": 1, "data": "cifar10:2000/1000/2000", "steps": 200, "batch": 64},
-        paper={
-            "factor": (0.1, 1 / 3, 1.0, 3.0, 10.0, 30.0),
-            "seeds": 5,
-            "data": "cifar10",
-            "steps": 20000,
-            "batch": 128,
-        },
-    ),
-    run=run,
-    figures=(Figure("test_accuracy", x="decay", where={"norm": EACH}, series=("optimizer", "schedule")),),
-    choose_by="validation_accuracy",
-)
+register("recipe", run=run)

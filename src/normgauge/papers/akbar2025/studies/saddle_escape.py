@@ -1,7 +1,5 @@
 """S0 sec. 5.1: steps to leave a constructed saddle, with and without BN, under batch noise and matched noise."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -9,11 +7,9 @@ from torch import Tensor
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.runs.train import Batches
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-NORMS = ("none", "batch")
-NOISES = ("none", "gradient", "sampling", "batch", "independent")
 INPUTS, HIDDEN, SAMPLES = 10, 8, 512
 OFFSET = 1e-6  # how far from the saddle all runs start, in a random direction
 LEFT = 0.95  # left once the loss is below this share of the saddle's
@@ -124,41 +120,4 @@ def most_negative(saddle: Saddle) -> float:
     return float(torch.linalg.eigvalsh(hessian)[0])
 
 
-LESS = math.log10(1.05)  # a twentieth fewer steps
-
-empirical(
-    "S0-noise",
-    "saddle-escape",
-    contrasts=(
-        Contrast("steps_to_escape", {"noise": "none"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True),
-        Contrast(
-            "steps_to_escape", {"noise": "sampling"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
-        ),
-    ),
-)
-
-finding(
-    "saddle-escape",
-    contrasts=(
-        Contrast(
-            "steps_to_escape", {"noise": "gradient"}, {"noise": "batch"}, least=LESS, at={"norm": "batch"}, log=True
-        ),
-        Contrast("steps_to_escape", {"norm": "none"}, {"norm": "batch"}, least=LESS, at={"noise": "batch"}, log=True),
-    ),
-)
-
-register(
-    "saddle-escape",
-    sizes=grid(
-        "saddle-escape",
-        {"norm": NORMS, "noise": NOISES},
-        smoke={"steps": 60, "batch": 32, "lr": 1.0},
-        small={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
-        paper={"seeds": 64, "steps": 3000, "batch": 32, "lr": 0.1},
-    ),
-    run=run,
-    figures=(
-        Figure("steps_to_escape", series=("norm", "noise"), kind="intervals"),
-        Figure("loss", series=("norm", "noise"), where={"seed": 0}),
-    ),
-)
+register("saddle-escape", run=run)

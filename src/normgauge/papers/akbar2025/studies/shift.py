@@ -1,8 +1,5 @@
 """S0 sec. 7.2, 9.4: changes of brightness and contrast, and a spurious cue of scale, under BN's three statistics."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
@@ -16,14 +13,12 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import Statistics, evaluate
 from normgauge.lab.runs.train import train
-from normgauge.lab.study import Study
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
 #: Offsets in standard deviations of the pixels, factors on them; 0 and 1 are the data as they are.
 BRIGHTNESS = (-1.0, -0.5, 0.5, 1.0)
 CONTRAST = (0.25, 0.5, 2.0, 4.0)
-STATISTICS = ("stored", "recalibrated", "batch")
 TRAINED = ("data", "task", "network", "norm", "lr", "steps", "batch", "seed")  # the knobs that a network depends on
 BATCH = 128
 #: A class's images are multiplied by a factor from 0.4 to 1.6 in training: a cue of scale and nothing else.
@@ -95,78 +90,4 @@ def _add_cue(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]
     return inputs * factors.view(-1, *(1,) * (inputs.dim() - 1)), targets
 
 
-def _sizes(rates: Sequence[float], seeds: int, **fixed: object) -> list[Study]:
-    question = "Does BN make shifts of scale and offset harmless?"
-
-    def part(task: str, norm: str, statistics: Sequence[str]) -> Study:
-        scientific = {"task": [task], "norm": [norm], "statistics": list(statistics)}
-        name = f"shift-{task}-{norm}"
-        return Study(name, question, scientific, {"lr": list(rates)}, fixed, seeds=seeds, tuning_seeds=1)
-
-    return [
-        part("images", "none", ("none",)),
-        part("images", "batch", STATISTICS),
-        part("cue", "none", ("none",)),
-        part("cue", "batch", STATISTICS),
-    ]
-
-
-empirical(
-    "S0-shift",
-    "shift",
-    contrasts=(
-        Contrast(
-            "shift_accuracy",
-            {"norm": "batch", "statistics": "stored"},
-            {"norm": "none"},
-            least=0.01,
-            at={"task": "images"},
-        ),
-    ),
-)
-
-finding(
-    "shift",
-    contrasts=(
-        Contrast(
-            "shift_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "images"}
-        ),
-        Contrast(
-            "cue_drop", {"norm": "none"}, {"norm": "batch", "statistics": "stored"}, least=0.01, at={"task": "cue"}
-        ),
-    ),
-)
-
-register(
-    "shift",
-    sizes={
-        "smoke": _sizes((0.1,), 1, network="vgg", data="digits", steps=12, batch=32),
-        "small": _sizes((0.05, 0.15), 4, network="vgg8", data="cifar10:4000/500/1000", steps=200, batch=32),
-        "paper": _sizes((0.03, 0.1, 0.3), 5, network="vgg16", data="cifar10", steps=15000, batch=128),
-    },
-    run=run,
-    figures=(
-        Figure(
-            {
-                "clean_accuracy": "clean",
-                "shift_accuracy": "shifted",
-                "brightness_accuracy": "brightness",
-                "contrast_accuracy": "contrast",
-            },
-            x="reading",
-            series=("statistics",),
-            where={"task": "images"},
-            kind="bars",
-        ),
-        Figure(
-            {"clean_accuracy": "with the cue", "broken_cue_accuracy": "cue at random"},
-            x="reading",
-            series=("statistics",),
-            where={"task": "cue"},
-            kind="bars",
-            note="Trained where the scale of an image tells its class: test accuracy with that cue, and with "
-            "scales drawn at random. Recalibrated statistics are those of the test images, without their labels.",
-        ),
-    ),
-    choose_by="validation_accuracy",
-)
+register("shift", run=run)

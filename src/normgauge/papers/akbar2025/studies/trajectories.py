@@ -1,29 +1,14 @@
 """S0 Experiment 1: the path of a two-dimensional weight vector with and without batch normalization."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.papers.language import (
-    EACH,
-    LARGEST,
-    SMALLEST,
-    Contrast,
-    Figure,
-    Record,
-    Spec,
-    empirical,
-    finding,
-    grid,
-    register,
-)
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-NORMS = ("none", "batch")
 STARTS = {"small": 0.3, "unit": 1.0, "large": 3.0}
 
 
@@ -81,32 +66,4 @@ def _angle(weight: Tensor, separating: Tensor) -> float:
     return math.degrees(math.acos(max(-1.0, min(1.0, float(weight @ separating / weight.norm())))))
 
 
-empirical(
-    "S0-E1",
-    "trajectories",
-    contrasts=(
-        Contrast("norm_change", less={"norm": "batch"}, least=-0.01, at={"start": "unit", "lr": SMALLEST}),
-        Contrast("norm_change", {"norm": "none"}, least=0.01, at={"start": "unit", "lr": SMALLEST}),
-    ),
-)
-
-finding(
-    "trajectories",
-    contrasts=(Contrast("angle_rise", less={"norm": "batch"}, least=-5, at={"start": "unit", "lr": LARGEST}),),
-)
-
-register(
-    "trajectories",
-    sizes=grid(
-        "trajectories",
-        {"norm": NORMS, "start": list(STARTS), "lr": (0.01, 0.1)},
-        smoke={"samples": 100, "steps": 60},
-        small={"seeds": 10, "samples": 100, "steps": 600},
-        paper={"seeds": 10, "samples": 100, "steps": 600},
-    ),
-    run=run,
-    figures=(
-        Figure("y", x="x", series=("norm", "start"), where={"seed": 0, "lr": LARGEST}),
-        Figure("relative_norm", series=("norm", "start"), where={"lr": EACH}),
-    ),
-)
+register("trajectories", run=run)

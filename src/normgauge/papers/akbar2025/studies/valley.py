@@ -1,17 +1,14 @@
 """S0 Fig. 5.1: the loss over a two-dimensional weight, a basin without BN and a flat valley along every ray with it."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
 from normgauge.errors import NonFiniteError
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-NORMS = ("none", "batch")
 RADII = torch.logspace(-1, 1, 41, dtype=torch.float64)  # two decades of norms
 ANGLES = torch.linspace(0, 2 * math.pi, 361, dtype=torch.float64)[:-1]
 ALIGNED = 5.0  # degrees
@@ -111,39 +108,4 @@ def _record_grid(record: Record, inputs: Tensor, labels: Tensor, norm: str, poin
         record(0, "surface", value, layer=f"{x:.4g} {y:.4g}")
 
 
-FIXED = {"samples": 200, "stretch": 4.0}
-
-finding(
-    "valley",
-    contrasts=(
-        Contrast("valley_decades", {"norm": "batch"}, {"norm": "none"}, least=0.3),
-        Contrast("radial_share", {"norm": "none"}, {"norm": "batch"}, least=0.05),
-        Contrast(
-            "steps_to_lowest",
-            {"norm": "none"},
-            {"norm": "batch"},
-            least=math.log10(1.25),
-            log=True,
-            of=lambda row: max(row["steps_to_lowest"], 1),
-        ),
-    ),
-)
-
-register(
-    "valley",
-    sizes=grid(
-        "valley",
-        {"norm": NORMS},
-        {"lr": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)},
-        smoke={**FIXED, "lr": (0.3, 3.0), "steps": 60, "points": 17},
-        small={**FIXED, "seeds": 8, "tuning_seeds": 3, "steps": 400, "points": 41},
-        paper={**FIXED, "seeds": 8, "tuning_seeds": 3, "steps": 400, "points": 41},
-    ),
-    run=run,
-    figures=(
-        Figure("surface", where={"norm": EACH, "seed": DRAWN}, kind="surface"),
-        Figure("off", where={"seed": DRAWN}),
-    ),
-    choose_by="steps_to_lowest",
-    choose_higher=False,
-)
+register("valley", run=run)

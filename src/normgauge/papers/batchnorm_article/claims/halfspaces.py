@@ -1,7 +1,5 @@
 """S3 (the encyclopedia article), linear convergence: learning halfspaces with Gaussian data, and GDNP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from math import exp

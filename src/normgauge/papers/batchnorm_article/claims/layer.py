@@ -1,7 +1,5 @@
 """S3 (the encyclopedia article), the layer: backpropagation, inference, smoothness, gradients through many layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod, sqrt

@@ -1,7 +1,5 @@
 """S3 (the encyclopedia article), linear convergence: the least-squares problem and the Rayleigh quotient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

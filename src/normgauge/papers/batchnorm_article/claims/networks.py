@@ -1,7 +1,5 @@
 """S3 (the encyclopedia article), linear convergence: a hidden layer of tanh units on Gaussian data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial

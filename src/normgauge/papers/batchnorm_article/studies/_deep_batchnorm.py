@@ -1,7 +1,5 @@
 """Deep fully connected batch-normalized networks, with and without skips, and their gradients at the start."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

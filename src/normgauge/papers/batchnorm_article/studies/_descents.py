@@ -15,9 +15,11 @@ import numpy
 import torch
 from torch import Tensor
 
-METHODS = ("gdnp", "gd", "safe", "bn", "agd", "lbfgs")
+from normgauge.papers.language import Record
+
 # Steps tried, as multiples of one over the smoothness: curvature at the minimum may be far below its bound.
 MULTIPLES = tuple(2.0**k for k in (-1, 0, 0.5, 0.8, 0.9, 0.95, 1, 1.5, 2, 3, 4, 5, 6, 7, 8))
+POINTS = 60  # of a curve that are kept
 Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -188,3 +190,18 @@ def _lbfgs(race: Race, target: float, most: int) -> Path:
     path.end = torch.from_numpy(numpy.array(optimum.x)).reshape(shape)
     path.distances = [far / path.distances[0] for far in path.distances]
     return path
+
+
+def record_path(record: Record, path: Path, target: float, most: int) -> None:
+    """Record the curve, and iterations and gradients to the target; one that never arrives counts `most` of both."""
+    last = len(path.distances) - 1
+    kept = sorted({round(last * k / POINTS) for k in range(POINTS + 1)})
+    for number in kept:
+        record(number, "distance", path.distances[number])
+    arrived = path.iterations(target)
+    record(last, "iterations", max(1, most if arrived is None else arrived))
+    record(last, "gradients", max(1, most if arrived is None else path.gradients))
+    record(last, "arrived", float(arrived is not None))
+    record(last, "rate", path.rate(), status="skipped")
+    record(last, "final_loss", path.losses[-1])
+    record(last, "step_size", path.step, status="skipped")

@@ -1,7 +1,5 @@
 """Data of a chosen condition number for the studies of GDNP: Gaussian and other, with a target or two classes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """S3 Internal covariate shift: how a small move of the first layer arrives at the deep ones, through training."""
 
-from __future__ import annotations
-
 import copy
 import math
 from statistics import fmean
@@ -13,9 +11,8 @@ from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
 from normgauge.lab.runs.train import train
 from normgauge.nn import init
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 
-NORMS = ("none", "batch")
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 SMALL = 1e-3  # of the first layer's weights
 
@@ -71,40 +68,4 @@ def _distance(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> fl
     return float((moved / before[1].square().mean()).sqrt())
 
 
-empirical(
-    "S3-depth",
-    "depth-shift",
-    contrasts=(Contrast("log10_growth", {"norm": "none"}, least=math.log10(1.02), at={"activation": EACH, "lr": 0.1}),),
-)
-
-finding(
-    "depth-shift",
-    contrasts=(
-        Contrast(
-            "log10_growth",
-            {"norm": "none"},
-            {"norm": "batch"},
-            least=math.log10(1.02),
-            at={"activation": EACH, "lr": 0.1},
-        ),
-    ),
-)
-
-FIXED = {"data": "digits", "depth": 10, "width": 32, "measured": 256}
-
-register(
-    "depth-shift",
-    sizes=grid(
-        "depth-shift",
-        {"norm": NORMS, "activation": tuple(ACTIVATIONS), "lr": (0.03, 0.1)},
-        smoke={**FIXED, "lr": (0.1,), "depth": 4, "steps": 10},
-        small={**FIXED, "seeds": 6, "steps": 500},
-        medium={**FIXED, "seeds": 10, "steps": 5000, "depth": 20},
-        paper={**FIXED, "seeds": 10, "steps": 20_000, "width": 256, "depth": 20},
-    ),
-    run=run,
-    figures=(
-        Figure("log10_shift", x="layer", where={"activation": EACH, "lr": EACH}),
-        Figure("log10_growth_now", where={"activation": EACH, "lr": EACH}),
-    ),
-)
+register("depth-shift", run=run)

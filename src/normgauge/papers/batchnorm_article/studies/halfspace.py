@@ -1,7 +1,5 @@
 """S3 Decoupling, halfspaces: GDNP against GD, BN + GD, accelerated gradient and L-BFGS, Gaussian data and others."""
 
-from __future__ import annotations
-
 import math
 
 import numpy
@@ -9,13 +7,11 @@ import torch
 from torch import Tensor
 
 from normgauge.optim import GaussianHalfspace, SampleHalfspace, gaussian_halfspace, gdnp, halfspace
-from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
+from normgauge.papers.batchnorm_article.studies._descents import Path, Race, descend, record_path
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, gaussian_moments, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
-from normgauge.papers.language import Record, Spec, each_but, empirical, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-DATA = ("gaussian", "laplace", "exponential", "digits")
 NODES = 32
 BISECTIONS = 30
 CHUNK = 16
@@ -86,25 +82,4 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
     return Race(from_moments if isinstance(problem, GaussianHalfspace) else from_samples, S, smoothness, start[None])
 
 
-empirical("S3-GDNP-data", "halfspace", contrasts=(race(each_but("gaussian")),))
-
-finding("halfspace", contrasts=(race("gaussian"),))
-
-register(
-    "halfspace",
-    sizes=grid(
-        "halfspace",
-        {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0), "method": METHODS},
-        smoke={"data": ("gaussian", "digits"), "condition": (3.0,), "batch": 300, "steps": 60, "target": 1e-3},
-        small={"seeds": 5, "batch": 1000, "steps": 2000, "target": 1e-3},
-        paper={
-            "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
-            "seeds": 10,
-            "batch": 1000,
-            "steps": 20000,
-            "target": 1e-3,
-        },
-    ),
-    run=run,
-    figures=(*RACE_FIGURES,),
-)
+register("halfspace", run=run)

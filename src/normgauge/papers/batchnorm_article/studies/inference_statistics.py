@@ -1,7 +1,5 @@
 """S3 Inference: population estimates (exponential, cumulative, recalibrated) over batch size and training length."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -11,24 +9,15 @@ from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import Batches
 from normgauge.papers.language import (
-    EACH,
-    LARGEST,
-    SMALLEST,
-    Contrast,
-    Figure,
     Record,
     Spec,
-    finding,
     fit,
-    grid,
     register,
 )
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.
 ESTIMATES = ("exponential", "cumulative", "recalibrated", "biased", "whole")
-# Population estimates are compared with those of the whole training data; within this they are as good.
-AS_GOOD = 0.01
 Statistics = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -126,45 +115,4 @@ def _errors(estimate: Statistics, truth: Statistics) -> tuple[float, float]:
     return float(torch.cat(means).mean()), float(torch.cat(variances).mean())
 
 
-FIXED = {"model": "mlp", "data": "digits", "lr": 0.05, "passes": 100}
-
-finding(
-    "inference-statistics",
-    contrasts=(
-        Contrast(
-            "",
-            {"reading": "accuracy_recalibrated"},
-            {"reading": "accuracy_whole"},
-            least=-AS_GOOD,
-            at={"batch": EACH, "steps": LARGEST},
-        ),
-        Contrast(
-            "",
-            {"reading": "variance_error_biased"},
-            {"reading": "variance_error_recalibrated"},
-            least=0.01,
-            at={"batch": SMALLEST, "steps": LARGEST},
-        ),
-    ),
-)
-
-register(
-    "inference-statistics",
-    sizes=grid(
-        "inference-statistics",
-        {"batch": (2, 4, 8, 32, 128), "steps": (20, 100, 500)},
-        smoke={**FIXED, "batch": (4, 32), "steps": (5, 15), "passes": 10},
-        small={**FIXED, "seeds": 5},
-        paper={**FIXED, "steps": (1000, 10000), "seeds": 5, "model": "vgg", "data": "cifar10"},
-    ),
-    run=run,
-    figures=(
-        Figure(
-            {f"accuracy_{name}": name for name in (*ESTIMATES, "batch")}, x="batch", series=(), where={"steps": LARGEST}
-        ),
-        Figure({f"accuracy_{name}": name for name in ESTIMATES}, x="steps", series=(), where={"batch": 8}),
-        Figure(
-            {f"variance_error_{name}": name for name in ESTIMATES[:-1]}, x="batch", series=(), where={"steps": LARGEST}
-        ),
-    ),
-)
+register("inference-statistics", run=run)

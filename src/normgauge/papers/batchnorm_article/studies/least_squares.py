@@ -1,21 +1,16 @@
 """S3 Decoupling, least squares: GDNP against gradient descent, BN + GD, accelerated gradient and L-BFGS."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
 from normgauge.optim import gdnp, least_squares
-from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
+from normgauge.papers.batchnorm_article.studies._descents import Path, Race, descend, record_path
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, regression
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
-from normgauge.papers.language import EACH, Record, Spec, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 from normgauge.theory.rayleigh import best_length
-
-DATA = ("gaussian", "exponential")
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -64,23 +59,4 @@ def _promised_rate(method: str, condition: float) -> float:
     return (condition - 1) / (condition + 1) if method == "gd" else math.nan
 
 
-finding("least-squares", contrasts=(race(EACH),))
-
-register(
-    "least-squares",
-    sizes=grid(
-        "least-squares",
-        {"data": DATA, "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0), "method": METHODS},
-        smoke={"condition": (3.0, 10.0), "batch": 500, "steps": 200, "target": 1e-6},
-        small={"seeds": 6, "batch": 500, "steps": 20000, "target": 1e-6},
-        paper={
-            "condition": (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
-            "seeds": 20,
-            "batch": 500,
-            "steps": 60000,
-            "target": 1e-6,
-        },
-    ),
-    run=run,
-    figures=(*RACE_FIGURES,),
-)
+register("least-squares", run=run)

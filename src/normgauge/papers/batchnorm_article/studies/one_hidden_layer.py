@@ -1,7 +1,5 @@
 """S3 Decoupling, neural networks: GDNP unit by unit on one hidden layer of tanh units, against four rivals."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -9,17 +7,13 @@ import torch
 from torch import Tensor
 
 from normgauge.optim import gdnp_network
-from normgauge.papers.batchnorm_article.studies._descents import METHODS, Path, Race, descend
+from normgauge.papers.batchnorm_article.studies._descents import Path, Race, descend, record_path
 from normgauge.papers.batchnorm_article.studies._gdnp_data import FEATURES, two_classes
-from normgauge.papers.batchnorm_article.studies._gdnp_race import RACE_FIGURES, race, record_path
-from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, finding, grid, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.rng import generator
 
-DATA = ("gaussian", "laplace", "exponential", "digits")
 UNITS = 4
 CHUNK = 8
-# How close to one line units must be for the paper's sentence on critical points; fixed before running.
-ON_THE_LINE = 0.95
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -87,37 +81,4 @@ def _alignment(w: Tensor | None, x: Tensor, y: Tensor, S: Tensor) -> float:
     return float(((w @ u).abs() / lengths).min())
 
 
-finding(
-    "one-hidden-layer",
-    contrasts=(
-        race(EACH),
-        Contrast("alignment", {"method": "lbfgs"}, least=ON_THE_LINE, at={"data": "gaussian", "condition": SMALLEST}),
-    ),
-)
-
-register(
-    "one-hidden-layer",
-    sizes=grid(
-        "one-hidden-layer",
-        {"data": DATA, "condition": (3.0, 30.0, 100.0), "method": METHODS},
-        smoke={
-            "data": ("gaussian", "digits"),
-            "condition": (3.0,),
-            "batch": 150,
-            "steps": 12,
-            "target": 0.1,
-            "floor_steps": 40,
-        },
-        small={"seeds": 5, "batch": 500, "steps": 300, "target": 0.1, "floor_steps": 300},
-        paper={
-            "condition": (3.0, 10.0, 30.0, 100.0, 300.0),
-            "seeds": 10,
-            "batch": 2000,
-            "steps": 5000,
-            "target": 0.1,
-            "floor_steps": 300,
-        },
-    ),
-    run=run,
-    figures=(*RACE_FIGURES, Figure("alignment", x="condition", series=("data",), where={"method": "lbfgs"})),
-)
+register("one-hidden-layer", run=run)

@@ -1,7 +1,5 @@
 """S3 Smoothness, last paragraph: all eigenvalues of the Hessian with and without BN, at equal training loss."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -11,9 +9,8 @@ from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 
-NORMS = ("none", "batch")
 LEVELS = (0.5, 0.1)  # training losses at which arms are compared
 CLASSES = 10  # as many eigenvalues stand out, by theory and in what others measured
 LOOK = 5  # steps from look to look at the loss
@@ -64,43 +61,4 @@ def _record_spectrum(record: Record, step: int, objective: Objective, when: str)
             record(step, f"eigenvalue_{name}", math.log10(max(abs(value), 1e-12)), layer=f"{place / len(values):.4f}")
 
 
-AT = {"lr": 0.1}
-
-
-def _compare(reading: str, least: float, *, log: bool = True) -> Contrast:
-    return Contrast(reading, {"norm": "none"}, {"norm": "batch"}, least=least, at=AT, log=log)
-
-
-empirical(
-    "S3-spectrum",
-    "whole-spectrum",
-    contrasts=[_compare(f"outliers_loss_{level}", math.log10(1.5)) for level in ("0_5", "0_1")],
-)
-
-finding(
-    "whole-spectrum",
-    contrasts=(
-        _compare("top_loss_0_5", 0.1),
-        _compare("bulk_loss_0_5", 0.1),
-        _compare("negative_share_loss_0_5", 0.02, log=False),
-    ),
-)
-
-register(
-    "whole-spectrum",
-    sizes=grid(
-        "whole-spectrum",
-        {"norm": NORMS, "lr": (0.1, 0.3)},
-        smoke={"seeds": 1, "lr": (0.1,), "data": "digits", "measured": 64, "width": 6, "batch": 64, "steps": 800},
-        small={"seeds": 4, "data": "digits", "measured": 256, "width": 12, "batch": 64, "steps": 6000},
-        medium={"seeds": 8, "data": "digits", "measured": 1024, "width": 24, "batch": 64, "steps": 20_000},
-        paper={"seeds": 10, "data": "digits", "measured": 1024, "width": 48, "batch": 64, "steps": 20_000},
-    ),
-    run=run,
-    figures=(
-        *(
-            Figure(f"eigenvalue_{when}", x="layer", where={"lr": EACH}, note="log10 of |eigenvalue| by rank.")
-            for when in ("start", "loss_0_5", "loss_0_1")
-        ),
-    ),
-)
+register("whole-spectrum", run=run)

@@ -1,7 +1,5 @@
 """S1 (Santurkar et al. 2018), the landscape in activation space: Facts C.1-C.2, Theorems 4.1 and 4.2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

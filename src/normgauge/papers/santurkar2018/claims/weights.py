@@ -1,7 +1,5 @@
 """S1 (Santurkar et al. 2018), the landscape in weight space: Observation 4.3, Theorems 4.4 and C.1, Lemma 4.5."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import pi

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
-from normgauge.lab.study import Study
 from normgauge.measure.signal.activations import activations
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.language import EACH, SMALLEST, Figure, Record, Spec
+from normgauge.papers.language import Record, Spec
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
@@ -27,31 +25,7 @@ NORMS = {
     "l2": "lp2_batch",
     "linf": "lpinf_batch",
 }
-SUBSET = "cifar10:10000/1000/2000"
-#: size -> model -> what is fixed. The published rate of the linear network, 1e-6, is for a loss summed over 1000.
-SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
-    "smoke": {
-        "vgg": {"network": "vgg", "data": "digits", "lr": 0.1, "steps": 12, "batch": 32, "measures": 2},
-        "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 12, "batch": 200, "measures": 2},
-    },
-    "small": {
-        "vgg": {"network": "vgg8", "data": SUBSET, "lr": 0.1, "steps": 1000, "batch": 32, "measures": 8},
-        "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 300, "batch": 1000, "measures": 8},
-    },
-    "medium": {
-        "vgg": {"network": "vgg8", "data": SUBSET, "lr": 0.1, "steps": 10000, "batch": 32, "measures": 30},
-        "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 10000, "batch": 1000, "measures": 30},
-    },
-    "paper": {
-        "vgg": {"network": "vgg16", "data": "cifar10", "lr": 0.1, "steps": 15000, "batch": 128, "measures": 60},
-        "dln": {"network": "dln", "data": "gaussian", "lr": 1e-3, "steps": 10000, "batch": 1000, "measures": 60},
-    },
-}
-#: At small size, for studies of two arms, the linear network makes its published steps.
-PUBLISHED_STEPS: dict[str, dict[str, Any]] = {"vgg": {}, "dln": {"steps": 10_000}}
 LEVELS, BINS = (0.05, 0.25, 0.5, 0.75, 0.95), 24  # of distributions
-#: How one activation's distribution moves (the paper's Fig. 1c, 2).
-PANEL = Figure("activation_quantile", series=("layer",), where={"norm": EACH, "seed": SMALLEST})
 #: How accuracies on training data are taken: as training sees the first of them, in batches of the training's size.
 AS_TRAINED: dict[str, Any] = {"split": "train", "statistics": "batch", "limit": 1024}
 
@@ -86,33 +60,6 @@ class ActivationNoise(nn.Module):
         sigma = 1 + 0.25 * torch.rand(unit, generator=self._source)
         offset = mu + 0.1 * (2 * torch.rand(x.shape, generator=self._source) - 1)
         return (sigma + 0.1 * torch.randn(x.shape, generator=self._source)) * x + offset
-
-
-def study(
-    name: str,
-    size: str,
-    model: str,
-    norms: Sequence[str],
-    *,
-    seeds: int,
-    rates: Sequence[float] = (),
-    tuning_seeds: int | None = None,
-    scientific: Mapping[str, Sequence[Any]] | None = None,
-    **changed: Any,
-) -> Study:
-    """Return the study of one of the paper's models under these normalizers: at its rate, or tuned over `rates`."""
-    fixed = {**SETTINGS[size][model], **changed}
-    if rates:
-        del fixed["lr"]
-    return Study(
-        f"{name}-{model}",
-        "",
-        scientific={"model": [model], "norm": list(norms), **(scientific or {})},
-        nuisance={"lr": list(rates)} if rates else {},
-        fixed=fixed,
-        seeds=seeds,
-        tuning_seeds=tuning_seeds,
-    )
 
 
 def prepare(spec: Spec) -> tuple[nn.Module, Dataset]:

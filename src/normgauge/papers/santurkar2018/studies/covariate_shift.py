@@ -1,26 +1,19 @@
 """Fig. 3: how much a layer's gradient turns when the layers before it have moved, with and without BN."""
 
-from __future__ import annotations
-
-import math
 from statistics import fmean
 
 import torch
 from torch import nn
 
 from normgauge.measure.signal.covariate_shift import covariate_shift
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
-    PUBLISHED_STEPS,
     batch_objective,
     layer_groups,
     prepare,
     spaced_steps,
-    study,
 )
 
-NORMS = ("none", "batch")
-MODELS = ("vgg", "dln")
 # The same measurement for a tenth of the step: it tells whether the step or the network makes the gradients turn.
 SHARES = {"": 1.0, "_tenth": 0.1}
 
@@ -67,50 +60,4 @@ def run(spec: Spec, record: Record) -> None:
     result.whole()
 
 
-empirical(
-    "S1-ICS",
-    "covariate-shift",
-    contrasts=(
-        Contrast(
-            "cosine",
-            less={"norm": "batch"},
-            least=-0.3,
-            at={"model": "dln"},
-            of=lambda row: abs(row["cosine"]),
-            name="|cosine| with BN (model dln)",
-        ),
-        Contrast("cosine", {"norm": "none"}, least=0.9, at={"model": "dln"}),
-    ),
-)
-
-empirical(
-    "S3-ICS",
-    "covariate-shift",
-    contrasts=(Contrast("cosine", {"norm": "none"}, {"norm": "batch"}, least=0.05, at={"model": EACH}),),
-)
-
-finding(
-    "covariate-shift",
-    contrasts=(
-        Contrast("l2", {"norm": "batch"}, {"norm": "none"}, least=math.log10(1.25), at={"model": EACH}, log=True),
-    ),
-)
-
-register(
-    "covariate-shift",
-    sizes={
-        size: [
-            study(
-                "covariate-shift", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {}
-            )
-            for model in MODELS
-        ]
-        for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
-    },
-    run=run,
-    figures=(
-        Figure("cosine_now", where={"model": EACH}),
-        Figure("l2_now", where={"model": EACH}),
-        Figure("layer_cosine", x="layer", where={"model": EACH}),
-    ),
-)
+register("covariate-shift", run=run)

@@ -1,10 +1,7 @@
 """The sentences after Theorem 4.1: how large its terms are in a network that trains."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, median
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,17 +9,10 @@ from torch import nn
 from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.smoothing import LayerSmoothing, smoothing
 from normgauge.objective import Objective
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, register
-from normgauge.papers.santurkar2018.studies._setting import prepare, spaced_steps, study
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.santurkar2018.studies._setting import prepare, spaced_steps
 
-SHARE = 0.05  # of the squared gradient: less changes its norm by 3 % at most
-SMALL: dict[str, Any] = {"steps": 300, "measures": 4}
 BATCHES = 4  # the larger batch over the smaller
-WHAT = {
-    "mean_share": "removed by the mean",
-    "yhat_share": "removed along the activations",
-    "mean_by_chance": "either, by chance",
-}
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -67,33 +57,4 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, name, median(values))
 
 
-empirical(
-    "S1-inner",
-    "gradient-terms",
-    contrasts=(Contrast("", {"reading": "yhat_share"}, {"reading": "mean_by_chance"}, least=SHARE),),
-)
-
-empirical(
-    "S1-mean",
-    "gradient-terms",
-    contrasts=(
-        Contrast("mean_exponent", {}, least=1.5),
-        Contrast("", {"reading": "mean_share"}, {"reading": "mean_by_chance"}, least=SHARE),
-    ),
-)
-
-empirical(
-    "S1-sigma",
-    "gradient-terms",
-    contrasts=(Contrast("sigma_over_gamma", {}, least=1.0), Contrast("sigma_spread", {}, least=2.0)),
-)
-
-register(
-    "gradient-terms",
-    sizes={
-        size: [study("gradient-terms", size, "vgg", ["batch"], seeds=seeds, **changed)]
-        for size, seeds, changed in (("smoke", 1, {}), ("small", 4, SMALL), ("medium", 6, {}), ("paper", 5, {}))
-    },
-    run=run,
-    figures=(Figure({f"{name}_now": words for name, words in WHAT.items()}), Figure("sigma_over_gamma_now")),
-)
+register("gradient-terms", run=run)

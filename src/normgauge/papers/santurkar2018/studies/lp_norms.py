@@ -1,31 +1,22 @@
 """Fig. 5, 6, 9, 12, 13: l_p normalization against BN and none: training, smoothness, distributions."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
 
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.study import Study
 from normgauge.measure.landscape.landscape import landscape
-from normgauge.papers.language import EACH, SMALLEST, Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     batch_objective,
     prepare,
     record_distribution,
     spaced_steps,
-    study,
 )
 
-NORMS = ("none", "batch", "l1", "l2", "linf")
-MODELS = ("vgg", "dln")
-LP = ("l1", "l2", "linf")
 MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
 #: The line search is taken at the paper's rates for all arms: equal steps are compared whatever rate an arm likes.
 LOOK = {"vgg": 0.1, "dln": 1e-3}
@@ -71,57 +62,4 @@ def run(spec: Spec, record: Record) -> None:
     result.whole()
 
 
-RATES = {"vgg": (0.03, 0.1, 0.3), "dln": (3e-4, 1e-3, 3e-3)}
-
-
-def _sizes(size: str, seeds: int, tried: int, rates: Mapping[str, Sequence[float]]) -> list[Study]:
-    changed: dict[str, dict[str, Any]] = {"vgg": {"measures": 6, "steps": 500}, "dln": {"measures": 6}}
-    return [
-        study("lp-norms", size, model, NORMS, seeds=seeds, rates=rates[model], tuning_seeds=tried, **own)
-        for model, own in ((model, changed[model] if size == "small" else {}) for model in MODELS)
-    ]
-
-
-empirical(
-    "S1-E4",
-    "lp-norms",
-    contrasts=[
-        Contrast("train_accuracy", {"norm": norm}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"}) for norm in LP
-    ],
-)
-
-empirical(
-    "S1-l1",
-    "lp-norms",
-    contrasts=(Contrast("train_loss", {"norm": "batch"}, {"norm": "l1"}, least=0.1, at={"model": "dln"}, log=True),),
-)
-
-finding(
-    "lp-norms",
-    contrasts=(
-        *(Contrast("train_accuracy", {"norm": norm}, {"norm": "none"}, least=0.02, at={"model": "vgg"}) for norm in LP),
-        *(
-            Contrast("train_loss", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": "dln"}, log=True)
-            for norm in LP
-        ),
-    ),
-)
-
-register(
-    "lp-norms",
-    sizes={
-        "smoke": _sizes("smoke", 1, 1, {"vgg": (0.1,), "dln": (1e-3,)}),
-        "small": _sizes("small", 6, 2, RATES),
-        "medium": _sizes("medium", 6, 2, RATES),
-        "paper": _sizes("paper", 5, 2, RATES),
-    },
-    run=run,
-    figures=(
-        Figure("loss", where={"model": EACH}),
-        Figure("gradient_distance_now", where={"model": EACH}),
-        Figure("loss_range_now", where={"model": EACH}),
-        Figure("effective_beta_now", where={"model": EACH}),
-        Figure("activation_density", x="layer", where={"model": EACH, "seed": SMALLEST}),
-    ),
-    choose_by="score",
-)
+register("lp-norms", run=run)

@@ -1,12 +1,8 @@
 """Fig. 2, 8: batch normalization with covariate shift put back on purpose, and the same noise without it."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Sequence
 from statistics import fmean, median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,23 +10,18 @@ from torch import Tensor, nn
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.study import Study
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
-    PANEL,
     batch_objective,
     blocks,
     prepare,
     record_distribution,
     spaced_steps,
-    study,
 )
 
-NORMS = ("none", "batch", "noisy", "noise")
 MOMENTS = {"mean_change": "means", "variance_change": "variances"}
 CHANGES = (*MOMENTS, "relative_mean_change")
-CHANCE = 0.1  # CIFAR-10
 WINDOW = 10
 
 
@@ -89,46 +80,4 @@ def _moments(network: nn.Module, dataset: Dataset, batch: int) -> tuple[Tensor, 
     return units.mean(1), units.var(1, unbiased=False)
 
 
-RATES = (0.03, 0.1, 0.3)
-
-
-def _sizes(size: str, seeds: int, tried: int, rates: Sequence[float], **changed: Any) -> Study:
-    return study("noisy-batchnorm", size, "vgg", NORMS, seeds=seeds, rates=rates, tuning_seeds=tried, **changed)
-
-
-empirical(
-    "S1-E2",
-    "noisy-batchnorm",
-    contrasts=(
-        Contrast("train_accuracy", {"norm": "noisy"}, {"norm": "batch"}, least=-0.02, at={"model": "vgg"}),
-        Contrast("train_accuracy", {"norm": "noisy"}, {"norm": "none"}, least=0.02, at={"model": "vgg"}),
-    ),
-)
-
-empirical(
-    "S1-noise",
-    "noisy-batchnorm",
-    contrasts=(Contrast("train_accuracy", less={"norm": "noise"}, least=-(CHANCE + 0.05), at={"model": "vgg"}),),
-    premise=(Contrast("train_accuracy", {"norm": "none"}, least=CHANCE + 0.1, at={"model": "vgg"}),),
-)
-
-finding(
-    "noisy-batchnorm",
-    contrasts=[
-        Contrast(name, {"norm": "noisy"}, {"norm": "none"}, least=0.3, at={"model": "vgg"}, log=True)
-        for name in MOMENTS
-    ],
-)
-
-register(
-    "noisy-batchnorm",
-    sizes={
-        "smoke": _sizes("smoke", 1, 1, (0.1,)),
-        "small": _sizes("small", 6, 2, RATES, steps=600),
-        "medium": _sizes("medium", 6, 2, RATES),
-        "paper": _sizes("paper", 5, 2, RATES),
-    },
-    run=run,
-    figures=(Figure("loss"), Figure("mean_change_now"), Figure("variance_change_now"), PANEL),
-    choose_by="train_accuracy",
-)
+register("noisy-batchnorm", run=run)

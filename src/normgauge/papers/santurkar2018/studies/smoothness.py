@@ -1,7 +1,5 @@
 """Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, median
 
@@ -9,17 +7,13 @@ import torch
 from torch import nn
 
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.papers.santurkar2018.studies._setting import (
-    PUBLISHED_STEPS,
     batch_objective,
     prepare,
     spaced_steps,
-    study,
 )
 
-NORMS = ("none", "batch")
-MODELS = ("vgg", "dln")
 #: The paper's App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
 MULTIPLES = {"vgg": (0.5, 1.0, 2.0, 4.0), "dln": (0.01, 0.3, 1.0, 10.0, 30.0)}
 SUMMARIES = ("loss_range", "gradient_distance", "effective_beta", "random_loss_range", "relative_distance")
@@ -80,57 +74,4 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
     )
 
 
-empirical(
-    "S1-land",
-    "smoothness",
-    contrasts=[
-        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=math.log10(2), at={"model": "dln"}, log=True)
-        for name in ("loss_range", "gradient_distance")
-    ],
-)
-
-empirical(
-    "S1-E3",
-    "smoothness",
-    contrasts=(
-        Contrast(
-            "early_gradient_distance", {"norm": "none"}, {"norm": "batch"}, least=1.5, at={"model": "vgg"}, log=True
-        ),
-    ),
-    premise=(Contrast("early_loss_drop", {"norm": "none"}, least=0.1, at={"model": "vgg"}),),
-)
-
-empirical(
-    "S1-random",
-    "smoothness",
-    contrasts=[
-        Contrast(name, {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-        for name in ("loss_range", "random_loss_range")
-    ],
-)
-
-finding(
-    "smoothness",
-    contrasts=[
-        Contrast(f"matched_{name}", {"norm": "none"}, {"norm": "batch"}, least=0.1, at={"model": "vgg"}, log=True)
-        for name in ("loss_range", "gradient_distance", "effective_beta")
-    ],
-)
-
-register(
-    "smoothness",
-    sizes={
-        size: [
-            study("smoothness", size, model, NORMS, seeds=seeds, **PUBLISHED_STEPS[model] if size == "small" else {})
-            for model in MODELS
-        ]
-        for size, seeds in (("smoke", 1), ("small", 6), ("medium", 6), ("paper", 5))
-    },
-    run=run,
-    figures=(
-        Figure({"loss": "loss", "loss_low": "lowest", "loss_high": "highest"}, where={"model": EACH}),
-        Figure("gradient_distance_now", where={"model": EACH}),
-        Figure("effective_beta_now", where={"model": EACH}),
-        Figure("distance_at", x="layer", series=("model", "norm")),
-    ),
-)
+register("smoothness", run=run)

@@ -1,7 +1,5 @@
 """S4 (Sun et al. 2020), standardization and batch normalization: Lemma 1 and section 2.2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """S4 (Sun et al. 2020), the other normalizers and the symmetry: sections 2.3-2.5, Lemmas 2 and 3, App 5.1-5.5."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

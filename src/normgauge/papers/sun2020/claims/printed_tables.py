@@ -1,7 +1,5 @@
 """S4 (Sun et al. 2020), tables: what its own numbers say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

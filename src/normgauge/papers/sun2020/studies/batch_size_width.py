@@ -1,7 +1,5 @@
 """App. 5.1: is the test accuracy largest where the batch is as large as the network is wide? Equal samples seen."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from statistics import fmean
@@ -12,7 +10,7 @@ from torch import nn
 from normgauge.lab import data as datasets
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.nn import GhostBatchNorm
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.rng import generator
 
 HIDDEN = 3
@@ -46,26 +44,4 @@ def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) 
     return network
 
 
-empirical(
-    "S4-E2",
-    "batch-size-width",
-    contrasts=[
-        Contrast("test_accuracy", {"ratio": 1.0}, {"ratio": other}, least=0.002, over=("width",))
-        for other in (0.25, 0.5, 2.0, 4.0)
-    ],
-)
-
-register(
-    "batch-size-width",
-    sizes=grid(
-        "batch-size-width",
-        {"width": (8, 16, 32, 64), "ratio": (0.25, 0.5, 1.0, 2.0, 4.0)},
-        {"lr": (0.01, 0.05, 0.2)},
-        smoke={"width": (8,), "lr": (0.05,), "data": "digits", "batch": 64, "steps": 5},
-        small={"seeds": 20, "data": "digits", "batch": 256, "steps": 100},
-        paper={"seeds": 20, "lr": (0.01, 0.03, 0.1, 0.3), "data": "digits", "batch": 256, "steps": 2000},
-    ),
-    run=run,
-    figures=(Figure("test_accuracy", x="ratio", series=("width",)),),
-    choose_by="validation_accuracy",
-)
+register("batch-size-width", run=run)

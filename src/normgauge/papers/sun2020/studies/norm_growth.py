@@ -1,7 +1,5 @@
 """Fig. 3: norms of normalized weights over training, with and without weight decay, against law and equilibrium."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -12,11 +10,10 @@ from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, joint_parameters, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
-NORMS = ("batch", "group", "layer", "weight")
 WATCHED = 1  # the second normalized layer: the first of the first block, as in the paper
 
 
@@ -60,37 +57,4 @@ def run(spec: Spec, record: Record) -> None:
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
 
 
-CIFAR = {"model": "vgg8", "data": "cifar10:10000/1000/2000", "batch": 32, "lr": 0.1}
-
-empirical(
-    "S4-E1",
-    "norm-growth",
-    contrasts=(
-        Contrast("norm_growth", {"decayed": False}, least=0.05, at={"norm": EACH}),
-        Contrast(
-            "late_norm_growth",
-            less={"decayed": True},
-            least=-0.05,
-            at={"norm": EACH},
-            of=lambda row: abs(row["late_norm_growth"]),
-        ),
-    ),
-    premise=(Contrast("test_accuracy", {"decayed": True}, {"decayed": False}, least=-0.03, over=("norm",)),),
-)
-
-register(
-    "norm-growth",
-    sizes=grid(
-        "norm-growth",
-        {"norm": NORMS, "decayed": [False, True]},
-        smoke={"model": "mlp", "data": "digits", "batch": 32, "steps": 20, "lr": 0.3, "decay": 1e-2},
-        small={**CIFAR, "seeds": 5, "steps": 2000, "decay": 5e-3},
-        medium={**CIFAR, "seeds": 6, "steps": 10000, "decay": 2e-3},
-        paper={"model": "resnet101", "data": "cifar10", "batch": 128, "steps": 78000, "lr": 1e-3, "decay": 5e-4},
-    ),
-    run=run,
-    figures=(
-        Figure("watched_norm", where={"decayed": EACH}),
-        Figure("joint_norm", x="equilibrium", where={"decayed": True}),
-    ),
-)
+register("norm-growth", run=run)

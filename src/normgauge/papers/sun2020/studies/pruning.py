@@ -1,7 +1,5 @@
 """Sec. 2.2: pruning channels by small gamma, by similar gamma and beta (the paper's proposal), and at random."""
 
-from __future__ import annotations
-
 import copy
 from statistics import fmean
 
@@ -12,11 +10,10 @@ from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 from normgauge.surgery import prune_norms, scale_l1
 
 WAYS = ("gamma", "similar", "random")
-SPARSITIES = (10, 20, 30, 40, 50, 60, 70, 80)
 TUNED_AT = 50  # percent at which the pruned network is trained on for a while
 
 
@@ -59,27 +56,4 @@ def _tuned_accuracy(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     return evaluate(model, dataset).accuracy
 
 
-FIXED = {"sparsities": list(SPARSITIES), "batch": 128, "lr": 0.1}
-
-finding(
-    "pruning",
-    contrasts=[
-        Contrast(
-            "", {"reading": f"{way}_mean_accuracy"}, {"reading": "random_mean_accuracy"}, least=0.01, at={"l1": EACH}
-        )
-        for way in ("similar", "gamma")
-    ],
-)
-
-register(
-    "pruning",
-    sizes=grid(
-        "pruning",
-        {"l1": (0.0, 1e-3)},
-        smoke={**FIXED, "l1": (0.0,), "sparsities": [TUNED_AT], "data": "digits", "model": "vgg", "steps": 6},
-        small={**FIXED, "seeds": 6, "data": "cifar10:10000/1000/2000", "model": "vgg8", "steps": 400},
-        paper={**FIXED, "seeds": 5, "data": "cifar10", "model": "vgg", "steps": 15_000},
-    ),
-    run=run,
-    figures=(Figure({f"{way}_accuracy": way for way in WAYS}, series=("l1",)),),
-)
+register("pruning", run=run)

@@ -1,7 +1,5 @@
 """Tables 1 and 2: clean accuracy, Gaussian noise and BIM over normalizers and weight decay; does the norm matter?"""
 
-from __future__ import annotations
-
 import torch
 
 from normgauge.lab import data as datasets
@@ -9,10 +7,7 @@ from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.measure.decisions.robustness import robustness
-from normgauge.papers.language import Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
-
-NORMS = ("batch", "group", "layer", "weight")
-DECAYED = (False, True, "invariant", "rest")  # weight decay on: nothing, all, scale-invariant weights, the rest
+from normgauge.papers.language import Record, Spec, fit, register
 
 
 def run(spec: Spec, record: Record) -> None:
@@ -49,63 +44,7 @@ def _accuracy_under_bim(network: torch.nn.Module, batch: tuple[torch.Tensor, tor
     ).accuracy
 
 
-# Radius and noise are in standard deviations of the pixels: 8/255 of an 8-bit CIFAR image is 0.13 of them.
-ATTACK = {"attack_steps": 20, "noise": 0.8}
 CIFAR = {"model": "vgg8", "data": "cifar10:10000/1000/2000", "batch": 32, "lr": 0.05, "decay": 5e-4, "radius": 0.03}
 
-empirical(
-    "S4-wd",
-    "robustness",
-    contrasts=(
-        Contrast("bim_accuracy", {"decayed": True}, {"decayed": False}, least=0.01, over=("norm",)),
-        Contrast("noise_accuracy", {"decayed": True}, {"decayed": False}, least=0.01, over=("norm",)),
-    ),
-    premise=(Contrast("clean_accuracy", {"decayed": False}, least=0.6, over=("norm",)),),
-)
 
-finding(
-    "robustness",
-    contrasts=(
-        Contrast("bim_accuracy", {"decayed": "invariant"}, {"decayed": False}, least=0.01, over=("norm",)),
-        Contrast("bim_accuracy", {"decayed": "invariant"}, {"decayed": "rest"}, least=0.01, over=("norm",)),
-    ),
-    premise=(Contrast("clean_accuracy", {"decayed": False}, least=0.6, over=("norm",)),),
-)
-
-register(
-    "robustness",
-    sizes=grid(
-        "robustness",
-        {"norm": NORMS, "decayed": DECAYED},
-        smoke={
-            **ATTACK,
-            "model": "mlp",
-            "data": "digits",
-            "batch": 64,
-            "steps": 10,
-            "lr": 0.05,
-            "decay": 5e-3,
-            "attacked": 32,
-            "attack_steps": 3,
-            "radius": 0.2,
-        },
-        small={**ATTACK, **CIFAR, "seeds": 5, "steps": 3000, "attacked": 2000, "attack_steps": 10},
-        medium={**ATTACK, **CIFAR, "seeds": 10, "steps": 10000, "attacked": 2000, "attack_steps": 20},
-        paper={
-            **ATTACK,
-            "model": "resnet101",
-            "data": "cifar10",
-            "batch": 128,
-            "steps": 78000,
-            "lr": 1e-3,
-            "decay": 5e-4,
-            "attacked": 10000,
-            "radius": 0.13,
-        },
-    ),
-    run=run,
-    figures=(
-        *(Figure(f"{n}_accuracy", series=("norm", "decayed"), kind="intervals") for n in ("clean", "noise", "bim")),
-        Figure("bim_accuracy", x="weight_norm", series=("norm", "decayed")),
-    ),
-)
+register("robustness", run=run)

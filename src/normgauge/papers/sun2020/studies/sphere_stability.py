@@ -1,9 +1,6 @@
 """The second headline: over how many decades of rates does training work, free, projected, or kept on spheres?"""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -13,12 +10,9 @@ from torch import nn
 from normgauge.lab import data as datasets
 from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, normalized_layers, rescale
-from normgauge.lab.study import Study
 from normgauge.optim import ProjectedAdam, ProjectedSGD, SphereAdam, SphereSGD
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, empirical, finding, fit, grid, register
+from normgauge.papers.language import Record, Spec, fit, register
 
-NORMS = ("batch", "layer", "group", "weight")
-WAYS = ("free", "projected", "started", "sphere")
 #: Half decades, wide enough that at both ends nothing trains.
 RATES = {"sgd": [10 ** (k / 2) for k in range(-7, 3)], "adam": [10 ** (k / 2) for k in range(-9, 1)]}
 GUESS = math.log(10)  # the loss of a guess among ten classes
@@ -77,40 +71,4 @@ def _optimizer(spec: Spec, network: nn.Module, rate: float) -> torch.optim.Optim
     return optimizer
 
 
-def _compare(way: str, other: str, scale: float = 1.0) -> Contrast:
-    arms = {"way": way, "scale": 1.0}, {"way": other, "scale": scale}
-    return Contrast("usable_decades", *arms, least=0.25, at={"family": EACH}, over=("norm",))
-
-
-empirical("S4-sphere", "sphere-stability", contrasts=(_compare("sphere", "free"),))
-
-finding(
-    "sphere-stability",
-    contrasts=(*(_compare("sphere", "free", scale) for scale in (0.1, 10.0)), _compare("sphere", "started")),
-)
-
-
-def _parts(seeds: int, norms: Sequence[str] = NORMS, **fixed: object) -> list[Study]:
-    """Return the ways whose start has a scale, and those that begin on unit spheres."""
-    arms: dict[str, Sequence[object]] = {"family": ("sgd", "adam"), "norm": norms}
-    return [
-        grid("sphere-stability", {**arms, "way": ways, "scale": scales}, one={**fixed, "seeds": seeds})["one"]
-        for ways, scales in ((WAYS[:2], (0.1, 1.0, 10.0)), (WAYS[2:], (1.0,)))
-    ]
-
-
-register(
-    "sphere-stability",
-    sizes={
-        "smoke": _parts(3, ("batch",), data="digits", batch=64, steps=12, every=5),
-        "small": _parts(4, data="digits", batch=64, steps=60),
-        "medium": _parts(8, data="digits", batch=64, steps=1000),
-        "paper": _parts(10, data="cifar10", batch=128, steps=15_000),
-    },
-    run=run,
-    figures=(
-        Figure("usable_decades", series=("norm", "way"), where={"family": EACH, "scale": 1.0}, kind="intervals"),
-        Figure("usable_decades", x="scale", series=("way",), where={"family": EACH}, kind="bars"),
-        Figure("final_loss", x="layer", series=("way",), where={"family": EACH, "scale": 1.0, "norm": EACH}),
-    ),
-)
+register("sphere-stability", run=run)

@@ -1,7 +1,5 @@
 """S2 (Than 2025), Lipschitz constants of the normalization layers: section 3, Lemmas 1-3 and 23."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

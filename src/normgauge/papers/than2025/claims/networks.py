@@ -1,7 +1,5 @@
 """S2 (Than 2025), Lipschitz constants of networks: section 4, Lemma 5 to Remark 17."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Per-layer operator norms and input deviations of a network in training, and what rescaling does to both (S2)."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A small trained network as S2 sees it: statistics of the training data, and the products its corollaries print."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, replace
@@ -16,8 +14,6 @@ from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.language import Record, Spec, fit
 from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
-
-NORMS = ("none", "batch", "layer")
 
 
 @dataclass(frozen=True)

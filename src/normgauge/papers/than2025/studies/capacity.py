@@ -1,22 +1,18 @@
 """S2 Corollaries 10 and 11, Theorems 6 and 9: brackets of the Lipschitz constant beside the printed products."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.lab import models
-from normgauge.lab.study import Study
 from normgauge.measure.lipschitz.lipschitz import lipschitz
 from normgauge.nn import cascade
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, register
-from normgauge.papers.than2025.studies._printed_products import NORMS, printed_products, train_network
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.than2025.studies._printed_products import printed_products, train_network
 from normgauge.rng import generator
 
 RADIUS = 0.1  # of the balls around the data, as a share of the radius of the ball that holds the data
-NORMALIZED = tuple(norm for norm in NORMS if norm != "none")
 SENSES = {
     "steepest": "steepest point",
     "at_data": "bound at data",
@@ -81,57 +77,4 @@ def suspects(network: nn.Module, data: Tensor) -> Tensor:
     return torch.cat(points)
 
 
-def _study(model: str, data: str, *, steps: int, batch: int, seeds: int, samples: int) -> Study:
-    return Study(
-        f"capacity {model}",
-        "Do normalizers make the Lipschitz constant smaller?",
-        scientific={"model": [model], "norm": list(NORMS)},
-        fixed={"data": data, "steps": steps, "batch": batch, "samples": samples, "lr": 3e-3},
-        seeds=seeds,
-    )
-
-
-finding(
-    "capacity",
-    contrasts=(
-        *(
-            Contrast(f"log10_{sense}", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": EACH})
-            for norm in NORMALIZED
-            for sense in ("everywhere", "steepest")
-        ),
-        *(
-            Contrast("", {"reading": "log10_printed"}, {"reading": "log10_steepest"}, at={"model": EACH, "norm": norm})
-            for norm in NORMALIZED
-        ),
-    ),
-)
-
-register(
-    "capacity",
-    sizes={
-        "smoke": _study("mlp", "digits", steps=12, batch=64, seeds=3, samples=16),
-        "small": [
-            _study("mlp", "digits", steps=100, batch=64, seeds=5, samples=64),
-            _study("mlp x10", "digits", steps=100, batch=64, seeds=5, samples=64),
-            _study("vgg", "digits", steps=40, batch=64, seeds=3, samples=32),
-        ],
-        "paper": [
-            _study(model, "cifar10", steps=39_100, batch=128, seeds=3, samples=128) for model in ("relu10", "vgg")
-        ],
-    },
-    run=run,
-    figures=(
-        Figure(
-            {f"log10_{sense}": words for sense, words in SENSES.items()},
-            x="reading",
-            where={"model": EACH},
-            kind="bars",
-        ),
-        Figure(
-            {f"first_log10_{sense}": words for sense, words in SENSES.items()},
-            x="reading",
-            where={"model": EACH},
-            kind="bars",
-        ),
-    ),
-)
+register("capacity", run=run)

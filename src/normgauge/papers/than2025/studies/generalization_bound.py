@@ -1,18 +1,14 @@
 """S2 Theorem 20 and Corollary 22: ingredients and bounds for BN, LN and plain nets, beside the measured gap."""
 
-from __future__ import annotations
-
 import math
 
-from normgauge.lab.study import Study
 from normgauge.measure.generalization.generalization import Generalization, generalization
-from normgauge.papers.language import EACH, Contrast, Figure, Record, Spec, finding, register
-from normgauge.papers.than2025.studies._printed_products import NORMS, printed_products, train_network
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.than2025.studies._printed_products import printed_products, train_network
 
 DELTA = 0.05
 HOLDOUT = 0.2  # share of the data the partitions are found on
 LOSS_SLOPE = math.sqrt(2.0)  # of the ramp loss of margin 1 in the outputs
-NORMALIZED = tuple(norm for norm in NORMS if norm != "none")
 BOUNDS = {
     "S2 Theorem 20": "theorem_20",
     "S2 Corollary 22, as printed": "corollary_22",
@@ -23,16 +19,6 @@ BOUNDS = {
     "Frobenius margin bound": "frobenius_margin",
     "(2,1)/(2,inf) sketch of S0": "row_norm_sketch",
     "held-out test set": "held_out",
-}
-SHOWN = {
-    "log10_theorem_20": "Thm 20, capped",
-    "log10_theorem_20_printed": "Thm 20, printed",
-    "log10_corollary_22_read": "Cor. 22, sigma seen",
-    "log10_corollary_22": "Cor. 22, proved",
-    "log10_hkk": "HKK",
-    "log10_lla": "LLA",
-    "log10_spectral_margin": "spectral margin",
-    "log10_frobenius_margin": "Frobenius margin",
 }
 
 
@@ -109,52 +95,4 @@ def _log(value: float) -> float:
     return math.log10(value) if 0 < value < math.inf else math.nan
 
 
-def _study(model: str, data: str, *, steps: int, batch: int, seeds: int, partitions: str) -> Study:
-    return Study(
-        f"generalization-bound {model}",
-        "Do the bounds say anything, and do normalizers make them smaller?",
-        scientific={"model": [model], "norm": list(NORMS)},
-        fixed={"data": data, "steps": steps, "batch": batch, "lr": 3e-3, "partitions": partitions},
-        seeds=seeds,
-    )
-
-
-finding(
-    "generalization-bound",
-    contrasts=(
-        *(
-            Contrast("log10_corollary_22_read", {"norm": "none"}, {"norm": norm}, least=0.1, at={"model": EACH})
-            for norm in NORMALIZED
-        ),
-        *(Contrast("gap", {"norm": "none"}, {"norm": norm}, least=0.005, at={"model": EACH}) for norm in NORMALIZED),
-        *(
-            Contrast(
-                "", {"reading": "log10_hkk"}, {"reading": "log10_theorem_20_printed"}, at={"model": EACH, "norm": norm}
-            )
-            for norm in NORMS
-        ),
-    ),
-)
-
-register(
-    "generalization-bound",
-    sizes={
-        "smoke": _study("mlp", "digits", steps=12, batch=64, seeds=3, partitions="1"),
-        "small": [
-            _study(model, "digits", steps=100, batch=64, seeds=5, partitions="1,4,16") for model in ("mlp", "mlp x10")
-        ],
-        "paper": _study("relu10", "cifar10", steps=39_100, batch=128, seeds=3, partitions="1,10,100,1000"),
-    },
-    run=run,
-    figures=(
-        Figure(
-            SHOWN,
-            x="reading",
-            where={"model": EACH},
-            kind="bars",
-            note="log10 of the right-hand sides; above 0 (a bound above C = 1) they say nothing. Theorem 20 and "
-            "HKK with slopes seen, which is less than they are; a missing bar: the bound does not apply to that "
-            "network.",
-        ),
-    ),
-)
+register("generalization-bound", run=run)
