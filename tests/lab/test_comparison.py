@@ -102,6 +102,13 @@ def test_the_lead_and_the_seeds_are_about_the_closest_arm_that_cannot_be_told():
     assert answer.endswith("seeds would tell best from wild.")
 
 
+def test_an_arm_far_behind_that_is_not_beaten_gets_its_reason():
+    runs = made({"best": {0.1: [0.9, 0.9, 0.91]}, "close": {0.1: [0.9, 0.895, 0.91]}, "wild": {0.1: [0.95, 0.4, 0.8]}})
+    answer = compared(runs, 3).answer
+    assert "cannot tell best from close or wild: " in answer
+    assert "Further behind, but with seeds so far apart that it may be luck: wild (by 18.67)." in answer
+
+
 def test_the_answer_says_when_nothing_trained():
     result = compared(made({"none": {0.1: [0.1]}}, failed={("none", 0.1)}), 1)
     assert "No normalizer trained" in result.answer and not result.decided

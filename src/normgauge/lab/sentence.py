@@ -153,6 +153,11 @@ def write_answer(
         if not ahead[closest].n:
             told = f"no seed finished in both {best} and {closest}"
         parts.append(f"The data cannot tell {best} from {_join_names(rivals, 'or')}: {told}.")
+        # a rival that looks worse than the closest one in the table, and is not beaten, needs its reason
+        wide = [norm for norm in rivals if norm != closest and ahead[norm].mean > ahead[closest].high]
+        if wide:
+            far = _join_names([f"{norm} (by {_decimals(metric.factor * ahead[norm].mean)})" for norm in wide])
+            parts.append(f"Further behind, but with seeds so far apart that it may be luck: {far}.")
     if beaten:
         parts.append(f"{best} does beat {_join_names(beaten)}.")
     if rivals and race is not None and not settled:

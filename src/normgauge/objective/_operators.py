@@ -82,8 +82,8 @@ class ObjectiveOperator(Operator):
                 with explain_product_failures(name, number):
                     product = self._flatten(self._apply(built, pieces))
                 del built  # before the next is built
-                # A finite sum proves finite terms in one cheap pass; a sum can overflow where its terms do not.
-                if not math.isfinite(float(product.sum())) and not bool(torch.isfinite(product).all()):
+                # A finite square proves finite terms in one cheap pass; it can overflow where its terms do not.
+                if not math.isfinite(float(product.dot(product))) and not bool(torch.isfinite(product).all()):
                     step = "Use float64, or look for a singular point (sqrt(0), 0/0) in model and loss"
                     raise NonFiniteError(name, "products must be finite", f"inf or nan from batch {number}", step)
                 # The running weighted mean: with one batch nothing has to be scaled.
