@@ -247,6 +247,12 @@ def test_what_is_null_at_most_points_alone_is_not_counted():
     assert (outcome.false, outcome.explained, outcome.fibre) == ([], outcome.nullity, 0)
 
 
+def test_a_bias_that_looks_like_a_gain_does_not_keep_units_from_bending():
+    """Redrawn about one beside weights of a small sphere it did, at every point: 16 directions were counted too much."""
+    outcome = examine(9149)
+    assert (outcome.false, outcome.explained, outcome.nullity) == ([], 15, 15)
+
+
 class TiedHead(nn.Module):
     def __init__(self):
         super().__init__()

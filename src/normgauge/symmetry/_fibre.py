@@ -26,6 +26,7 @@ STEPS = (0.04, 0.008, 0.0016, 0.0003)  # of a walk, over the length of the param
 CORRECTIONS = 20
 WALKS, AGREEING = 3, 4  # walks from points, and points in all, with the least count
 SPREADS = (1.6, 1.0, 2.5, 1.6, 0.7, 4.0, 1.0, 2.5, 1.6, 4.0, 1.0, 2.5)  # of the points; large ones wake more units
+BIASES = (0.3, 0.01, None)  # of the points, in turn: a large bias, or one taken for a gain, keeps a unit from bending
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def fibre_families(
         return []
     starts: list[_Walk] = []
     for number, spread in enumerate(SPREADS):
-        point = generic_point(function, seed + 700 + number, spread)
+        point = generic_point(function, seed + 700 + number, spread, BIASES[number % len(BIASES)])
         apart = starts[0].apart if starts else function.keeps_samples_apart(point)
         start = _Walk(function, point, families, unused, apart=apart)
         if start.nullity == 0:

@@ -26,13 +26,21 @@ VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never
 TRIES = 4  # redraws, of which the one with the least noise is kept
 
 
-def redraw(point: Mapping[str, Tensor], source: torch.Generator, *, spread: float = 1.0, signs: bool = False) -> Point:
+def redraw(
+    point: Mapping[str, Tensor],
+    source: torch.Generator,
+    *,
+    spread: float = 1.0,
+    biases: float | None = VECTOR_SPREAD,
+    signs: bool = False,
+) -> Point:
     """Draw parameters at which activations are of order one, whatever the size of the given ones.
 
     Tensors with several axes are drawn by their fan-in, gains about one and biases about zero. A symmetry of the
     architecture holds there as everywhere; what holds at the given values alone (uniform attention of small weights,
-    gains of zero) does not. `spread` is that of tensors with several axes; with `signs` the given values are multiplied
-    instead, for parameters that must keep their sign.
+    gains of zero) does not. `spread` is that of tensors with several axes, `biases` that of vectors about zero (None:
+    all vectors are about zero, whatever they look like); with `signs` the given values are multiplied instead, for
+    parameters that must keep their sign.
     """
     result = {}
     for name, value in point.items():
@@ -46,19 +54,20 @@ def redraw(point: Mapping[str, Tensor], source: torch.Generator, *, spread: floa
         elif value.numel() == 1:
             result[name] = (value if 0.2 < rms < 5.0 or rms == 0.0 else value / rms) + VECTOR_SPREAD * noise
         else:  # gains are about one, biases about zero: trained ones may hold units that never fire
-            result[name] = float(value.mean() > 0.5 * rms) + VECTOR_SPREAD * noise
+            gain = biases is not None and not name.endswith("bias") and bool(value.mean() > 0.5 * rms)
+            result[name] = gain + (VECTOR_SPREAD if gain or biases is None else biases) * noise
     return result
 
 
-def generic_point(function: Function, seed: int, spread: float = 1.0) -> Point:
+def generic_point(function: Function, seed: int, spread: float = 1.0, biases: float | None = VECTOR_SPREAD) -> Point:
     """Return a redrawn point with finite outputs; where there is none, one that keeps signs, or one near the user's.
 
     A point is drawn again whenever it is wanted, and tried once: `function.drawn_points` holds which draw it was.
     """
-    source, user, known = generator(seed), function.user, function.drawn_points.get((seed, spread))
+    source, user, known = generator(seed), function.user, function.drawn_points.get((seed, spread, biases))
     for number in range(2 * TRIES + 3):
         if number < 2 * TRIES:
-            point = redraw(user, source, spread=spread, signs=number >= TRIES)
+            point = redraw(user, source, spread=spread, biases=biases, signs=number >= TRIES)
         else:
             size = (0.1, 0.01, 0.0)[number - 2 * TRIES]
             noise = {name: torch.randn(value.shape, generator=source).to(value) for name, value in user.items()}
@@ -68,7 +77,7 @@ def generic_point(function: Function, seed: int, spread: float = 1.0) -> Point:
                 function.outputs(point)
             except NonFiniteError:
                 continue
-            function.drawn_points[seed, spread] = known = number
+            function.drawn_points[seed, spread, biases] = known = number
         if number == known:
             break
     return point

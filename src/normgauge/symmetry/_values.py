@@ -56,7 +56,7 @@ class Function:
         coordinates: effective coordinates of the parameters.
         dtype: the type of the arithmetic: float64 where the model allows it.
         double: whether nothing is rounded to a narrower type on the way.
-        drawn_points: (seed, spread) of a redrawn point -> which draw was the first with finite outputs.
+        drawn_points: (seed, spread, that of biases) of a redrawn point -> which draw was the first with finite outputs.
     """
 
     def __init__(self, objective: Objective, of: Of, seed: int) -> None:
@@ -73,7 +73,7 @@ class Function:
         self.coordinates, self.draws_inputs = Coordinates(), True
         self._choose_dtype()
         self._drawn: dict[int, Any] = {}
-        self.drawn_points: dict[tuple[int, float], int] = {}
+        self.drawn_points: dict[tuple[int, float, float | None], int] = {}
         self._seed = seed
         self.draws_inputs = self._can_draw_inputs()
         self.coordinates = self.run(
