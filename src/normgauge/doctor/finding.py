@@ -123,11 +123,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(severity: Severity, **declared: Any) -> Callable[[Callable[[Exam], Iterable[Sign]]], Check]:
-    """Register a function that yields signs as a check; see `Check` for the words.
-
-    Raises:
-        InputError: for an id that is taken or missing, and words outside the vocabulary.
-    """
+    """Register a function that yields signs as a check; see `Check` for the words."""
 
     def register(look: Callable[[Exam], Iterable[Sign]]) -> Check:
         made = Check(severity, look, **declared)

@@ -142,9 +142,6 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
         steps: of the recursion.
         delta: accepted probability of failure.
 
-    Raises:
-        InputError: when `delta` is not in (0, 1) or `steps` are too few to say anything.
-
     Examples:
         >>> round(random_start_bound(1.0, 10**4, 80, 1e-10), 3)
         1.016

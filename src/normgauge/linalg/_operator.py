@@ -35,11 +35,7 @@ class Operator(ABC):
         """Return the product with one vector of length `shape[1]`."""
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Return the product with one flat vector.
-
-        Raises:
-            InputError: when the vector's length is not `shape[1]`.
-        """
+        """Return the product with one flat vector."""
         return self._matvec(self._fit(vector, self.shape[1], "Use matmat for several vectors as columns"))
 
     def _rmatvec(self, vector: Tensor) -> Tensor:

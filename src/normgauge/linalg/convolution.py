@@ -106,9 +106,6 @@ class Convolution(Operator):
             layer: the layer; its bias does not enter.
             size: spatial size of the layer's input; empty for Linear.
             weight: used in place of the layer's own (a folded or a double precision copy).
-
-        Raises:
-            InputError: when the layer is none of these.
         """
         if weight is None:
             weight = layer.weight.detach()  # type: ignore[operator]

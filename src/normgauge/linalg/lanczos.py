@@ -78,11 +78,6 @@ def eigenpairs(
         max_products: most products before giving up (default: ten times the dimension, at most 1000).
         progress: called as `progress(products, relative residuals)` after every step.
 
-    Raises:
-        InputError: for an operator that is not square and self-adjoint, more pairs than dimensions, a tolerance
-            below the precision.
-        OutOfMemoryError: when the basis does not fit into `memory` or into the machine.
-
     Examples:
         >>> from normgauge.linalg import DenseOperator
         >>> pairs = eigenpairs(DenseOperator(torch.diag(torch.arange(9.0))), top=2, bottom=1, tol=1e-5)

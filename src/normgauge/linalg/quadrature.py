@@ -53,9 +53,6 @@ def spectral_nodes(
     Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors. Ctrl-C carries the
     probes that were finished.
 
-    Raises:
-        InputError: for an operator that is not self-adjoint, or counts below one.
-
     References: ubaru2017, simon1984.
     """
     _check(operator, probes=probes, steps=steps)
@@ -108,9 +105,6 @@ def hutchinson(
 
     Kind: unbiased, up to the stopping rule, which waits for ten probes before it believes a standard error.
     Cost: one product per probe, at most `probes`. Ctrl-C carries the estimate so far, `None` before two probes.
-
-    Raises:
-        InputError: for an operator that is not square, a relative error that is not positive, or no probes.
 
     References: hutchinson1989.
     """

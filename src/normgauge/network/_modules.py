@@ -87,9 +87,6 @@ def owner_of(parameter: str) -> str:
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a deep copy: ties and parametrizations as they are, generators in their state, kept tensors detached.
 
-    Raises:
-        ModelError: when something the model stores cannot be copied.
-
     Examples:
         >>> net = nn.Linear(1, 1)
         >>> net.source, net.kept = torch.Generator().manual_seed(0), net(torch.ones(1, 1))

@@ -80,9 +80,6 @@ def export_program(
     """Return `call(model, inputs)` as operations; nothing is computed. What is no tensor among the inputs is constant.
 
     `decompositions` are operations to be written in others; with them, nothing is changed in place either.
-
-    Raises:
-        Exception: of many kinds, where torch.export cannot follow the model.
     """
     root = _Called(model, call, inputs)
     exported = export.export(root, tuple(tensors(inputs)), strict=False)
@@ -117,11 +114,7 @@ def _read(exported: export.ExportedProgram, root: nn.Module) -> Program:
 
 
 def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any, leaf: Leaf) -> Graph:
-    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs are; nothing is computed.
-
-    Raises:
-        Exception: of many kinds, where torch.export cannot follow the model.
-    """
+    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs are; nothing is computed."""
     program = export_program(model, call, inputs)
     sources: dict[fx.Node, Any] = {**program.constants}
     sources |= {node: Made(-1, place) for place, node in enumerate(program.inputs)}

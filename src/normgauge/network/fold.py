@@ -25,11 +25,7 @@ def folded_affine(
 
 
 def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the factors and the shift of a BatchNorm in evaluation mode, in float64.
-
-    Raises:
-        ModelError: in train mode or without running statistics, where the layer is not linear.
-    """
+    """Return the factors and the shift of a BatchNorm in evaluation mode, in float64."""
     assert isinstance(layer, _BatchNorm)  # for the type checker
     if layer.training or layer.running_var is None:
         state = "train mode" if layer.training else "no running statistics"
@@ -43,11 +39,7 @@ def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def fold_channels(layer: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
-    """Multiply output channels (BatchNorm `after` the layer) or input channels (before it) of a layer's weight.
-
-    Raises:
-        ModelError: when the number of factors is not that of the channels.
-    """
+    """Multiply output channels (BatchNorm `after` the layer) or input channels (before it) of a layer's weight."""
     groups = getattr(layer, "groups", 1)
     names = ("out_channels", "out_features") if after else ("in_channels", "in_features")
     expected = next(getattr(layer, name) for name in names if hasattr(layer, name))

@@ -27,10 +27,6 @@ class BatchStatisticsNorm(torch.nn.Module):
     A subclass says what its two statistics per channel are, a centre and a moment, and how a moment becomes a scale.
     Parameters and buffers are named as in torch's batch normalization where they mean the same; axis 1 holds the
     `num_features` channels.
-
-    Raises:
-        InputError: for settings out of range.
-        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
     """
 
     running_mean: Tensor
@@ -92,15 +88,9 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
     `mean = E_B[mean_B]` and `var = E_B[m / (m - 1) * var_B]`, with m values per channel in batch B, over batch and
     space. Both are unbiased for independent samples; batches are weighted equally (cumulative average), as printed
-    for batches of one size.
+    for batches of one size. Each is `(batch, channels, *space)` with at least two values per channel.
 
     Kind: unbiased. Cost: one pass.
-
-    Args:
-        batches: tensors `(batch, channels, *space)`, each with at least two values per channel.
-
-    Raises:
-        DataError: for no batches, and for a batch with one value per channel.
 
     Examples:
         >>> mean, var = population_statistics([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])])

@@ -23,21 +23,10 @@ class WhiteningNorm(torch.nn.Module):
     `S = mean((x - mean)(x - mean)^T) + eps I` per group. The inverse root comes from Newton-Schulz steps on
     `S / tr(S)`: `P <- (3 P - P^3 S / tr(S)) / 2` from `P = I`, and `S^(-1/2) = P / sqrt(tr(S))`. Directions of large
     variance converge first, so few steps whiten only in part: the smallest of d directions needs about
-    `log(tr(S) / lambda) / (2 log 1.5)` steps. With groups of one channel it is batch normalization.
+    `log(tr(S) / lambda) / (2 log 1.5)` steps (`iterations`). With groups of one channel it is batch normalization;
+    `groups` divides the channels, `momentum` and `affine` are as there.
 
     In evaluation mean and covariance are the stored averages (the covariance times m / (m - 1), unbiased).
-
-    Args:
-        num_features: channels, on axis 1.
-        groups: divides the channels; the channels of a group are whitened together.
-        iterations: Newton-Schulz steps.
-        eps: added to the diagonal of the covariance.
-        momentum: weight of a new batch in the stored statistics; `None` weights all batches equally.
-        affine: learn `weight` and `bias` per channel.
-
-    Raises:
-        InputError: if the groups do not divide the channels.
-        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
 
     Examples:
         >>> x = torch.randn(500, 3, dtype=torch.float64) @ torch.randn(3, 3, dtype=torch.float64)
@@ -45,9 +34,8 @@ class WhiteningNorm(torch.nn.Module):
         >>> torch.allclose(y.T @ y / 500, torch.eye(3, dtype=torch.float64))
         True
 
-    Deviations:
-        huang2019 iterates P alone. That form amplifies rounding: on a 3 x 3 covariance with variances 1 to 1e-4 its
-        relative error is 0.01 at the 12th step and 6 at the 13th, in float64, and infinite at the 20th; the coupled
+    Deviations: huang2019 iterates P alone. That form amplifies rounding: on a 3 x 3 covariance with variances 1 to 1e-4
+        its relative error is 0.01 at the 12th step and 6 at the 13th, in float64, and infinite at the 20th; the coupled
         form used here stays converged. It stores the whitening matrix; here the covariance is stored, and its root is
         taken in evaluation.
 

@@ -22,9 +22,6 @@ def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
         loader: an iterable of batches; a generator is consumed.
         count: how many batches; all of them when `None`.
 
-    Raises:
-        DataError: if `count` is not positive or the source is empty.
-
     Examples:
         >>> take((n * n for n in range(10)), 3)
         [0, 1, 4]
@@ -241,11 +238,7 @@ def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def sample_count(batch: Any) -> int:
-    """Count samples: the first axis of the targets, else of the first tensor with an axis.
-
-    Raises:
-        DataError: when no tensor has an axis to count.
-    """
+    """Count samples: the first axis of the targets, else of the first tensor with an axis."""
     for tensor in tensors([batch[1], batch] if is_pair(batch) else batch):
         if tensor.ndim > 0:
             return tensor.shape[0]

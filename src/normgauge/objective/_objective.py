@@ -56,11 +56,6 @@ class Objective:
         forward: `forward(model, inputs) -> output` for unusual calls.
         parameters: which trainable parameters are the variables: a glob, names, or `(name, tensor) -> bool`.
 
-    Raises:
-        ModelError: no trainable parameter, or parameters on two devices.
-        DataError: data that is empty, one-shot, or not made of pairs.
-        InputError: an unknown mode or an empty selection.
-
     Examples:
         The Hessian of a mean of squares (w x - y)^2 is 2 mean(x^2):
 

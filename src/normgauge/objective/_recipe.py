@@ -81,11 +81,7 @@ class StepRecipe:
         return dict(result) if isinstance(result, Mapping) else {"loss": result}
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return what the user's `outputs` gives.
-
-        Raises:
-            InputError: when the objective was made without `outputs`.
-        """
+        """Return what the user's `outputs` gives."""
         if self.outputs_of is None:
             rule = "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs"
             step = "Pass outputs=lambda model, batch: ... to Objective.from_step"

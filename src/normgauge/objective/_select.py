@@ -17,11 +17,6 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
         model: the module whose parameters are meant.
         selection: `None` for all trainable ones; a glob such as `"layer1.*"`; an iterable of names or globs;
             or a predicate `(name, parameter) -> bool`.
-
-    Raises:
-        ModelError: when the model has no trainable parameter, one without values, or they live on two devices.
-        InputError: when nothing is selected.
-        UnknownNameError: when a plain name does not exist.
     """
     every = dict(model.named_parameters())
     trainable = {name: parameter for name, parameter in every.items() if parameter.requires_grad}

@@ -151,9 +151,6 @@ def gdnp(
         tol: stop when `|h|` is below it.
         seed: of a random start.
 
-    Raises:
-        InputError: when the start is zero or orthogonal to u, or the smoothness is no positive number.
-
     Deviations: from S3 as printed. The least-squares objective is `2 gamma u^T w / |w|_S + gamma^2`, not a quotient
         with `+ gamma^2` below the line. The stopping function has `u^T wt` in its second term, not `u^T w` (else the
         step is not the one of the Rayleigh quotient). Bisection gives `|slope| <= (zeta / mu) 2^-T |b - a|`, so its
@@ -368,9 +365,6 @@ def gdnp_network(
         sweeps: over all units.
         iterations: of the direction per unit and sweep.
         seed: of a random start.
-
-    Raises:
-        InputError: for shapes that do not fit.
 
     Deviations: S3 takes the stopping criterion and step size of the halfspace; with other units present the gradient
         of a unit is not `c1 u + c2 S w` for one common u on samples, so the step is chosen by descent. That all

@@ -137,9 +137,6 @@ class GDNP(Optimizer):
         refresh: steps between eigendecompositions.
         tries: of a step that does not lower the loss, and losses in a search.
 
-    Raises:
-        InputError: for values out of range, or a step without closure.
-
     Deviations: S3 trains one layer, all else fixed; here all layers move together, and nothing is promised of it.
 
     Examples:

@@ -200,11 +200,7 @@ def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspac
 
 
 def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> GaussianHalfspace:
-    """Make the population problem `E[phi(z^T w)]` of Gaussian `z = -y x` with mean `u` and second moment `S`.
-
-    Raises:
-        DataError: when `S - u u^T` is not a covariance.
-    """
+    """Make the population problem `E[phi(z^T w)]` of Gaussian `z = -y x` with mean `u` and second moment `S`."""
     _loss(loss)
     u, S = u.double(), _check_regular(S.double(), "gaussian_halfspace")
     if (size := float(u @ torch.linalg.solve(S, u))) >= 1:

@@ -137,11 +137,7 @@ def orient(tensor: Tensor, granularity: str | int) -> Tensor:
 
 
 def count_rows(param: Tensor, granularity: str | int) -> int:
-    """Return how many spheres a parameter has: one per slice of its first axis, one, or a number of equal blocks.
-
-    Raises:
-        InputError: when the first axis does not divide into that many blocks.
-    """
+    """Return how many spheres a parameter has: one per slice of its first axis, one, or a number of equal blocks."""
     if granularity == "tensor" or param.ndim == 0:
         return 1
     if granularity in ("row", "column"):

@@ -138,11 +138,7 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
 
 
 def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
-    """Decide between the fused kernel and the plain form; `fused=True` that cannot be honoured is refused.
-
-    Raises:
-        InputError: when `fused=True` and there is no such kernel.
-    """
+    """Decide between the fused kernel and the plain form; `fused=True` that cannot be honoured is refused."""
     works = hasattr(torch, f"_fused_{name}_") and tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point()
     if fused and not works:
         rule, got = f"torch must have a fused {name} kernel for the parameters", f"{tensor.dtype} on {tensor.device}"

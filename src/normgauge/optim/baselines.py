@@ -124,9 +124,6 @@ def damped_gauss_newton(
     Returns:
         The step; apply it with `objective.at(result.parameters)` or by copying.
 
-    Raises:
-        InputError: when the damping is not positive.
-
     Examples:
         On least squares one undamped step is the solution (here w = 2), whatever the start:
 

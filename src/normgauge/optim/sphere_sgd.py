@@ -45,9 +45,6 @@ def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
     are at initialization; the result then serves whatever the scale of the weights (torch's default for Linear and
     convolutions has `|w|^2 = 1/3`, so `3 lr`). The same momentum; no weight decay.
 
-    Raises:
-        InputError: without rows, or for a row of zeros.
-
     Examples:
         >>> import torch
         >>> unit_sphere_rate(0.1, [torch.tensor([[3.0, 4.0], [0.0, 5.0]])])
@@ -87,9 +84,6 @@ class SphereSGD(GeometricOptimizer):
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
         capturable: refused if true: steps read the learning rate and count on the host.
         differentiable: refused if true: steps change weights in place, outside autograd.
-
-    Raises:
-        InputError: for values out of range, sparse gradients, a zero row.
 
     Examples:
         The norm stays, while torch's SGD lets it grow:

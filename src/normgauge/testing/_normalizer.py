@@ -89,10 +89,6 @@ def check_normalizer(
     Returns:
         A `Conformance`, to print.
 
-    Raises:
-        NonconformingError: naming every broken law and rule, one per line, with the deviation.
-        MissingExtraError: if Hypothesis is not installed.
-
     Examples:
         >>> report = check_normalizer("rms", examples=3)
         >>> report.name, all(cases > 0 for _, cases, _ in report.checks)

@@ -51,9 +51,6 @@ def check_optimizer(
         euclidean: the optimizer that `geometry="euclidean"` must equal bit for bit; `None` skips it.
         steps: of the test of drift.
 
-    Raises:
-        NonconformingError: naming the broken rule and the deviation.
-
     Examples:
         torch's own SGD keeps the rules of torch.optim, and is not on spheres:
 

@@ -22,9 +22,6 @@ _FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=
 def check_result(result: Result) -> None:
     """Check one result: readings with kinds, counted cost, meaning, footer, short repr, safe HTML, rows for a frame.
 
-    Raises:
-        NonconformingError: naming the rule and what came.
-
     Examples:
         >>> import torch
         >>> from normgauge.nn import layer_geometry

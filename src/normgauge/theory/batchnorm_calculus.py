@@ -105,7 +105,7 @@ def gradient_norm_squared(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0) -> 
 
 
 def batch_slope(x: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0, radius: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return a bracket of the Lipschitz constant of BN as a map of a batch `[m, channels]`, on a Frobenius ball about it.
+    """Return a bracket of the Lipschitz constant of BN as a map of a batch `[m, channels]`, on a ball about it.
 
     Per channel the Jacobian is `(gamma / s) P` (`project`), with singular values `gamma / s` (m - 2 times),
     `gamma eps / s^3` and 0, and channels do not mix; the largest, `max |gamma| / s`, is attained at `x`: the lower end.

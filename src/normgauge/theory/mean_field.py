@@ -75,7 +75,7 @@ class MeanField:
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """The law of one entry of a unit's batch, standard Gaussian (`batch` inf) or of a normalized batch: nodes, weights."""
+    """The law of one entry of a unit's batch, standard Gaussian (`batch` inf) or normalized: nodes y, their weights."""
 
     batch: float
     y: np.ndarray
@@ -186,7 +186,8 @@ def batchnorm_layer(
     Args:
         activation: identity, relu, leaky_relu, tanh, erf or gelu, or functions phi and phi' of arrays.
         batch: at least 4 (below, the mean square of the gradient is infinite), or `math.inf`.
-        gain: of the normalizer, as is `shift`.
+        gain: of the normalizer.
+        shift: of the normalizer.
 
     Deviations: S3 says that the gradient *norm* grows by pi / (pi - 1) = 1.467 per layer for ReLU and large batches;
         this is the factor of the *square*, and the norm grows by its root, 1.211.
