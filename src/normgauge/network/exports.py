@@ -114,7 +114,7 @@ def _read(exported: export.ExportedProgram, root: nn.Module) -> Program:
 
 
 def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any, leaf: Leaf) -> Graph:
-    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs are; nothing is computed."""
+    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs; nothing is computed."""
     program = export_program(model, call, inputs)
     sources: dict[fx.Node, Any] = {**program.constants}
     sources |= {node: Made(-1, place) for place, node in enumerate(program.inputs)}
