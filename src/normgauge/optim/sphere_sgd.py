@@ -19,19 +19,9 @@ Turn = Callable[[Moments, float], Map]
 def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
     """Do a step of torch's own SGD on the parameters of a group that are not on spheres, bit for bit."""
     buffers = [state[param].get("momentum_buffer") if group["momentum"] else None for param in params]
-    torch_sgd(
-        params,
-        [param.grad for param in params],  # type: ignore[misc]
-        buffers,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        foreach=group["foreach"],
-        fused=group["fused"],
-    )
+    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
+    grads: list[Any] = [param.grad for param in params]
+    torch_sgd(params, grads, buffers, **{name: group[name] for name in names})
     if group["momentum"]:
         for param, buffer in zip(params, buffers, strict=True):
             state[param]["momentum_buffer"] = buffer
@@ -157,8 +147,7 @@ class SphereSGD(GeometricOptimizer):
         slope = sphere.tangent(w, block.grad)
         buffer.mul_(mu).add_(slope, alpha=keep)
         move = (slope + mu * buffer if nesterov else buffer) * -lr
-        start = sphere.project(w, radius)
-        self._move(w, start, move, radius, buffer)
+        self._move(w, sphere.project(w, radius), move, radius, buffer)
 
     def _move(self, w: Tensor, start: Tensor, move: Tensor, radius: Tensor, buffer: Tensor) -> None:
         w.copy_(sphere.project(start + move, radius))

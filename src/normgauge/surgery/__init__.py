@@ -1,4 +1,9 @@
-"""Surgery: a model taken apart and put together again, with proof of what it changed."""
+"""Surgery: a model taken apart and put together again, with proof of what it changed.
+
+Operations take any model and an `example` (a tensor, tuple or mapping of inputs). `where` is a glob, names or a
+predicate(name, module), all normalizers concerned by default; `forward(model, inputs)` is for unusual calls, `inplace`
+changes the model itself; `untie` gives maps that share their weight with another layer a weight of their own.
+"""
 
 from normgauge.surgery._surgery import Surgery
 from normgauge.surgery.canonicalize import canonicalize

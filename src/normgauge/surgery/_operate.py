@@ -214,6 +214,12 @@ def has_statistics(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
 
 
+def store_statistics(module: Any, mean: Tensor, variance: Tensor) -> None:
+    """Write other running statistics into a normalizer's buffers."""
+    module.running_mean.copy_(mean)
+    module.running_var.copy_(variance)
+
+
 def unfuse(model: nn.Module) -> None:
     """Keep torch's encoder layers from their fused kernel, which takes whatever stands there for a LayerNorm."""
     for layer in model.modules():
@@ -293,12 +299,9 @@ def narrow(model: nn.Module, original: nn.Module) -> None:
 
 def is_selected(where: Where, name: str, module: nn.Module) -> bool:
     """Tell whether a glob, names or globs, or a predicate of (name, module) select a module; `None` selects all."""
-    if where is None:
-        return True
-    if callable(where):
-        return bool(where(name, module))
-    globs = [where] if isinstance(where, str) else list(where)
-    return any(fnmatch(name, glob) for glob in globs)
+    if where is None or callable(where):
+        return where is None or bool(where(name, module))
+    return any(fnmatch(name, glob) for glob in ([where] if isinstance(where, str) else where))
 
 
 def require_selection(operation: str, where: Where, model: nn.Module, taken: Iterable[str]) -> None:
