@@ -16,19 +16,12 @@ if TYPE_CHECKING:
 
 
 class Operator(ABC):
-    """A linear map known by its products with vectors; subclasses set the fields and write `_matvec`.
+    """A linear map known by its products with vectors; subclasses set the fields and write `_matvec`."""
 
-    Attributes:
-        shape: (rows, columns).
-        dtype: the type of the vectors.
-        device: where the vectors live.
-        self_adjoint: whether the map equals its transpose.
-    """
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
+    shape: tuple[int, int]  # rows, columns
+    dtype: torch.dtype  # of the vectors
     device: torch.device
-    self_adjoint: bool = False
+    self_adjoint: bool = False  # whether the map equals its transpose
 
     @abstractmethod
     def _matvec(self, vector: Tensor) -> Tensor:
@@ -57,12 +50,9 @@ class Operator(ABC):
     def require_self_adjoint(self, purpose: str) -> None:
         """Raise unless the map is square and equals its transpose, which the algorithm called `purpose` needs."""
         if self.shape[0] != self.shape[1] or not self.self_adjoint:
-            raise InputError(
-                purpose,
-                "the operator must be square and self-adjoint",
-                f"{type(self).__name__} of shape {self.shape}, self_adjoint={self.self_adjoint}",
-                "Pass a Hessian or Gauss-Newton operator; for the singular values of J use J^T J",
-            )
+            got = f"{type(self).__name__} of shape {self.shape}, self_adjoint={self.self_adjoint}"
+            step = "Pass a Hessian or Gauss-Newton operator; for the singular values of J use J^T J"
+            raise InputError(purpose, "the operator must be square and self-adjoint", got, step)
 
     def matmat(self, matrix: Tensor) -> Tensor:
         """Return the products with the columns of `[shape[1], k]`."""

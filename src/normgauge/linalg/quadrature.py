@@ -17,17 +17,11 @@ Heard = Callable[[int, list[float]], None]
 
 @dataclass(frozen=True)
 class Nodes:
-    """The Gauss quadrature of one probe's spectral measure: z^T f(A) z / n = sum_i weights_i f(values_i).
+    """The Gauss quadrature of one probe's spectral measure: z^T f(A) z / n = sum_i weights_i f(values_i)."""
 
-    Args:
-        values: Ritz values, ascending.
-        weights: their weights, which sum to one.
-        residuals: |A v - value v| of each Ritz pair.
-    """
-
-    values: tuple[float, ...]
-    weights: tuple[float, ...]
-    residuals: tuple[float, ...]
+    values: tuple[float, ...]  # Ritz values, ascending
+    weights: tuple[float, ...]  # which sum to one
+    residuals: tuple[float, ...]  # |A v - value v| of each Ritz pair
 
 
 def rademacher(size: int, draw: torch.Generator) -> Tensor:

@@ -62,10 +62,6 @@ class Euclidean:
 class Oblique:
     """One sphere per row: the slices of the first axis, or `count` equal blocks of them, each of norm `radius`.
 
-    Args:
-        radius: of every sphere.
-        count: how many spheres; `None` for one per slice of the first axis.
-
     Examples:
         >>> Oblique(2.0).project(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
         tensor([[1.2000, 1.6000],
@@ -127,9 +123,6 @@ class Sphere(Oblique):
 @dataclass(frozen=True)
 class Product:
     """Several manifolds at once, by name: points and tangents are dicts of tensors.
-
-    Args:
-        parts: name -> manifold.
 
     Examples:
         >>> both = Product({"weight": Oblique(), "bias": Euclidean()})

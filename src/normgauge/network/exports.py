@@ -31,20 +31,12 @@ class _Called(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """Operations on tensors, the same whatever the values of inputs of these shapes are.
+    """Operations on tensors in order, the same whatever the values of inputs of these shapes are."""
 
-    Attributes:
-        root: holds the model as `model`; paths of modules in the nodes start here.
-        nodes: the operations in order.
-        constants: parameters, buffers and other tensors the operations read.
-        inputs: nodes of the tensors of the inputs, in order.
-        outputs: nodes of the tensors of the outputs.
-    """
-
-    root: nn.Module
+    root: nn.Module  # holds the model as `model`; paths of modules in the nodes start here
     nodes: tuple[fx.Node, ...]
-    constants: dict[fx.Node, Any]
-    inputs: tuple[fx.Node, ...]
+    constants: dict[fx.Node, Any]  # parameters, buffers and other tensors the operations read
+    inputs: tuple[fx.Node, ...]  # of the tensors of the inputs, in order
     outputs: tuple[fx.Node, ...]
 
     def dependent(self, starts: Sequence[fx.Node]) -> set[fx.Node]:
@@ -153,9 +145,8 @@ def operation_name(node: fx.Node) -> str:
 def _step(
     number: int, path: str, nodes: list[fx.Node], sources: dict[fx.Node, Any], root: nn.Module, names: Names
 ) -> Step:
-    outside = [parent for node in nodes for parent in node.all_input_nodes if isinstance(sources.get(parent), Made)]
-    outside = list(dict.fromkeys(outside))
-    last = nodes[-1]
+    parents = dict.fromkeys(parent for node in nodes for parent in node.all_input_nodes)
+    outside, last = [parent for parent in parents if isinstance(sources.get(parent), Made)], nodes[-1]
     if not path:  # a function
         kind = operation_name(last)
         name, module, function = names.new(kind.strip("_")), None, last.target

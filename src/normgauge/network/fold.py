@@ -29,12 +29,9 @@ def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
     assert isinstance(layer, _BatchNorm)  # for the type checker
     if layer.training or layer.running_var is None:
         state = "train mode" if layer.training else "no running statistics"
-        raise ModelError(
-            type(layer).__name__,
-            "only in evaluation mode, with running statistics, is BatchNorm a linear map",
-            state,
-            "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
-        )
+        rule = "only in evaluation mode, with running statistics, is BatchNorm a linear map"
+        step = "Call .eval() first" if layer.training else "Build it with track_running_stats=True"
+        raise ModelError(type(layer).__name__, rule, state, step)
     return folded_affine(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps)
 
 
@@ -44,12 +41,8 @@ def fold_channels(layer: nn.Module, weight: Tensor, factors: Tensor, *, after: b
     names = ("out_channels", "out_features") if after else ("in_channels", "in_features")
     expected = next(getattr(layer, name) for name in names if hasattr(layer, name))
     if len(factors) != expected:
-        raise ModelError(
-            "operator_norm",
-            f"BatchNorm beside {type(layer).__name__} must have {expected} features",
-            f"{len(factors)}",
-            "Check the order of the layers",
-        )
+        rule = f"BatchNorm beside {type(layer).__name__} must have {expected} features"
+        raise ModelError("operator_norm", rule, f"{len(factors)}", "Check the order of the layers")
     # rows of the weight are output channels; of a transposed convolution they are input channels
     tail = (1,) * (weight.ndim - 2)
     if after != isinstance(layer, _TRANSPOSED):

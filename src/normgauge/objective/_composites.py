@@ -67,13 +67,9 @@ def has_second_derivative(weight_norm: Callable[[Tensor, Tensor, int], Tensor], 
         >>> has_second_derivative(composed_weight_norm)
         True
     """
-    return all(
-        (_second_derivative(weight_norm, dim, device) - _second_derivative(composed_weight_norm, dim, device))
-        .abs()
-        .max()
-        < _AGREEMENT
-        for dim in (0, 1)
-    )
+    kinds = (weight_norm, composed_weight_norm)
+    pairs = ([_second_derivative(kind, dim, device) for kind in kinds] for dim in (0, 1))
+    return all(bool((own - right).abs().max() < _AGREEMENT) for own, right in pairs)
 
 
 def _second_derivative(weight_norm: Callable[[Tensor, Tensor, int], Tensor], dim: int, device: str) -> Tensor:

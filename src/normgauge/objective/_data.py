@@ -16,11 +16,7 @@ from normgauge.rng import Restore, preserved_rng, save_generator, save_global_st
 
 
 def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
-    """Materialise the first `count` batches of any source as a list, which can be read as often as needed.
-
-    Args:
-        loader: an iterable of batches; a generator is consumed.
-        count: how many batches; all of them when `None`.
+    """Materialise the first `count` batches of any source (all when `None`) as a list that can be read again and again.
 
     Examples:
         >>> take((n * n for n in range(10)), 3)
@@ -177,11 +173,8 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested tuples, lists and mappings, in order."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
+    elif isinstance(tree, (Mapping, tuple, list)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from tensors(value)
 
 
@@ -259,7 +252,6 @@ def fingerprint(batch: Any) -> tuple[Any, ...]:
 def checked_weight(total: float) -> float:
     """Return the sum of the batches' weights, which must be positive."""
     if not total > 0:
-        raise DataError(
-            "Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches"
-        )
+        rule = "the data must have a positive weight"
+        raise DataError("Objective", rule, f"{total:g} samples", "Pass non-empty batches")
     return total

@@ -143,12 +143,10 @@ def _one_pair(data: Any) -> bool:
     if isinstance(data, list) and is_pair(data) and all(isinstance(part, Tensor) for part in data):
         got, remedy = "a list of two tensors", "Pass (inputs, targets) as a tuple"
         raise DataError("Objective", "one batch is a tuple (inputs, targets), a list is a list of batches", got, remedy)
+    if not isinstance(data, tuple) or not is_pair(data):
+        return False
     # where both halves of a pair are themselves pairs it is a tuple of two batches
-    return (
-        isinstance(data, tuple)
-        and is_pair(data)
-        and not all(is_pair(p) and any(True for _ in tensors(p)) for p in data)
-    )
+    return not all(is_pair(part) and any(True for _ in tensors(part)) for part in data)
 
 
 def _one_batch(data: Any) -> bool:

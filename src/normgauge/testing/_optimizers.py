@@ -62,8 +62,8 @@ def check_optimizer(
         ...
         normgauge.testing._verdict.NonconformingError: optimizer 'SGD': norms stay...
     """
-    probe = make([nn.Parameter(torch.ones(2, 2))])
-    ledger = Ledger(type(probe).__name__, "optimizer", "Correct the optimizer")
+    name = type(make([nn.Parameter(torch.ones(2, 2))])).__name__
+    ledger = Ledger(name, "optimizer", "Correct the optimizer")
     if spherical:
         _norms(make, ledger, steps)
         _nan_rows(make, ledger)
@@ -166,8 +166,8 @@ def _flat_groups(make: Make, euclidean: Callable[[list[nn.Parameter]], Optimizer
         grad = draw()
         ours.grad, theirs.grad = grad.clone(), grad.clone()
         optimizer.step(), reference.step()
-    equal = torch.equal(ours, theirs)
-    ledger.require("Euclidean groups equal torch's optimizer bit for bit", equal, "another number")
+    check = "Euclidean groups equal torch's optimizer bit for bit"
+    ledger.require(check, torch.equal(ours, theirs), "another number")
 
 
 def _descent(make: Make, ledger: Ledger) -> None:

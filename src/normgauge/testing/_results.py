@@ -83,11 +83,7 @@ def assert_norms_healthy(
 ) -> None:
     """Raise AssertionError with the checkup's text where it has findings of this severity, or models diverge.
 
-    Args:
-        objective: an `Objective`, or a model with `batch`.
-        batch: as `ng.checkup` takes it.
-        severity: "error" lets warnings pass.
-        rest: what else `ng.checkup` takes: optimizer, loader, against, quick, ignore.
+    Arguments are those of `ng.checkup`: objective, or model and batch, optimizer, loader, against, quick, ignore.
 
     Examples:
         >>> import torch

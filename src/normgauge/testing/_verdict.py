@@ -20,19 +20,12 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 
 @dataclass(frozen=True)
 class Conformance(Result):
-    """The checks a normalizer or an optimizer passed, with the number of cases and the largest deviation of each.
+    """The `checks` a normalizer or an optimizer passed: `(check, cases, largest deviation)` of each."""
 
-    Attributes:
-        name: of the subject.
-        checks: `(check, cases, largest deviation)`.
-        kind: "normalizer" or "optimizer".
-        laws: how many invariances a normalizer declares, which were all tried.
-    """
-
-    name: str
+    name: str  # of the subject
     checks: tuple[tuple[str, int, float], ...]
     kind: str = "normalizer"
-    laws: int = 0
+    laws: int = 0  # how many invariances a normalizer declares, which were all tried
 
     def _title(self) -> str:
         if self.kind == "normalizer" and not self.laws:
