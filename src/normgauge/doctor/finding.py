@@ -79,7 +79,6 @@ class Check:
     slow: bool = False  # left out by `quick`
 
     def __post_init__(self) -> None:
-        """Refuse words outside the vocabulary."""
         for word, words in ((self.severity, Severity), (self.needs, Need), (self.exactness, Exactness)):
             if word not in get_args(words):
                 raise InputError("check", f"use one of {', '.join(get_args(words))}", repr(word), "Correct it")

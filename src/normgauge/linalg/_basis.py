@@ -43,7 +43,6 @@ class Basis:
 
     @property
     def capacity(self) -> int:
-        """How many vectors fit."""
         return self.rows.shape[0]
 
     @property

@@ -64,7 +64,6 @@ class Operator(ABC):
         return torch.stack([self.matvec(column) for column in matrix.unbind(1)], dim=1)
 
     def __matmul__(self, other: Any) -> Any:
-        """Return the product with a flat vector or with the columns of a matrix."""
         return self.matvec(other) if other.ndim == 1 else self.matmat(other)
 
     def to_scipy(self) -> LinearOperator:

@@ -174,7 +174,6 @@ class Moved(TorchFunctionMode):
         self._move = move
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func` on moved parameters."""
         if func in _ASKS:
             return func(*args, **(kwargs or {}))
         return func(*self._swap(args), **self._swap(kwargs or {}))

@@ -45,7 +45,6 @@ class ClipsNothingInPlace(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`, an embedding on clipped weights."""
         if func in _EMBEDDINGS:
             bound = _EMBEDDINGS[func].bind(*args, **(kwargs or {}))
             bound.apply_defaults()
@@ -99,7 +98,6 @@ class TwiceDifferentiable(TorchFunctionMode):
     """While active, calls of kernels with wrong second derivatives run their composition instead."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`, or its composition."""
         if func is torch._weight_norm:
             v = args[0] if args else kwargs["v"]
             func = func if fused_weight_norm_is_right(v.device.type) else composed_weight_norm

@@ -442,7 +442,6 @@ class Objective:
         return {name: value / checked_weight(weights) for name, value in total.items()}
 
     def __repr__(self) -> str:
-        """Name the model, the mode and the number of variables."""
         return f"Objective({type(self.model).__name__}, mode={self.mode!r}, dimension={self.dimension})"
 
 

@@ -126,11 +126,9 @@ class ObjectiveOperator(Operator):
         self._kept, self._complete = None, False
 
     def __enter__(self) -> Self:
-        """Return the operator."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the retained graphs."""
         self.close()
 
 

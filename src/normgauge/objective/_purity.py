@@ -84,7 +84,6 @@ class _CalledDirectly:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        """Call the function."""
         return function(*args)
 
 
@@ -130,7 +129,6 @@ class _Bound(nn.Module):
         self.model = model
 
     def forward(self, body: Callable[[nn.Module], T]) -> T:
-        """Run the function."""
         return body(self.model)
 
 

@@ -42,15 +42,12 @@ class LossRecipe:
         return pairs(data)
 
     def weight(self, batch: Any) -> float:
-        """Return the number of samples."""
         return float(sample_count(batch))
 
     def terms(self, model: nn.Module, batch: Any) -> Terms:
-        """Return `{"loss": ...}`."""
         return self.outputs_and_terms(model, batch)[1]
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return the model's output."""
         return self.forward(model, batch[0])
 
     def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
@@ -81,7 +78,6 @@ class StepRecipe:
         return dict(result) if isinstance(result, Mapping) else {"loss": result}
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return what the user's `outputs` gives."""
         if self.outputs_of is None:
             rule = "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs"
             step = "Pass outputs=lambda model, batch: ... to Objective.from_step"

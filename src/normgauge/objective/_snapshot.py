@@ -45,7 +45,6 @@ class Snapshot:
             raise
 
     def restore(self) -> None:
-        """Put everything back."""
         for container in self._empty:
             if container:
                 container.clear()

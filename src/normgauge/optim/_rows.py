@@ -85,7 +85,6 @@ class Item:
 
     @property
     def width(self) -> int:
-        """The length of a row."""
         return self.param.numel() // self.rows
 
 
@@ -105,7 +104,6 @@ class Block:
 
     @property
     def radius(self) -> Column:
-        """The radius of each row."""
         return self.rows("radius")
 
     def rows(self, name: str) -> Any:

@@ -31,7 +31,6 @@ class Site:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The weight as it is stored."""
         return getattr(self.module, self.weight)
 
     @property
@@ -42,7 +41,6 @@ class Site:
 
     @property
     def offset(self) -> Tensor | None:
-        """The bias."""
         return getattr(self.module, self.bias, None) if self.bias else None
 
     def set(self, matrix: Tensor, offset: Tensor | None = None) -> None:

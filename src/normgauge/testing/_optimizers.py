@@ -199,11 +199,9 @@ class _Run:
         self.optimizer = make(self.params, **options)
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        """Return random numbers of this run's own stream."""
         return torch.randn(shape, generator=self.source, dtype=torch.float64)
 
     def steps(self, count: int, sign: float = 1.0) -> Self:
-        """Do some steps with random gradients."""
         for _ in range(count):
             for param in self.params:
                 param.grad = sign * self.draw(tuple(param.shape))
@@ -212,7 +210,6 @@ class _Run:
 
     @property
     def flat(self) -> Tensor:
-        """All parameters in one vector."""
         return torch.cat([param.detach().reshape(-1) for param in self.params])
 
 

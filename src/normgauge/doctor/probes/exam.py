@@ -94,7 +94,6 @@ class Exam:
     notes: list[str] = field(default_factory=list)  # what could not be looked at, and why
 
     def __post_init__(self) -> None:
-        """Keep the flags as they came."""
         self.training = {name: module.training for name, module in self.model.named_modules()}
         self._identities: dict[Any, NormIdentity] = {}
 

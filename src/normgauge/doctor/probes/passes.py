@@ -132,7 +132,6 @@ class Watcher(TorchFunctionMode):
             self._makers[id(made)] = call.name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function and note it where it normalizes or attends."""
         kwargs = kwargs or {}
         if func not in _KINDS or self._inside:
             if func is F.scaled_dot_product_attention:
