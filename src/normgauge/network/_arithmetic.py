@@ -162,4 +162,5 @@ class KeepDouble(TorchFunctionMode):
 
 
 def double(tree: Any) -> Any:
+    """Return nested inputs with floating tensors in float64."""
     return replaced(tree, Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

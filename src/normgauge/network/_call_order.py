@@ -125,9 +125,14 @@ class Step:
     dtype: str  # of the first tensor it makes, as torch prints it
 
     @property
+    def values(self) -> tuple[Made, ...]:
+        """What stands for the tensors it takes, in order."""
+        return tuple(placeholders((self.args, self.kwargs)))
+
+    @property
     def reads(self) -> tuple[int, ...]:
         """Numbers of the steps whose tensors it takes, each once; -1 for the model's input."""
-        return tuple(dict.fromkeys(placeholder.step for placeholder in placeholders((self.args, self.kwargs))))
+        return tuple(dict.fromkeys(value.step for value in self.values))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class BatchStatisticsNorm(torch.nn.Module):
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     smallest = 2
+    moment = "running_moment"  # the buffer of the second statistic
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__()
@@ -75,8 +76,8 @@ class BatchStatisticsNorm(torch.nn.Module):
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), share)
-            self.running_moment.lerp_(moment.detach().to(self.running_moment.dtype), share)
+            for stored, new in ((self.running_mean, mean), (self.get_buffer(self.moment), moment)):
+                stored.lerp_(new.detach().to(stored.dtype), share)
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, ModelError
-from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, is_leaf, replaced, without_eps
+from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, double, is_leaf, replaced, without_eps
 from normgauge.objective import Mode, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
 from normgauge.rng import generator
@@ -53,7 +53,7 @@ class Patient:
     """The copy an operation changes: float64, read once, with a diary of what was done and what was not."""
 
     def __init__(self, model: nn.Module, example: Any, forward: Forward, mode: Mode) -> None:
-        self.model, self.inputs, self.forward = copy_model(model).double(), widened(example), forward
+        self.model, self.inputs, self.forward = copy_model(model).double(), double(example), forward
         self.rows: list[dict[str, Any]] = []
         self.refused: list[tuple[str, str]] = []
         self.first: list[Tensor] = []  # the outputs of the pass that reads the network
@@ -225,11 +225,6 @@ def unfuse(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.TransformerEncoderLayer) and {type(layer.norm1), type(layer.norm2)} != {nn.LayerNorm}:
             layer.activation_relu_or_gelu = 0
-
-
-def widened(tree: Any) -> Any:
-    """Return nested inputs with floating tensors in float64."""
-    return replaced(tree, Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def run(

@@ -12,11 +12,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normgauge.errors import InputError, ModelError, unknown_name
-from normgauge.network import Graph, Network, Step, copy_model
+from normgauge.network import Graph, Network, Step, copy_model, double
 from normgauge.objective import call_model
 from normgauge.results import instrument
 from normgauge.rng import generator
-from normgauge.surgery._operate import hooked, narrow, relative_difference, run, widened
+from normgauge.surgery._operate import hooked, narrow, relative_difference, run
 from normgauge.surgery._surgery import Surgery
 
 By = Literal["gamma", "similar", "random", "correlation"]
@@ -173,7 +173,7 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
     paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
     modules = dict(model.named_modules())
-    inputs = widened(example)
+    inputs = double(example)
     full, small = copy_model(model).double(), copy_model(model).double()
     before = None if by != "correlation" else _activations(small, open_paths, inputs)
     gone = _select(open_paths, dict(small.named_modules()), by, share, generator(seed), before)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError
-from normgauge.network import KeepDouble, exchange
+from normgauge.network import KeepDouble, double, exchange
 from normgauge.objective import call_model, call_purely, tensors, untouched
 from normgauge.results import instrument, spend
 from normgauge.surgery import _operate
-from normgauge.surgery._operate import Forward, Options, Patient, Where, hooked, operate, widened
+from normgauge.surgery._operate import Forward, Options, Patient, Where, hooked, operate
 from normgauge.surgery._surgery import Surgery
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
@@ -245,7 +245,7 @@ def recalibrate_norms(
     call = forward or (lambda twin, batch: call_model(twin, _inputs(batch)))
 
     def score(twin: nn.Module, chosen: list[nn.Module]) -> float:
-        return math.fsum(_score(twin, widened(batch), call, loss, chosen) for batch in taken) / len(taken)
+        return math.fsum(_score(twin, double(batch), call, loss, chosen) for batch in taken) / len(taken)
 
     def edit(patient: Patient) -> str:
         chosen = _choose(patient, "recalibrate_norms", where)
@@ -253,7 +253,7 @@ def recalibrate_norms(
             return "no normalizer keeps statistics"
         old = {name: (m.running_mean.clone(), m.running_var.clone()) for name, m in chosen.items()}
         before = score(patient.model, list(chosen.values()))
-        new = _collect(patient.model, [widened(batch) for batch in taken], call, chosen)
+        new = _collect(patient.model, [double(batch) for batch in taken], call, chosen)
         for name, pair in new.items():
             _operate.store_statistics(chosen[name], *pair)
             if chosen[name].num_batches_tracked is not None:

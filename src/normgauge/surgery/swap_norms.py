@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.network import Step, exchange, role_of
+from normgauge.network import Step, double, exchange, role_of
 from normgauge.nn import registry
 from normgauge.results import instrument
 from normgauge.surgery import _operate
@@ -70,7 +70,7 @@ def swap_norms(
         names = {module: name for name, module in patient.model.named_modules()}
         chosen = {module: step for module, step in steps.items() if _operate.is_selected(where, names[module], module)}
         _operate.require_selection("swap_norms", where, model, [names[module] for module in chosen])
-        inputs = patient.inputs if data is None else _operate.widened(data)
+        inputs = patient.inputs if data is None else double(data)
         target = _outputs_of(patient, chosen, inputs)
         before = run(patient.model, inputs, patient.forward, "eval")
         new: dict[nn.Module, tuple[str, nn.Module]] = {}
