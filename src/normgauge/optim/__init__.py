@@ -14,26 +14,7 @@ from normgauge.optim.projected import ProjectedAdam, ProjectedSGD
 from normgauge.optim.sphere_adam import GeodesicAdam, SphereAdam
 from normgauge.optim.sphere_sgd import GeodesicSGD, SphereSGD, unit_sphere_rate
 
-__all__ = [
-    "SphereSGD",
-    "unit_sphere_rate",
-    "GeodesicSGD",
-    "SphereAdam",
-    "GeodesicAdam",
-    "ProjectedSGD",
-    "ProjectedAdam",
-    "NormalizedSGD",
-    "damped_gauss_newton",
-    "GaussNewtonStep",
-    "GDNP",
-    "gdnp",
-    "gdnp_network",
-    "least_squares",
-    "halfspace",
-    "gaussian_halfspace",
-    "GaussianHalfspace",
-    "SampleHalfspace",
-    "GDNPRun",
-    "GDNPRecord",
-    "GDNPNetworkRun",
-]
+__all__ = ["SphereSGD", "unit_sphere_rate", "GeodesicSGD", "SphereAdam", "GeodesicAdam", "ProjectedSGD"]
+__all__ += ["ProjectedAdam", "NormalizedSGD", "damped_gauss_newton", "GaussNewtonStep", "GDNP", "gdnp"]
+__all__ += ["gdnp_network", "least_squares", "halfspace", "gaussian_halfspace", "GaussianHalfspace"]
+__all__ += ["SampleHalfspace", "GDNPRun", "GDNPRecord", "GDNPNetworkRun"]

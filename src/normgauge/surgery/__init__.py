@@ -16,26 +16,7 @@ from normgauge.surgery.statistics import freeze_norms, guard_norms, recalibrate_
 from normgauge.surgery.strip_biases import strip_biases
 from normgauge.surgery.swap_norms import swap_norms
 
-__all__ = [
-    "ChannelPath",
-    "ShiftedRMSNorm",
-    "Surgery",
-    "canonicalize",
-    "channel_paths",
-    "fold_norms",
-    "freeze_norms",
-    "guard_norms",
-    "layer_to_rms",
-    "load",
-    "load_weights",
-    "migrate_weight_norm",
-    "prune_norms",
-    "recalibrate_norms",
-    "rotate_stream",
-    "save",
-    "scale_l1",
-    "split_norms",
-    "strip_biases",
-    "swap_norms",
-    "ties",
-]
+__all__ = ["ChannelPath", "ShiftedRMSNorm", "Surgery", "canonicalize", "channel_paths", "fold_norms"]
+__all__ += ["freeze_norms", "guard_norms", "layer_to_rms", "load", "load_weights", "migrate_weight_norm"]
+__all__ += ["prune_norms", "recalibrate_norms", "rotate_stream", "save", "scale_l1", "split_norms", "strip_biases"]
+__all__ += ["swap_norms", "ties"]
