@@ -76,7 +76,7 @@ class BatchStatisticsNorm(torch.nn.Module):
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            for stored, new in ((self.running_mean, mean), (self.get_buffer(self.moment), moment)):
+            for stored, new in ((self.running_mean, mean), (getattr(self, self.moment), moment)):
                 stored.lerp_(new.detach().to(stored.dtype), share)
 
     def extra_repr(self) -> str:
