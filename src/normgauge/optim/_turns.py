@@ -136,7 +136,7 @@ def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
 def sgd_(w: Tensor, grad: Tensor, buffer: Tensor | None, *, lr: float, mu: float, keep: float, fused: bool) -> None:
     """Set `buffer = mu buffer + keep grad` and `w -= lr buffer` (`w -= lr grad` without a buffer)."""
     if fused:
-        flags = {"nesterov": False, "maximize": False, "is_first_step": False}
+        flags: dict[str, Any] = {"nesterov": False, "maximize": False, "is_first_step": False}
         buffers = [] if buffer is None else [buffer]
         torch._fused_sgd_([w], [grad], buffers, weight_decay=0.0, momentum=mu, lr=lr, dampening=1 - keep, **flags)
     elif buffer is None:
