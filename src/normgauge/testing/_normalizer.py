@@ -413,11 +413,13 @@ def _check_transforms(build: Build, channels: int | None, ledger: Ledger, case: 
     def score(y: Tensor) -> Tensor:
         return (y * probe).sum() + (y.square() * probe.cos()).sum()
 
-    def loss(inputs: Tensor) -> Tensor:
+    # parameters are given, not closed over: torch crashes where a layer writes into those of an outer level
+    def loss(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         own = {name: value.clone() for name, value in buffers.items()}
         return score(torch.func.functional_call(module, {**parameters, **own}, (inputs,)))
 
-    reverse = torch.func.grad(loss)
+    def reverse(inputs: Tensor) -> Tensor:
+        return torch.func.grad(loss, argnums=1)(parameters, inputs)
 
     inputs = x.clone().requires_grad_()
     gradient = torch.autograd.grad(score(call(module, inputs)), inputs, create_graph=True)[0]
