@@ -48,7 +48,7 @@ class BatchStatisticsNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = torch.nn.Parameter(torch.zeros(num_features)) if affine else None
         self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_moment", torch.ones(num_features))
+        self.register_buffer(self.moment, torch.ones(num_features))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,8 +53,7 @@ class WhiteningNorm(BatchStatisticsNorm):
             raise InputError("WhiteningNorm", "groups divides the channels", got, "Choose a divisor")
         super().__init__(num_features, eps, momentum, affine)
         self.groups, self.iterations = groups, iterations
-        del self.running_moment
-        self.register_buffer("running_covariance", torch.eye(num_features // groups).repeat(groups, 1, 1))
+        self.running_covariance = torch.eye(num_features // groups).repeat(groups, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the whitened input, by the batch's statistics in training and the stored ones in evaluation."""
