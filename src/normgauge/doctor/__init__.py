@@ -7,17 +7,5 @@ from normgauge.doctor.finding import Check, Exam, Finding, Sign, check
 from normgauge.doctor.probes.divergence import Divergence
 from normgauge.doctor.probes.identity import NormIdentity, identify
 
-__all__ = [
-    "Check",
-    "Checkup",
-    "Divergence",
-    "Exam",
-    "Finding",
-    "NormIdentity",
-    "Sign",
-    "all_checks",
-    "check",
-    "checkup",
-    "identify",
-    "sick_model",
-]
+__all__ = ["Check", "Checkup", "Divergence", "Exam", "Finding", "NormIdentity", "Sign", "all_checks", "check"]
+__all__ += ["checkup", "identify", "sick_model"]

@@ -70,11 +70,8 @@ class Checkup(Result):
     @property
     def healthy(self) -> bool:
         """Whether it ran, and there is no error, no warning and no divergence."""
-        return (
-            self.status == "ok"
-            and self.divergence is None
-            and all(finding.severity == "info" for finding in self.findings)
-        )
+        harmless = all(finding.severity == "info" for finding in self.findings)
+        return self.status == "ok" and self.divergence is None and harmless
 
     def _counts(self) -> dict[str, int]:
         counted = Counter(finding.severity for finding in self.findings)
@@ -134,9 +131,8 @@ class Checkup(Result):
         safe = sum(f.repair is not None and f.exactness in _SAFE for f in self.findings)
         hint = f" {safe} can be fixed safely: checkup.fix(), or --fix DIR." if safe else ""
         counted = ", ".join(f"{count} {name}" for name, count in self._counts().items())
-        lines += _wrap(
-            f"{counted}; {self.cost}.{hint}" if groups and self.status == "ok" else self.meaning(), width, ""
-        )
+        ran = groups and self.status == "ok"
+        lines += _wrap(f"{counted}; {self.cost}.{hint}" if ran else self.meaning(), width, "")
         if self.sentence and self.status == "ok":
             lines += _wrap(f"Note: {self.sentence}.", width, "")
         for why in dict.fromkeys(self.left_out.values()):
@@ -195,10 +191,8 @@ class Checkup(Result):
         """Return a repaired copy with proof; the model itself is not touched, `undo()` gives a copy of it.
 
         Every repair is measured: an exact one that moves an output in either mode beyond rounding, and a state-only
-        one that moves an output in train mode, is taken back and said so.
-
-        Args:
-            safe_only: apply exact and state-only repairs; else also those that change the function.
+        one that moves an output in train mode, is taken back and said so. Those that change the function are left
+        alone unless `safe_only` is false.
         """
         if self.patient is None:
             raise InputError("Checkup.fix", "the model is at hand", "a checkup read from a file", "Check anew")

@@ -21,21 +21,13 @@ Repair = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Sign:
-    """What a check saw in one place.
-
-    Attributes:
-        where: the module, or "(model)".
-        evidence: the measured number, in a sentence.
-        effect: what ranks it: the measured relative effect on outputs, statistics or steps; 1 is all of it.
-        severity: where it is not the check's own.
-        repair: changes a copy of the model in place.
-    """
+    """What a check saw in one place, a module or "(model)", with the measured number in a sentence."""
 
     where: str
     evidence: str
-    effect: float = 0.0
-    severity: Severity | None = None
-    repair: Repair | None = None
+    effect: float = 0.0  # what ranks it: the measured relative effect on outputs, statistics or steps; 1 is all of it
+    severity: Severity | None = None  # where it is not the check's own
+    repair: Repair | None = None  # changes a copy of the model in place
 
 
 Signs = Iterator[Sign]
@@ -78,23 +70,15 @@ class Check:
     """One question the doctor asks: a function that yields signs, with words in its docstring.
 
     The docstring is `ID: title.`, a paragraph of two sentences, `Fix: ...` with code indented below, `References: ...`.
-
-    Attributes:
-        severity: of its findings, unless a sign says otherwise.
-        look: yields a `Sign` for every place.
-        needs: what it cannot do without: "model", "data" (real inputs), "gradients", "optimizer", "loader".
-        exactness: of the remedy.
-        slow: left out by `quick`.
     """
 
-    severity: Severity
-    look: Callable[[Exam], Iterable[Sign]] = field(repr=False)
-    needs: Need = "model"
-    exactness: Exactness = "none"
-    slow: bool = False
+    severity: Severity  # of its findings, unless a sign says otherwise
+    look: Callable[[Exam], Iterable[Sign]] = field(repr=False)  # yields a `Sign` for every place
+    needs: Need = "model"  # what it cannot do without; "data" is real inputs
+    exactness: Exactness = "none"  # of the remedy
+    slow: bool = False  # left out by `quick`
 
     def __post_init__(self) -> None:
-        """Refuse words outside the vocabulary."""
         for word, words in ((self.severity, Severity), (self.needs, Need), (self.exactness, Exactness)):
             if word not in get_args(words):
                 raise InputError("check", f"use one of {', '.join(get_args(words))}", repr(word), "Correct it")
@@ -114,20 +98,14 @@ class Check:
     def __call__(self, exam: Exam) -> list[Finding]:
         """Return its findings about one network."""
         own = self.words | {"exactness": self.exactness}
-        return [
-            Finding(**{**vars(sign), "severity": sign.severity or self.severity}, **own) for sign in self.look(exam)
-        ]
+        return [Finding(**vars(sign) | own | {"severity": sign.severity or self.severity}) for sign in self.look(exam)]
 
 
 CHECKS: dict[str, Check] = {}
 
 
 def check(severity: Severity, **declared: Any) -> Callable[[Callable[[Exam], Iterable[Sign]]], Check]:
-    """Register a function that yields signs as a check; see `Check` for the words.
-
-    Raises:
-        InputError: for an id that is taken or missing, and words outside the vocabulary.
-    """
+    """Register a function that yields signs as a check; see `Check` for the words."""
 
     def register(look: Callable[[Exam], Iterable[Sign]]) -> Check:
         made = Check(severity, look, **declared)

@@ -13,8 +13,7 @@ from normgauge.monitor import Monitor
 class NormgaugeCallback(Callback):  # type: ignore[misc,unused-ignore]
     """Watches a fit: `Trainer(callbacks=[NormgaugeCallback(every=50, sinks=["run"])])`.
 
-    Args:
-        **settings: of `ng.Monitor`, without model and optimizer; `.monitor` is there from the start of training on.
+    Settings are those of `ng.Monitor`, without model and optimizer; `.monitor` is there from the start of training on.
     """
 
     def __init__(self, **settings: Any) -> None:

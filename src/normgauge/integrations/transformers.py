@@ -10,8 +10,7 @@ from normgauge.monitor import Monitor
 class NormgaugeCallback(TrainerCallback):
     """Watches a `Trainer`: `Trainer(..., callbacks=[NormgaugeCallback(every=50, sinks=["run"])])`.
 
-    Args:
-        **settings: of `ng.Monitor`, without model and optimizer; `.monitor` is there from the first step on.
+    Settings are those of `ng.Monitor`, without model and optimizer; `.monitor` is there from the first step on.
     """
 
     def __init__(self, **settings: Any) -> None:

@@ -31,24 +31,18 @@ def norm(a: Tensor) -> float:
 
 
 class Basis:
-    """Orthonormal vectors as the filled rows of a `[capacity, length]` array.
-
-    The array is allocated once. On a CPU the system hands out its pages as rows are first written, so an unused
-    tail costs nothing.
-    """
+    """Orthonormal vectors as the filled rows of a `[capacity, length]` array, whose unused pages cost nothing."""
 
     def __init__(self, capacity: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         try:
             self.rows = torch.empty(capacity, length, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's out-of-memory error on CPU and CUDA alike
-            raise OutOfMemoryError(
-                out_of_memory_message(capacity, length, dtype, str(error).splitlines()[0])
-            ) from error
+            cause = str(error).splitlines()[0]
+            raise OutOfMemoryError(out_of_memory_message(capacity, length, dtype, cause)) from error
         self.count = 0
 
     @property
     def capacity(self) -> int:
-        """How many vectors fit."""
         return self.rows.shape[0]
 
     @property
@@ -108,9 +102,6 @@ class Basis:
 def out_of_memory_message(rows: int, length: int, dtype: torch.dtype, cause: str) -> str:
     """Compose the message for a basis that does not fit."""
     size = rows * length * torch.empty(0, dtype=dtype).element_size()
-    return explain(
-        "Lanczos",
-        f"{rows} vectors of {length} entries need {size / 2**30:.3g} GiB",
-        cause,
-        f"Ask for fewer eigenvalues, select fewer parameters, or pass memory={size} where the machine has it",
-    )
+    rule = f"{rows} vectors of {length} entries need {size / 2**30:.3g} GiB"
+    step = f"Ask for fewer eigenvalues, select fewer parameters, or pass memory={size} where the machine has it"
+    return explain("Lanczos", rule, cause, step)

@@ -13,21 +13,13 @@ from normgauge.rng import generator
 
 @dataclass(frozen=True)
 class SingularPair:
-    """The best value and right vector of a Krylov space.
+    """The best value and right vector of a Krylov space."""
 
-    Attributes:
-        ritz: largest singular value of the bidiagonal matrix, in the operator's precision.
-        rayleigh: norm of A v for the unit vector v below, computed in float64: a true lower bound.
-        residual: norm of A^T u - ritz v for the left vector u: how far from a singular pair.
-        vector: the right vector v, flat.
-        steps: how many products with A and with its adjoint were spent.
-    """
-
-    ritz: float
-    rayleigh: float
-    residual: float
-    vector: Tensor
-    steps: int
+    ritz: float  # largest singular value of the bidiagonal matrix, in the operator's precision
+    rayleigh: float  # norm of A v for the unit vector v below, computed in float64: a true lower bound
+    residual: float  # norm of A^T u - ritz v for the left vector u: how far from a singular pair
+    vector: Tensor  # the right vector v, flat
+    steps: int  # how many products with A and with its adjoint were spent
 
 
 def top_singular_pair(
@@ -41,16 +33,10 @@ def top_singular_pair(
     """Return the largest singular value of an operator from below, by Golub-Kahan bidiagonalization.
 
     The Krylov space of A^T A and `start` after `steps` products; both bases are reorthogonalized in full, so the
-    small bidiagonal matrix keeps its meaning. The same as Lanczos on A^T A without squaring the condition.
+    small bidiagonal matrix keeps its meaning. The same as Lanczos on A^T A without squaring the condition. Without a
+    `start` it is Gaussian, from `seed`; `dtype` is the precision of the recursion.
 
     Kind: lower. Cost: `steps` products with A and as many with its adjoint, one product in float64.
-
-    Args:
-        operator: the map; needs an `adjoint`.
-        steps: dimension of the Krylov space.
-        start: first right vector; a Gaussian one from `seed` if `None`.
-        seed: of the Gaussian start, drawn from a generator of our own.
-        dtype: precision of the recursion; the operator's own if `None`.
 
     Examples:
         >>> shift = Convolution(torch.tensor([[[1.0, 1.0]]]), (8,))
@@ -132,18 +118,9 @@ def random_start_bound(ritz: float, dimension: int, steps: int, delta: float) ->
 
     With k = `steps` and n = `dimension`, P(ritz^2 < (1 - e) norm^2) <= 1.648 sqrt(n) exp(-sqrt(e) (2 k - 1)) for every
     operator; the e that makes the right side `delta` gives the bound ritz / sqrt(1 - e). The probability is over the
-    start only: a start taken from an earlier call carries none.
+    start only: a start taken from an earlier call carries none. `ritz` is of the norm, not its square.
 
     Kind: upper, with probability 1 - `delta`.
-
-    Args:
-        ritz: largest Ritz value (of the norm, not its square).
-        dimension: of the operator's domain.
-        steps: of the recursion.
-        delta: accepted probability of failure.
-
-    Raises:
-        InputError: when `delta` is not in (0, 1) or `steps` are too few to say anything.
 
     Examples:
         >>> round(random_start_bound(1.0, 10**4, 80, 1e-10), 3)

@@ -53,21 +53,18 @@ class Sequences:
         self.tol, self.budget = tol, budget
         self.generator, self.progress = generator, progress
         self.basis = Basis(capacity, operator.shape[0], operator.dtype, operator.device)
-        self.matvecs = self.restarts = self.fixed = 0
+        self.matvecs = self.restarts = 0
         self.scale = self.asymmetry = 0.0
         self._drift = Drift(operator.dtype) if partial else None
-        self._clear()
-        self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
-        self.residuals: list[float] = []
-        self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
-        self.checkpoint: Checkpoint | None = None  # of the last whole step; `None` while rows are rewritten
+        self.reset()
 
     def reset(self) -> None:
         """Forget all sequences and keep the array of the basis."""
-        self.checkpoint = None
+        self.checkpoint: Checkpoint | None = None  # of the last whole step; `None` while rows are rewritten
         self.basis.count = self.fixed = 0
-        self.values, self.residuals = [], []
-        self.weights = torch.zeros(0, 0, dtype=torch.float64)
+        self.values: list[float] = []  # of the finished sequences: Ritz values, residual norms,
+        self.residuals: list[float] = []
+        self.weights = torch.zeros(0, 0, dtype=torch.float64)  # and their vectors as columns over the rows
         self._clear()
 
     def _clear(self) -> None:
@@ -90,8 +87,7 @@ class Sequences:
     def wanted_indices(self, values: Sequence[float]) -> list[int]:
         """Return the indices of the largest `top` and the smallest `bottom` values, each once."""
         order = sorted(range(len(values)), key=lambda i: -values[i])
-        chosen = order[: self.top] + (order[-self.bottom :] if self.bottom else [])
-        return list(dict.fromkeys(chosen))
+        return list(dict.fromkeys(order[: self.top] + (order[-self.bottom :] if self.bottom else [])))
 
     def yardstick(self, value: float) -> float:
         """Return what the residual of an eigenvalue is measured against."""

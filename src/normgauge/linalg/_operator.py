@@ -16,30 +16,19 @@ if TYPE_CHECKING:
 
 
 class Operator(ABC):
-    """A linear map known by its products with vectors; subclasses set the fields and write `_matvec`.
+    """A linear map known by its products with vectors; subclasses set the fields and write `_matvec`."""
 
-    Attributes:
-        shape: (rows, columns).
-        dtype: the type of the vectors.
-        device: where the vectors live.
-        self_adjoint: whether the map equals its transpose.
-    """
-
-    shape: tuple[int, int]
-    dtype: torch.dtype
+    shape: tuple[int, int]  # rows, columns
+    dtype: torch.dtype  # of the vectors
     device: torch.device
-    self_adjoint: bool = False
+    self_adjoint: bool = False  # whether the map equals its transpose
 
     @abstractmethod
     def _matvec(self, vector: Tensor) -> Tensor:
         """Return the product with one vector of length `shape[1]`."""
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Return the product with one flat vector.
-
-        Raises:
-            InputError: when the vector's length is not `shape[1]`.
-        """
+        """Return the product with one flat vector."""
         return self._matvec(self._fit(vector, self.shape[1], "Use matmat for several vectors as columns"))
 
     def _rmatvec(self, vector: Tensor) -> Tensor:
@@ -61,12 +50,9 @@ class Operator(ABC):
     def require_self_adjoint(self, purpose: str) -> None:
         """Raise unless the map is square and equals its transpose, which the algorithm called `purpose` needs."""
         if self.shape[0] != self.shape[1] or not self.self_adjoint:
-            raise InputError(
-                purpose,
-                "the operator must be square and self-adjoint",
-                f"{type(self).__name__} of shape {self.shape}, self_adjoint={self.self_adjoint}",
-                "Pass a Hessian or Gauss-Newton operator; for the singular values of J use J^T J",
-            )
+            got = f"{type(self).__name__} of shape {self.shape}, self_adjoint={self.self_adjoint}"
+            step = "Pass a Hessian or Gauss-Newton operator; for the singular values of J use J^T J"
+            raise InputError(purpose, "the operator must be square and self-adjoint", got, step)
 
     def matmat(self, matrix: Tensor) -> Tensor:
         """Return the products with the columns of `[shape[1], k]`."""
@@ -78,7 +64,6 @@ class Operator(ABC):
         return torch.stack([self.matvec(column) for column in matrix.unbind(1)], dim=1)
 
     def __matmul__(self, other: Any) -> Any:
-        """Return the product with a flat vector or with the columns of a matrix."""
         return self.matvec(other) if other.ndim == 1 else self.matmat(other)
 
     def to_scipy(self) -> LinearOperator:

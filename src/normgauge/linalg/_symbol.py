@@ -22,19 +22,12 @@ _COARSE = 1e-3  # what a coarser grid may add to the bound, per axis
 
 @dataclass(frozen=True)
 class SymbolBound:
-    """A certified upper bound on a convolution's norm.
+    """A certified upper bound on a convolution's norm."""
 
-    Attributes:
-        value: the bound, with the rounding slack added.
-        exact: whether the norm is this value up to twice the slack, so that it is also a lower bound.
-        frequencies: how many frequencies were looked at.
-        factor: the part of the bound that comes from repeating padding and from coarse grids.
-    """
-
-    value: float
-    exact: bool
-    frequencies: int
-    factor: float
+    value: float  # the bound, with the rounding slack added
+    exact: bool  # whether the norm is this value up to twice the slack, so that it is also a lower bound
+    frequencies: int  # how many were looked at
+    factor: float  # the part of the bound that comes from repeating padding and from coarse grids
 
 
 def symbol_bound(
@@ -53,16 +46,12 @@ def symbol_bound(
     moves the grid by half a step. With `avoid`, a frequency where the symbol is large, every such axis takes the sign
     whose grid stays away from it. On small inputs this is most of the gap (1.25 to 1.0002 on smooth 4x4 layers).
 
-    Every K(f) is looked at in float32, what that leaves open again in float64, and 1e-12 is added.
+    Every K(f) is looked at in float32, what that leaves open again in float64, and 1e-12 is added. `at_least` is a
+    lower bound on the norm, if one is known: frequencies that stay below it need no eigenvalues.
 
     Kind: upper, certified.
     Cost: per frequency of the half plane, a Gram matrix of side min(channels out, channels in * stride^axes) and its
     Cholesky factorization; an eigenvalue problem for the frequencies near the maximum.
-
-    Args:
-        convolution: the map.
-        avoid: angles of one input frequency, per axis; every choice gives a valid bound.
-        at_least: a lower bound on the norm, if one is known: frequencies that stay below it need no eigenvalues.
 
     Deviations: sedghi2019 treats every convolution as circular with stride 1; for zero padding, the default in
     practice, that is another operator, and its norm is not a bound when padding exceeds half the kernel.
@@ -201,10 +190,8 @@ class _Taps:
 
     def _symbol(self, blocks: Tensor, weights: Tensor, angles: Tensor) -> Tensor:
         phases = angles @ blocks.T
-        shape = (len(angles), self.groups, self.rows, -1)
-        real = phases.cos().to(weights) @ weights
-        imaginary = phases.sin().to(weights) @ weights
-        return torch.complex(real, imaginary).reshape(shape)
+        real, imaginary = (part.to(weights) @ weights for part in (phases.cos(), phases.sin()))
+        return torch.complex(real, imaginary).reshape(len(angles), self.groups, self.rows, -1)
 
 
 # -- a convolution on a box as part of one on a torus: how long each circle must be, and what it may lose -------------
@@ -212,25 +199,15 @@ class _Taps:
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis of a convolution, embedded in a circle of `points` blocks of `stride` positions.
+    """One spatial axis of a convolution, embedded in a circle of `points` blocks of `stride` positions."""
 
-    Attributes:
-        blocks: block every tap reads, relative to the output's.
-        residues: position of every tap inside its block.
-        points: length of the circle, which is also the number of frequencies.
-        factor: what the embedding may lose: padding that repeats entries, a grid coarser than the circle.
-        exact: whether the norm on the circle, times `factor`, is attained on the input itself.
-        free: whether the circle's ends may be joined with any sign, because no kept entry crosses them.
-        sign: shift of the frequencies in grid steps: 0, or 1/2 when the ends are joined with sign -1.
-    """
-
-    blocks: tuple[int, ...]
-    residues: tuple[int, ...]
-    points: int
-    factor: float
-    exact: bool
-    free: bool
-    sign: float = 0.0
+    blocks: tuple[int, ...]  # block every tap reads, relative to the output's
+    residues: tuple[int, ...]  # position of every tap inside its block
+    points: int  # length of the circle, which is also the number of frequencies
+    factor: float  # what the embedding may lose: padding that repeats entries, a grid coarser than the circle
+    exact: bool  # whether the norm on the circle, times `factor`, is attained on the input itself
+    free: bool  # whether the circle's ends may be joined with any sign, because no kept entry crosses them
+    sign: float = 0.0  # shift of the frequencies in grid steps: 0, or 1/2 when the ends are joined with sign -1
 
     @property
     def span(self) -> int:

@@ -27,18 +27,9 @@ class Convolution(Operator):
 
     y[c, o] = sum over (i, t) of weight[c, i, t] x[i, stride o + dilation t - padding], in 1, 2 or 3 spatial axes and
     per group of channels. With `transposed` the operator is the adjoint of that map, which is what torch's
-    ConvTranspose computes.
-
-    Args:
-        weight: `[channels out, channels in / groups, *kernel]` of the convolution, also when `transposed`.
-        size: spatial size of the convolution's input.
-        stride: per axis.
-        padding: per axis, before and after.
-        dilation: per axis.
-        groups: blocks of channels that do not see each other.
-        mode: zeros, circular, reflect or replicate.
-        transposed: whether the operator is the adjoint of the convolution.
-        outputs: how many of the convolution's output positions count per axis; all of them if `None`.
+    ConvTranspose computes. The weight is `[channels out, channels in / groups, *kernel]`, also when `transposed`;
+    `size` is the spatial size of the input, padding is per axis before and after, `mode` zeros, circular, reflect or
+    replicate, and `outputs` how many of the convolution's output positions count per axis (all of them if `None`).
 
     Examples:
         >>> operator = Convolution(torch.tensor([[[1.0, -1.0]]]), (3,))
@@ -73,17 +64,12 @@ class Convolution(Operator):
         self.dilation = tuple(dilation or (1,) * axes)
         self.groups, self.mode, self.transposed = groups, mode, transposed
         self.span = tuple((k - 1) * d + 1 for k, d in zip(weight.shape[2:], self.dilation, strict=True))
-        every = tuple(
-            (n + a + b - span) // s + 1
-            for n, (a, b), span, s in zip(self.size, self.padding, self.span, self.stride, strict=True)
-        )
+        each = zip(self.size, self.padding, self.span, self.stride, strict=True)
+        every = tuple((n + a + b - span) // s + 1 for n, (a, b), span, s in each)
         if min(every) < 1 or min(self.size) < 1:
-            raise InputError(
-                "Convolution",
-                "the padded input must hold the kernel at least once",
-                f"size {self.size}, kernel span {self.span}, padding {self.padding}",
-                "Give the size the layer sees in the network",
-            )
+            got = f"size {self.size}, kernel span {self.span}, padding {self.padding}"
+            step = "Give the size the layer sees in the network"
+            raise InputError("Convolution", "the padded input must hold the kernel at least once", got, step)
         self.outputs = every if outputs is None else tuple(outputs)
         self._whole = self.outputs == every
         inside = (weight.shape[1] * groups, *self.size)
@@ -102,13 +88,7 @@ class Convolution(Operator):
     def of(cls, layer: nn.Module, size: Sequence[int], weight: Tensor | None = None) -> Convolution:
         """Return the operator of a torch Linear, Conv or ConvTranspose layer on inputs of spatial size `size`.
 
-        Args:
-            layer: the layer; its bias does not enter.
-            size: spatial size of the layer's input; empty for Linear.
-            weight: used in place of the layer's own (a folded or a double precision copy).
-
-        Raises:
-            InputError: when the layer is none of these.
+        Its bias does not enter; `weight` is used in place of its own (a folded or a double precision copy).
         """
         if weight is None:
             weight = layer.weight.detach()  # type: ignore[operator]
@@ -118,15 +98,8 @@ class Convolution(Operator):
         if isinstance(layer, ConvolutionLayer):
             both = layer._reversed_padding_repeated_twice  # the one place where torch spells out padding="same"
             padding = [(both[i], both[i + 1]) for i in range(len(both) - 2, -1, -2)]
-            return cls(
-                weight,
-                size,
-                stride=layer.stride,
-                padding=padding,
-                dilation=layer.dilation,
-                groups=layer.groups,
-                mode=layer.padding_mode,
-            )
+            same: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation, "groups": layer.groups}
+            return cls(weight, size, padding=padding, mode=layer.padding_mode, **same)
         if isinstance(layer, TransposedLayer):
             return cls._transpose_of(layer, tuple(size), weight)
         rule, got = "the layer must be Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d", type(layer).__name__
@@ -137,16 +110,10 @@ class Convolution(Operator):
         paddings = [int(p) for p in layer.padding]
         each = zip(size, layer.stride, paddings, layer.dilation, layer.kernel_size, layer.output_padding, strict=True)
         grown = tuple((n - 1) * s - 2 * p + d * (k - 1) + extra + 1 for n, s, p, d, k, extra in each)
-        return cls(
-            weight,
-            grown,
-            stride=layer.stride,
-            padding=[(p, p) for p in paddings],
-            dilation=layer.dilation,
-            groups=layer.groups,
-            transposed=True,
-            outputs=size,  # fewer than the convolution has when output_padding >= stride
-        )
+        same: dict[str, Any] = {"stride": layer.stride, "dilation": layer.dilation, "groups": layer.groups}
+        padding = [(p, p) for p in paddings]
+        # of the convolution's outputs fewer count when output_padding >= stride
+        return cls(weight, grown, padding=padding, transposed=True, outputs=size, **same)
 
     def to(self, dtype: torch.dtype) -> Convolution:
         """Return the same map in another precision."""

@@ -20,27 +20,16 @@ Pair = tuple[float, float, Tensor]  # eigenvalue, residual norm, unit vector
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Largest and smallest eigenvalues of an operator, with eigenvectors and true residuals.
+    """Largest and smallest eigenvalues of an operator, with eigenvectors and true residuals, those of `top` first."""
 
-    Args:
-        top: the largest eigenvalues, descending.
-        bottom: the smallest, ascending.
-        vectors: unit eigenvectors, one per row, those of `top` first.
-        residuals: |A v - lambda v| / max(|lambda|, 1e-3 |A|) of each pair, those of `top` first.
-        matvecs: products with the operator, verification included.
-        restarts: how often the basis was compressed.
-        status: ok, nonconverged, or error where the products turned out not to be symmetric.
-        sentence: why, where not ok.
-    """
-
-    top: tuple[float, ...]
-    bottom: tuple[float, ...]
-    vectors: Tensor = field(repr=False, compare=False)
-    residuals: tuple[float, ...]
-    matvecs: int
-    restarts: int
-    status: Status = "ok"
-    sentence: str = ""
+    top: tuple[float, ...]  # the largest, descending
+    bottom: tuple[float, ...]  # the smallest, ascending
+    vectors: Tensor = field(repr=False, compare=False)  # unit eigenvectors, one per row
+    residuals: tuple[float, ...]  # |A v - lambda v| / max(|lambda|, 1e-3 |A|)
+    matvecs: int  # products with the operator, verification included
+    restarts: int  # how often the basis was compressed
+    status: Status = "ok"  # nonconverged, or error where the products turned out not to be symmetric
+    sentence: str = ""  # why, where not ok
 
 
 def eigenpairs(
@@ -66,22 +55,10 @@ def eigenpairs(
     Kind: estimate, with the residual as its certificate: some eigenvalue lies within |A v - lambda v| of lambda.
     Cost: products until convergence, about four to search for copies, and one per pair to verify.
 
-    Args:
-        operator: a square self-adjoint operator.
-        top: how many of the largest (algebraic).
-        bottom: how many of the smallest.
-        tol: relative residual to reach.
-        seed: of the random start; the same seed gives the same numbers.
-        start: a vector, or earlier eigenvectors as rows, to start from instead.
-        memory: bytes the basis may take, beyond which it is compressed and the run goes on; by default 1 GiB, or what
-            the smallest basis takes where that is more and within a quarter of the machine's memory.
-        max_products: most products before giving up (default: ten times the dimension, at most 1000).
-        progress: called as `progress(products, relative residuals)` after every step.
-
-    Raises:
-        InputError: for an operator that is not square and self-adjoint, more pairs than dimensions, a tolerance
-            below the precision.
-        OutOfMemoryError: when the basis does not fit into `memory` or into the machine.
+    The start is random by `seed`, or a vector, or earlier eigenvectors as rows. `memory` is what bytes the basis may
+    take, beyond which it is compressed and the run goes on; by default 1 GiB, or what the smallest basis takes where
+    that is more and within a quarter of the machine's memory (else OutOfMemoryError). `max_products` is ten times the
+    dimension by default, at most 1000; `progress(products, relative residuals)` is called after every step.
 
     Examples:
         >>> from normgauge.linalg import DenseOperator
@@ -197,12 +174,8 @@ def _check(operator: Operator, top: int, bottom: int, tol: float) -> None:
         raise InputError("Lanczos", rule, f"top={top}, bottom={bottom}", f"Ask for at most {rows} at each end")
     least = 10 * torch.finfo(operator.dtype).eps
     if not least <= tol < 1.0:
-        raise InputError(
-            "Lanczos",
-            f"tol is a relative residual below 1 and not below {least:.2g}, what {operator.dtype} can give",
-            f"{tol:.3g}",
-            "Raise tol, or use model.double() and data in float64",
-        )
+        rule = f"tol is a relative residual below 1 and not below {least:.2g}, what {operator.dtype} can give"
+        raise InputError("Lanczos", rule, f"{tol:.3g}", "Raise tol, or use model.double() and data in float64")
 
 
 def _capacity(operator: Operator, top: int, bottom: int, memory: int | None) -> int:

@@ -17,17 +17,11 @@ Heard = Callable[[int, list[float]], None]
 
 @dataclass(frozen=True)
 class Nodes:
-    """The Gauss quadrature of one probe's spectral measure: z^T f(A) z / n = sum_i weights_i f(values_i).
+    """The Gauss quadrature of one probe's spectral measure: z^T f(A) z / n = sum_i weights_i f(values_i)."""
 
-    Args:
-        values: Ritz values, ascending.
-        weights: their weights, which sum to one.
-        residuals: |A v - value v| of each Ritz pair.
-    """
-
-    values: tuple[float, ...]
-    weights: tuple[float, ...]
-    residuals: tuple[float, ...]
+    values: tuple[float, ...]  # Ritz values, ascending
+    weights: tuple[float, ...]  # which sum to one
+    residuals: tuple[float, ...]  # |A v - value v| of each Ritz pair
 
 
 def rademacher(size: int, draw: torch.Generator) -> Tensor:
@@ -52,9 +46,6 @@ def spectral_nodes(
     Kind: unbiased: E sum_i weights_i p(values_i) = tr p(A) / n for polynomials p of degree below 2 steps.
     Cost: probes * steps products (fewer where a Krylov space closes), one basis of `steps` vectors. Ctrl-C carries the
     probes that were finished.
-
-    Raises:
-        InputError: for an operator that is not self-adjoint, or counts below one.
 
     References: ubaru2017, simon1984.
     """
@@ -108,9 +99,6 @@ def hutchinson(
 
     Kind: unbiased, up to the stopping rule, which waits for ten probes before it believes a standard error.
     Cost: one product per probe, at most `probes`. Ctrl-C carries the estimate so far, `None` before two probes.
-
-    Raises:
-        InputError: for an operator that is not square, a relative error that is not positive, or no probes.
 
     References: hutchinson1989.
     """

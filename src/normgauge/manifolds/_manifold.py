@@ -36,35 +36,26 @@ class Euclidean:
     """Flat space: every operation is the obvious one."""
 
     def project(self, x: Tensor) -> Tensor:
-        """Return `x`."""
         return x
 
     def tangent(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return `v`."""
         return v
 
     def retract(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return `x + v`."""
         return x + v
 
     exp = retract
 
     def transport(self, x: Tensor, v: Tensor, z: Tensor) -> Tensor:
-        """Return `z`."""
         return z
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """Return `sum(u v)`."""
         return (u * v).sum()
 
 
 @dataclass(frozen=True)
 class Oblique:
     """One sphere per row: the slices of the first axis, or `count` equal blocks of them, each of norm `radius`.
-
-    Args:
-        radius: of every sphere.
-        count: how many spheres; `None` for one per slice of the first axis.
 
     Examples:
         >>> Oblique(2.0).project(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
@@ -76,7 +67,6 @@ class Oblique:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a radius that is no radius."""
         if not self.radius > 0:
             raise InputError(type(self).__name__, "a radius is positive", str(self.radius), "Pass radius=1.0")
 
@@ -128,9 +118,6 @@ class Sphere(Oblique):
 class Product:
     """Several manifolds at once, by name: points and tangents are dicts of tensors.
 
-    Args:
-        parts: name -> manifold.
-
     Examples:
         >>> both = Product({"weight": Oblique(), "bias": Euclidean()})
         >>> point = both.project({"weight": torch.tensor([[3.0, 4.0]]), "bias": torch.ones(1)})
@@ -141,25 +128,19 @@ class Product:
     parts: Mapping[str, Euclidean | Oblique]
 
     def project(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the nearest point, part by part."""
         return {name: part.project(x[name]) for name, part in self.parts.items()}
 
     def tangent(self, x: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tangent part, part by part."""
         return {name: part.tangent(x[name], v[name]) for name, part in self.parts.items()}
 
     def retract(self, x: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the retracted point, part by part."""
         return {name: part.retract(x[name], v[name]) for name, part in self.parts.items()}
 
     def exp(self, x: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the ends of the geodesics."""
         return {name: part.exp(x[name], v[name]) for name, part in self.parts.items()}
 
     def transport(self, x: Mapping[str, Tensor], v: Mapping[str, Tensor], z: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Carry a tangent, part by part."""
         return {name: part.transport(x[name], v[name], z[name]) for name, part in self.parts.items()}
 
     def inner(self, x: Mapping[str, Tensor], u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of the parts' inner products."""
         return torch.stack([part.inner(x[name], u[name], v[name]) for name, part in self.parts.items()]).sum()

@@ -174,7 +174,6 @@ class Moved(TorchFunctionMode):
         self._move = move
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func` on moved parameters."""
         if func in _ASKS:
             return func(*args, **(kwargs or {}))
         return func(*self._swap(args), **self._swap(kwargs or {}))
@@ -202,9 +201,7 @@ def next_value(place: Place, gradient: Tensor) -> Tensor:
     return alone.detach()
 
 
-def critical_multiple(
-    model: nn.Module, loss: Callable[[], Tensor], places: Mapping[int, Place], start: float = 1.0
-) -> float:
+def critical_multiple(model: nn.Module, loss: Callable[[], Tensor], places: Mapping[int, Place], start: float) -> float:
     """Return the multiple of the optimizer's next step at which it comes to raise the loss, searched from `start`.
 
     `normgauge.measure.curvature.edge.critical_rate` over the rate, without its copies: a gradient is held, and of the

@@ -93,12 +93,9 @@ class Monitor:
             rule, step = "the optimizer must hold parameters of the model", "Make it from the same model"
             raise InputError("Monitor", rule, type(optimizer).__name__, step)
         self.seen = Seen(self.blocks)
-        held = {owner_of(name) for name, *_ in self.blocks.places}
-        self._trackers = {
-            name: (module, name in held)  # the structure is read once: what keeps statistics, and who is trained
-            for name, module in self.model.named_modules()
-            if isinstance(getattr(module, "running_mean", None), Tensor)
-        }
+        held, modules = {owner_of(name) for name, *_ in self.blocks.places}, self.model.named_modules()
+        tracking = {name: m for name, m in modules if isinstance(getattr(m, "running_mean", None), Tensor)}
+        self._trackers = {name: (module, name in held) for name, module in tracking.items()}  # and who is trained
         self.warnings: list[EarlyWarning] = []
         self.rows: list[dict[str, Any]] = []
         self._sinks, self._pending, self._off = [sink_of(sink) for sink in sinks], [], set()  # type: ignore[var-annotated]
@@ -333,9 +330,8 @@ class Monitor:
         """Return what a checkpoint needs so that a resumed run goes on as one: plain numbers, no tensors."""
         tracks = {name: dict(vars(track), angles=track.angles[-20:]) for name, track in self.blocks.tracks.items()}
         health = {name: dict(vars(entry)) for name, entry in self.seen.health.items()}
-        warnings = [vars(warning) for warning in self.warnings]
-        state = {"steps": self.steps, "tracks": tracks, "health": health, "warnings": warnings}
-        return state | {"losses": self.seen.losses}
+        warnings, losses = [vars(warning) for warning in self.warnings], self.seen.losses
+        return {"steps": self.steps, "tracks": tracks, "health": health, "warnings": warnings, "losses": losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""

@@ -27,12 +27,10 @@ class CSVSink:
             self._writer.writerow(("step", "name", "value"))
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the readings of a beat."""
         self._writer.writerows((step, name, value) for name, value in values.items())
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -48,13 +46,11 @@ class TensorBoardSink:
         self._writer: Any = SummaryWriter(str(folder))
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the readings of a beat."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the writer."""
         self._writer.close()
 
 
@@ -68,7 +64,6 @@ class FolderSink:
         self._run = Run({"monitor": self.folder.name})
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the readings of a beat."""
         self.note({"step": step, "values": {name: plain(value) for name, value in values.items()}})
         for name, value in values.items():
             self._run.record(step, name, value)

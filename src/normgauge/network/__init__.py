@@ -2,6 +2,7 @@
 
 from normgauge.network._arithmetic import KeepDouble as KeepDouble
 from normgauge.network._arithmetic import WithoutEps as WithoutEps
+from normgauge.network._arithmetic import double as double
 from normgauge.network._arithmetic import without_eps as without_eps
 from normgauge.network._call_order import Graph as Graph
 from normgauge.network._call_order import Made as Made

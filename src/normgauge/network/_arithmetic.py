@@ -41,12 +41,8 @@ class WithoutEps(TorchFunctionMode):
 
     The `eps` of torch's normalizations, of `F.normalize`, and of everything that takes an argument of that name is
     replaced by 1e-30. Norms written by hand are seen by what they do: a small constant added to a tensor, or a small
-    lower limit on it, goes where that tensor is then divided by or its root is taken, and nowhere else.
-
-    Attributes:
-        removed: how many there were.
-
-    Stored statistics are constants of the network, and so is the eps beside them: it stays.
+    lower limit on it, goes where that tensor is then divided by or its root is taken, and nowhere else; `removed`
+    counts them. Stored statistics are constants of the network, and so is the eps beside them: it stays.
 
     Examples:
         >>> x = torch.tensor([[1.0, 3.0]], dtype=torch.float64) * 1e-6
@@ -121,12 +117,9 @@ def _small(value: Any) -> bool:
 @contextmanager
 def without_eps(model: nn.Module) -> Iterator[WithoutEps]:
     """Run the body without eps: numbers of that name held by modules are set to nothing too, and put back."""
-    changed: list[tuple[nn.Module, str, float]] = []
-    for module in model.modules():
-        stored = not module.training and any(True for _ in module.buffers(recurse=False))
-        for name, value in () if stored else vars(module).items():
-            if "eps" in name and _small(value):
-                changed.append((module, name, value))
+    moving = [m for m in model.modules() if m.training or next(m.buffers(recurse=False), None) is None]
+    named = ((module, name, value) for module in moving for name, value in vars(module).items())
+    changed = [(module, name, value) for module, name, value in named if "eps" in name and _small(value)]
     try:
         for module, name, _ in changed:
             object.__setattr__(module, name, TINY)
@@ -164,13 +157,10 @@ class KeepDouble(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = replaced((args, kwargs or {}), torch.dtype, _widen)
+        args, kwargs = replaced((args, kwargs or {}), torch.dtype, lambda t: torch.float64 if t in _NARROW else t)
         return (Tensor.double if func in _NARROWING else func)(*args, **kwargs)
 
 
-def _widen(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype in _NARROW else dtype
-
-
 def double(tree: Any) -> Any:
+    """Return nested inputs with floating tensors in float64."""
     return replaced(tree, Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)

@@ -23,23 +23,14 @@ Arguments = tuple[Any, list[Shape]]  # arguments, marked, and the shapes of the 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a submodule.
+    """One call of a submodule."""
 
-    Attributes:
-        name: of the module, "(model)" for the model itself.
-        module: called.
-        args: given by place.
-        kwargs: given by name.
-        output: what it returned; `None` while it is being entered.
-        leaf: whether no other submodule was called inside.
-    """
-
-    name: str
+    name: str  # of the module, "(model)" for the model itself
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    output: Any = None
-    leaf: bool = True
+    output: Any = None  # also while it is being entered
+    leaf: bool = True  # whether no other submodule was called inside
 
     @property
     def given(self) -> Tensor | None:
@@ -112,68 +103,50 @@ class Operations(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Stands for a tensor among the arguments of a step.
+    """Stands for a tensor among the arguments of a step."""
 
-    Attributes:
-        step: number of the step that made it; -1 for an input of the model.
-        place: among the tensors that step made.
-    """
-
-    step: int
-    place: int = 0
+    step: int  # number of the step that made it; -1 for an input of the model
+    place: int = 0  # among the tensors that step made
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a forward pass.
+    """One step of a forward pass; tensors made in this pass, and the inputs, are `Made` among its arguments."""
 
-    Attributes:
-        number: its place in the order of execution.
-        name: of the module; of a function its name, numbered where it is called again.
-        kind: type of the module or name of the function.
-        module: called; `None` for functions.
-        function: called; of a module the module itself.
-        args: by place; tensors that were made in this pass, and the inputs, come as `Made`.
-        kwargs: by name, likewise.
-        inputs: shapes of the tensors it reads.
-        outputs: shapes of the tensors it makes.
-        dtype: of the first tensor it makes, as torch prints it.
-    """
-
-    number: int
-    name: str
-    kind: str
-    module: nn.Module | None
-    function: Callable[..., Any]
+    number: int  # its place in the order of execution
+    name: str  # of the module; of a function its name, numbered where it is called again
+    kind: str  # type of the module or name of the function
+    module: nn.Module | None  # `None` for functions
+    function: Callable[..., Any]  # of a module the module itself
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
-    inputs: tuple[Shape, ...]
+    inputs: tuple[Shape, ...]  # of the tensors it reads
     outputs: tuple[Shape, ...]
-    dtype: str
+    dtype: str  # of the first tensor it makes, as torch prints it
+
+    @property
+    def values(self) -> tuple[Made, ...]:
+        """What stands for the tensors it takes, in order."""
+        return tuple(placeholders((self.args, self.kwargs)))
 
     @property
     def reads(self) -> tuple[int, ...]:
         """Numbers of the steps whose tensors it takes, each once; -1 for the model's input."""
-        return tuple(dict.fromkeys(placeholder.step for placeholder in placeholders((self.args, self.kwargs))))
+        return tuple(dict.fromkeys(value.step for value in self.values))
 
 
 @dataclass(frozen=True)
 class Graph:
     """Steps in the order of execution, and where the model's outputs come from.
 
-    Attributes:
-        steps: of one forward pass.
-        ends: the tensors the model returned, as far as they were made in the pass or given to it.
-        how: "exported" by torch.export, or "recorded" from one forward pass by hooks and the identity of tensors.
-        steered: names of the steps that turned values into numbers of Python: other inputs may go another way.
-        why: why it is not exported.
+    "exported" by torch.export, or "recorded" from one forward pass by hooks and the identity of tensors.
     """
 
     steps: tuple[Step, ...]
-    ends: tuple[Made, ...]
+    ends: tuple[Made, ...]  # the tensors the model returned, as far as they were made in the pass or given to it
     how: Literal["exported", "recorded"]
-    steered: tuple[str, ...] = ()
-    why: str = ""
+    steered: tuple[str, ...] = ()  # steps that turned values into numbers of Python: other inputs may go another way
+    why: str = ""  # it is not exported
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -87,9 +87,6 @@ def owner_of(parameter: str) -> str:
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a deep copy: ties and parametrizations as they are, generators in their state, kept tensors detached.
 
-    Raises:
-        ModelError: when something the model stores cannot be copied.
-
     Examples:
         >>> net = nn.Linear(1, 1)
         >>> net.source, net.kept = torch.Generator().manual_seed(0), net(torch.ones(1, 1))
@@ -102,9 +99,8 @@ def copy_model(model: nn.Module) -> nn.Module:
         with MEASURING:  # another thread's evaluation has other tensors in their place
             twin = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError, AssertionError) as error:
-        raise ModelError(
-            type(model).__name__, "the model must allow copy.deepcopy", str(error), "Detach tensors it keeps"
-        ) from error
+        rule, step = "the model must allow copy.deepcopy", "Detach tensors it keeps"
+        raise ModelError(type(model).__name__, rule, str(error), step) from error
     for module in twin.modules():
         if parametrize.is_parametrized(module):  # a class of its own: removing a parametrization changes the class
             own = type(module)

@@ -22,42 +22,26 @@ _WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "embedding", "bilinear", "a
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A call beside a normalizer, or the model's "(input)" or "(output)".
+    """A call beside a normalizer, or the model's "(input)" or "(output)"."""
 
-    Attributes:
-        name: of the step.
-        between: kinds of the steps that lie between, in the order of execution.
-    """
-
-    name: str
-    between: tuple[str, ...] = ()
+    name: str  # of the step
+    between: tuple[str, ...] = ()  # kinds of the steps that lie between, in the order of execution
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A normalizer between those that write what it reads and those that read what it gives.
+    """A normalizer between those that write what it reads and those that read what it gives."""
 
-    Attributes:
-        normalizer: name of the step.
-        producers: the nearest calls with weights, or normalizers, before it; several behind an addition.
-        consumers: the nearest after it.
-    """
-
-    normalizer: str
-    producers: tuple[Neighbour, ...]
+    normalizer: str  # name of the step
+    producers: tuple[Neighbour, ...]  # the nearest calls with weights, or normalizers; several behind an addition
     consumers: tuple[Neighbour, ...]
 
 
 class Network:
     """A model, inputs and a mode: what is called in which order, who reads what, what each parameter is for.
 
-    Nothing is left on the model, also after an exception. Every answer is found once, when it is asked for.
-
-    Args:
-        model: any module.
-        inputs: a tensor, a tuple (positional arguments) or a mapping (keyword arguments).
-        forward: `forward(model, inputs)` for unusual calls.
-        mode: "eval" or "train".
+    Nothing is left on the model, also after an exception. Every answer is found once, when it is asked for. Inputs are
+    a tensor, a tuple (positional arguments) or a mapping (keywords); `forward(model, inputs)` is for unusual calls.
 
     Examples:
         >>> import torch
@@ -89,12 +73,11 @@ class Network:
     def of(cls, objective: Objective) -> Self:
         """Return the network an objective evaluates, on its first batch; its outputs are the losses."""
         number, batch = next(iter(objective.batches()))
-        network = cls(
-            objective.model,
-            batch,
-            forward=lambda model, batch: objective.terms_of(model, number, batch, copied=False),
-            mode=objective.mode,
-        )
+
+        def forward(model: nn.Module, batch: Any) -> Any:
+            return objective.terms_of(model, number, batch, copied=False)
+
+        network = cls(objective.model, batch, forward=forward, mode=objective.mode)
         leaves = {name: value.clone().requires_grad_() for name, value in objective.parameters.items()}
         network._evaluate = lambda body, values=None: objective.evaluate(number, body, {**leaves, **(values or {})})
         return network
@@ -152,10 +135,8 @@ class Network:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """The normalizers with their neighbours, in order of execution."""
-        normalizers = [step for step in self.graph.steps if normalizes(step)]
-        return tuple(
-            Edge(step.name, *(self._neighbours(step, backwards=way) for way in (True, False))) for step in normalizers
-        )
+        beside, norms = self._neighbours, (step for step in self.graph.steps if normalizes(step))
+        return tuple(Edge(s.name, beside(s, backwards=True), beside(s, backwards=False)) for s in norms)
 
     def _neighbours(self, start: Step, *, backwards: bool) -> tuple[Neighbour, ...]:
         graph = self.graph

@@ -23,18 +23,14 @@ _SAME = 1e-3  # relative; what is left of eps at such inputs is far below, what 
 class Role:
     """What a parameter is to the module that reads it.
 
-    Attributes:
-        parameter: its name.
-        kind: "weight" or "bias" of a map, "gain" or "shift" of a normalizer, "embedding", "original" (a
-            parametrization makes the weight of it), "other" (none of these), "unused" (nothing changes with it).
-        module: the module that was asked, the first that reads it.
-        tied: other names of the same parameter.
+    "weight" or "bias" of a map, "gain" or "shift" of a normalizer, "embedding", "original" (a parametrization makes the
+    weight of it), "other" (none of these), "unused" (nothing changes with it).
     """
 
     parameter: str
     kind: Kind
-    module: str = ""
-    tied: tuple[str, ...] = ()
+    module: str = ""  # that was asked, the first that reads it
+    tied: tuple[str, ...] = ()  # other names of the same parameter
 
 
 def kind_of(call: ModuleCall, name: str) -> Kind:
@@ -91,11 +87,10 @@ def roles_of(model: nn.Module, calls: dict[str, ModuleCall]) -> dict[str, Role]:
         ties.setdefault(id(value), []).append(name)
     roles = {}
     for first, *others in ties.values():
-        asked = next(
-            (place for name in (first, *others) for place in _enclosing_modules(name) if place[0] in calls), None
-        )
-        kind: Kind = "unused" if asked is None else kind_of(calls[asked[0]], asked[1])
-        roles[first] = Role(first, kind, "" if asked is None else asked[0], tuple(others))
+        places = (place for name in (first, *others) for place in _enclosing_modules(name))
+        module, inside = next((place for place in places if place[0] in calls), ("", ""))
+        kind: Kind = kind_of(calls[module], inside) if module else "unused"
+        roles[first] = Role(first, kind, module, tuple(others))
     return roles
 
 

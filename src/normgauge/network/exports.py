@@ -31,20 +31,12 @@ class _Called(nn.Module):
 
 @dataclass(frozen=True)
 class Program:
-    """Operations on tensors, the same whatever the values of inputs of these shapes are.
+    """Operations on tensors in order, the same whatever the values of inputs of these shapes are."""
 
-    Attributes:
-        root: holds the model as `model`; paths of modules in the nodes start here.
-        nodes: the operations in order.
-        constants: parameters, buffers and other tensors the operations read.
-        inputs: nodes of the tensors of the inputs, in order.
-        outputs: nodes of the tensors of the outputs.
-    """
-
-    root: nn.Module
+    root: nn.Module  # holds the model as `model`; paths of modules in the nodes start here
     nodes: tuple[fx.Node, ...]
-    constants: dict[fx.Node, Any]
-    inputs: tuple[fx.Node, ...]
+    constants: dict[fx.Node, Any]  # parameters, buffers and other tensors the operations read
+    inputs: tuple[fx.Node, ...]  # of the tensors of the inputs, in order
     outputs: tuple[fx.Node, ...]
 
     def dependent(self, starts: Sequence[fx.Node]) -> set[fx.Node]:
@@ -80,9 +72,6 @@ def export_program(
     """Return `call(model, inputs)` as operations; nothing is computed. What is no tensor among the inputs is constant.
 
     `decompositions` are operations to be written in others; with them, nothing is changed in place either.
-
-    Raises:
-        Exception: of many kinds, where torch.export cannot follow the model.
     """
     root = _Called(model, call, inputs)
     exported = export.export(root, tuple(tensors(inputs)), strict=False)
@@ -117,11 +106,7 @@ def _read(exported: export.ExportedProgram, root: nn.Module) -> Program:
 
 
 def export_graph(model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any, leaf: Leaf) -> Graph:
-    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs are; nothing is computed.
-
-    Raises:
-        Exception: of many kinds, where torch.export cannot follow the model.
-    """
+    """Return the steps of `call(model, inputs)`, the same whatever the values of the inputs; nothing is computed."""
     program = export_program(model, call, inputs)
     sources: dict[fx.Node, Any] = {**program.constants}
     sources |= {node: Made(-1, place) for place, node in enumerate(program.inputs)}
@@ -160,9 +145,8 @@ def operation_name(node: fx.Node) -> str:
 def _step(
     number: int, path: str, nodes: list[fx.Node], sources: dict[fx.Node, Any], root: nn.Module, names: Names
 ) -> Step:
-    outside = [parent for node in nodes for parent in node.all_input_nodes if isinstance(sources.get(parent), Made)]
-    outside = list(dict.fromkeys(outside))
-    last = nodes[-1]
+    parents = dict.fromkeys(parent for node in nodes for parent in node.all_input_nodes)
+    outside, last = [parent for parent in parents if isinstance(sources.get(parent), Made)], nodes[-1]
     if not path:  # a function
         kind = operation_name(last)
         name, module, function = names.new(kind.strip("_")), None, last.target

@@ -25,39 +25,24 @@ def folded_affine(
 
 
 def stored_affine(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return the factors and the shift of a BatchNorm in evaluation mode, in float64.
-
-    Raises:
-        ModelError: in train mode or without running statistics, where the layer is not linear.
-    """
+    """Return the factors and the shift of a BatchNorm in evaluation mode, in float64."""
     assert isinstance(layer, _BatchNorm)  # for the type checker
     if layer.training or layer.running_var is None:
         state = "train mode" if layer.training else "no running statistics"
-        raise ModelError(
-            type(layer).__name__,
-            "only in evaluation mode, with running statistics, is BatchNorm a linear map",
-            state,
-            "Call .eval() first" if layer.training else "Build it with track_running_stats=True",
-        )
+        rule = "only in evaluation mode, with running statistics, is BatchNorm a linear map"
+        step = "Call .eval() first" if layer.training else "Build it with track_running_stats=True"
+        raise ModelError(type(layer).__name__, rule, state, step)
     return folded_affine(layer.running_mean, layer.running_var, layer.weight, layer.bias, layer.eps)
 
 
 def fold_channels(layer: nn.Module, weight: Tensor, factors: Tensor, *, after: bool) -> Tensor:
-    """Multiply output channels (BatchNorm `after` the layer) or input channels (before it) of a layer's weight.
-
-    Raises:
-        ModelError: when the number of factors is not that of the channels.
-    """
+    """Multiply output channels (BatchNorm `after` the layer) or input channels (before it) of a layer's weight."""
     groups = getattr(layer, "groups", 1)
     names = ("out_channels", "out_features") if after else ("in_channels", "in_features")
     expected = next(getattr(layer, name) for name in names if hasattr(layer, name))
     if len(factors) != expected:
-        raise ModelError(
-            "operator_norm",
-            f"BatchNorm beside {type(layer).__name__} must have {expected} features",
-            f"{len(factors)}",
-            "Check the order of the layers",
-        )
+        rule = f"BatchNorm beside {type(layer).__name__} must have {expected} features"
+        raise ModelError("operator_norm", rule, f"{len(factors)}", "Check the order of the layers")
     # rows of the weight are output channels; of a transposed convolution they are input channels
     tail = (1,) * (weight.ndim - 2)
     if after != isinstance(layer, _TRANSPOSED):

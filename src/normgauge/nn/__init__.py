@@ -32,44 +32,10 @@ from normgauge.nn.stat import StatNorm
 from normgauge.nn.transformer import DynamicErf, DynamicTanh, HeadRMSNorm, ScaleNorm, UnitStream
 from normgauge.nn.whitening import WhiteningNorm
 
-__all__ = [
-    "BatchNorm",
-    "BatchRenorm",
-    "ChannelLayerNorm",
-    "ChannelRMSNorm",
-    "DynamicErf",
-    "DynamicTanh",
-    "FrozenBatchNorm",
-    "GhostBatchNorm",
-    "GroupNorm",
-    "HeadRMSNorm",
-    "InstanceNorm",
-    "LayerGeometry",
-    "LayerNorm",
-    "LpBatchNorm",
-    "NoisyBatchNorm",
-    "RMSNorm",
-    "ScaleNorm",
-    "StatNorm",
-    "SyncedBatchNorm",
-    "UnitStream",
-    "WhiteningNorm",
-    "all_reduce",
-    "cascade",
-    "centered_weight_norm",
-    "functional",
-    "hyperball",
-    "init",
-    "layer_geometry",
-    "network_with_gradient",
-    "network_with_slope",
-    "norm_propagation",
-    "population_statistics",
-    "registry",
-    "scaled_weight_standardization",
-    "spectral_norm",
-    "unit_columns",
-    "unit_sphere",
-    "weight_norm",
-    "weight_standardization",
-]
+__all__ = ["BatchNorm", "FrozenBatchNorm", "GhostBatchNorm", "BatchRenorm", "SyncedBatchNorm", "LpBatchNorm"]
+__all__ += ["NoisyBatchNorm", "LayerNorm", "ChannelLayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"]
+__all__ += ["ChannelRMSNorm", "StatNorm", "WhiteningNorm", "ScaleNorm", "UnitStream", "HeadRMSNorm", "DynamicTanh"]
+__all__ += ["DynamicErf", "all_reduce", "weight_norm", "centered_weight_norm", "weight_standardization"]
+__all__ += ["scaled_weight_standardization", "spectral_norm", "unit_sphere", "unit_columns", "hyperball"]
+__all__ += ["norm_propagation", "population_statistics", "functional", "init", "registry", "LayerGeometry"]
+__all__ += ["layer_geometry", "cascade", "network_with_gradient", "network_with_slope"]

@@ -14,21 +14,13 @@ from normgauge.nn import registry
 def cascade(
     widths: Sequence[int], sizes: Sequence[float], *, norm: str = "none", dtype: torch.dtype | None = None
 ) -> nn.Sequential:
-    """Build the ReLU net whose layers truncate or pad with zeros, times `sizes[k]`: `h_k = relu(a_k I h_{k-1})`.
+    """Build the ReLU net whose layers truncate or pad with zeros, times a_k of `sizes`: `h_k = relu(a_k I h_{k-1})`.
 
     Without normalization, for r = min(widths) units that survive: `|h, x|_Lip = a_1 ... a_K` (S2 Theorem 6), the
     constant with respect to the input of layer i's ReLU is `a_{i+1} ... a_K` (S2 Theorem 13, eq (9)), and that with
     respect to the weights of layer i, at inputs with an active unit among those r, is `a_{i+1} ... a_K |h_{i-1}(x)|`.
-    With a normalizer after each layer the same weights do not explode: the sizes cancel, up to eps.
-
-    Args:
-        widths: of the input and of every layer.
-        sizes: one a_k >= 0 per layer.
-        norm: a name of the normalizer registry, put between each layer and its ReLU.
-        dtype: of the weights; torch's default when `None`.
-
-    Raises:
-        InputError: widths or sizes that make no network, or one whose values the dtype cannot hold.
+    With a normalizer `norm` of the registry between each layer and its ReLU the same weights do not explode: the sizes
+    cancel, up to eps. `widths` are those of the input and of every layer, `dtype` is that of the weights.
 
     Deviations: S2 eq (8) prints `|h_{i-1}(x)|` truncated to the widths above; each row of W_i sees all of h_{i-1}.
 
@@ -68,11 +60,7 @@ def network_with_slope(
 
     A slope far above 1 explodes, one far below 1 vanishes, and no weight shows it: at depth K each layer's norm is
     only `slope^(1/K)`. The constant is attained at every input that is positive in its first min(widths) entries.
-
     Arguments are those of `cascade`; with a norm the constant is no longer `slope`.
-
-    Raises:
-        InputError: a slope that is negative or not finite, or widths that make no network.
 
     Examples:
         >>> net = network_with_slope(1e6, [2, 4, 4, 3], dtype=torch.float64)
@@ -104,21 +92,15 @@ def network_with_gradient(
 
     The net is `c (1, ..., 1) h_K(x)` with h a `cascade` (S2 Theorem 15). For `W_i = V / b`, b = a_{i+1} ... a_K, the
     output does not depend on b, while `dL/dW_i = b dL/dV`: so b is chosen to give the gradient any size, exactly,
-    with the same loss at every b. Layers above i have size `b^(1/(K-i))`, those below i size 1.
+    with the same loss at every b. Layers above i have size `b^(1/(K-i))`, those below i size 1. A Linear without bias
+    and a Flatten follow. Where the loss has no slope at these data there is no such net (InputError).
 
     Args:
         size: of the gradient, > 0: 1e12 explodes, 1e-12 vanishes.
-        widths: of the input and of the layers 1, ..., K of the cascade, K > `layer`; a last layer of one output
-            follows.
-        batch: inputs `[m, widths[0]]` and targets.
+        widths: of the input and of the layers 1, ..., K of the cascade, K > `layer`.
+        batch: inputs `[m, widths[0]]`, whose dtype the net takes, and targets.
         loss: `loss(output, target)` with outputs `[m]`, a mean over samples.
         layer: i, counted from 1.
-
-    Returns:
-        The cascade, a Linear without bias and a Flatten, with outputs `[m]`, in the dtype of the inputs.
-
-    Raises:
-        InputError: where there is no such net: the loss has no slope at these data, or layer is not below the last.
 
     Examples:
         >>> inputs, targets = torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double(), torch.tensor([0.0, 1.0]).double()
@@ -138,17 +120,14 @@ def network_with_gradient(
         raise InputError("network_with_gradient", rule, f"size={size!r}, layer={layer!r}", step)
     inputs, targets = batch
     unit = _append_last_layer(cascade(widths, [1.0] * depth, dtype=inputs.dtype), widths[-1])
-    place = 2 * (layer - 1)
-    variable = unit.get_parameter(f"{place}.weight")
-    (gradient,) = torch.autograd.grad(loss(unit(inputs), targets), variable)
-    norm = float(gradient.norm())
+    variable = unit.get_parameter(f"{2 * (layer - 1)}.weight")
+    norm = float(torch.autograd.grad(loss(unit(inputs), targets), variable)[0].norm())
     if not (math.isfinite(norm) and norm > 0):
         rule, got = "the loss must have a slope at these data", f"a gradient of norm {norm:g} for the net of unit sizes"
         step = "Pass inputs with positive entries among the first min(widths), or other targets"
         raise InputError("network_with_gradient", rule, got, step)
-    factor = size / norm
     above = depth - layer
-    sizes = [1.0] * layer + [factor ** (1 / above)] * above
+    sizes = [1.0] * layer + [(size / norm) ** (1 / above)] * above
     sizes[layer - 1] = 1 / math.prod(sizes[layer:])
     return _append_last_layer(cascade(widths, sizes, dtype=inputs.dtype), widths[-1])
 

@@ -133,8 +133,7 @@ def layer_geometry(
     `W'_i = gamma_i W_i / sqrt(W_i S W_i^T + eps)`, `b'_i = beta_i - W'_i m`. For eps = 0 the rows `W'_i / gamma_i` lie
     on the ellipsoid `w S w^T = 1` of dimension rank(S) - 1 times the kernel of S.
 
-    Kind: exact at this batch, in float64. Cost: one product of weights and inputs, one singular value decomposition
-    of the inputs.
+    Kind: exact at this batch, in float64. Cost: one product of weights and inputs, one singular value decomposition.
 
     Args:
         weight: `(rows, n)`; a convolution's weight is flattened, and its inputs must then be patches.
@@ -143,18 +142,11 @@ def layer_geometry(
         beta: bias per row, or None for 0.
         eps: added to the variance of each row.
 
-    Raises:
-        InputError: if widths do not fit.
-        DataError: for fewer than two samples.
-        NonFiniteError: for inputs or weights that are not finite.
-
-    Deviations:
-        sun2020 bounds rank(S) by min(n, B); centring makes it min(n, B - 1) (9 where the print allows 10, for 10
-        samples of width 20). It calls the set of effective weights compact: with a kernel, `W'_i` is free in it, and
-        the set is an ellipsoid times that space, unbounded. It says a row lies in or near the kernel with high
-        probability when B is small; a random row has the share `1 - rank / n` of its square there on average, but is
-        outside it with probability one, and normalization divides by the rest. Two samples give -1 and 1 only for
-        eps = 0 and different outputs.
+    Deviations: sun2020 bounds rank(S) by min(n, B); centring makes it min(n, B - 1). It calls the set of effective
+        weights compact: with a kernel, `W'_i` is free in it, and the set is an ellipsoid times that space, unbounded.
+        It says a row lies in or near the kernel with high probability when B is small; a random row has the share
+        `1 - rank / n` of its square there on average, but is outside it with probability one, and normalization
+        divides by the rest. Two samples give -1 and 1 only for eps = 0 and different outputs.
 
     Examples:
         >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])  # S is the identity
@@ -167,9 +159,8 @@ def layer_geometry(
     w, x = _check_layer(weight, inputs)
     gain = torch.ones(len(w), dtype=w.dtype) if gamma is None else _per_row("gamma", gamma, w)
     offset = torch.zeros(len(w), dtype=w.dtype) if beta is None else _per_row("beta", beta, w)
-    mean = x.mean(0)
+    mean, samples = x.mean(0), len(x)
     centred = x - mean
-    samples = len(x)
     _, singular, directions = torch.linalg.svd(centred / samples**0.5, full_matrices=True)
     tolerance = singular.max() * max(x.shape) * torch.finfo(x.dtype).eps if len(singular) else 0.0
     rank = int((singular > tolerance).sum())
@@ -194,7 +185,7 @@ def layer_geometry(
         kernel_dimension=x.shape[1] - rank,
         kernel_share=(w @ kernel).square().sum(1) / w.square().sum(1).clamp_min(torch.finfo(w.dtype).tiny),
         on_ellipsoid=torch.where(outside_kernel, variance / divisor.square(), 0.0),
-        radius=(gain.abs() * normalized.norm(dim=0)),
+        radius=gain.abs() * normalized.norm(dim=0),
         centred_weights=w - w.mean(0),
         weight_norm_error=float(_row_error(effective, standard)),
         whiteness=float(torch.linalg.matrix_norm(covariance - identity, 2)),

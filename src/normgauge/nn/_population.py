@@ -27,10 +27,6 @@ class BatchStatisticsNorm(torch.nn.Module):
     A subclass says what its two statistics per channel are, a centre and a moment, and how a moment becomes a scale.
     Parameters and buffers are named as in torch's batch normalization where they mean the same; axis 1 holds the
     `num_features` channels.
-
-    Raises:
-        InputError: for settings out of range.
-        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
     """
 
     running_mean: Tensor
@@ -39,6 +35,7 @@ class BatchStatisticsNorm(torch.nn.Module):
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
     smallest = 2
+    moment = "running_moment"  # the buffer of the second statistic
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True) -> None:
         super().__init__()
@@ -51,7 +48,7 @@ class BatchStatisticsNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = torch.nn.Parameter(torch.zeros(num_features)) if affine else None
         self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_moment", torch.ones(num_features))
+        self.register_buffer(self.moment, torch.ones(num_features))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,8 +76,8 @@ class BatchStatisticsNorm(torch.nn.Module):
         with torch.no_grad():
             self.num_batches_tracked.add_(1)
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), share)
-            self.running_moment.lerp_(moment.detach().to(self.running_moment.dtype), share)
+            for stored, new in ((self.running_mean, mean), (getattr(self, self.moment), moment)):
+                stored.lerp_(new.detach().to(stored.dtype), share)
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's layers do."""
@@ -92,15 +89,9 @@ def population_statistics(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
     `mean = E_B[mean_B]` and `var = E_B[m / (m - 1) * var_B]`, with m values per channel in batch B, over batch and
     space. Both are unbiased for independent samples; batches are weighted equally (cumulative average), as printed
-    for batches of one size.
+    for batches of one size. Each is `(batch, channels, *space)` with at least two values per channel.
 
     Kind: unbiased. Cost: one pass.
-
-    Args:
-        batches: tensors `(batch, channels, *space)`, each with at least two values per channel.
-
-    Raises:
-        DataError: for no batches, and for a batch with one value per channel.
 
     Examples:
         >>> mean, var = population_statistics([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [6.0]])])

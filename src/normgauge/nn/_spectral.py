@@ -97,18 +97,9 @@ def spectral_norm(
     unit sphere of the operator norm, up to the power iteration's error: it is a lower bound on the norm that is
     divided by, so ||A_W|| is 1 or slightly above. `normgauge.operator_norm(module, shape)` brackets it.
 
-    The norm depends on the size of the input (it grows with it, towards a limit). Give `input_shape`, or the layer
-    learns it at its first forward; when a larger input comes later, the size is learned again.
-
-    Args:
-        module: Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d.
-        name: of the weight.
-        input_shape: spatial size of the layer's input; not needed for Linear.
-        steps: power iterations per training forward.
-
-    Raises:
-        InputError: when the module is none of these, is normalized already, or the weight of a convolution is asked
-            for before its input size is known.
+    The norm of a convolution depends on the spatial size of the input (it grows with it, towards a limit). Give
+    `input_shape`, or the layer learns it at its first forward, before which the weight cannot be asked for; when a
+    larger input comes later, the size is learned again.
 
     Deviations: miyato2018 and `torch.nn.utils.parametrizations.spectral_norm` divide by the norm of the weight
     reshaped to a matrix, which is 0.36-0.80 of a 3x3 convolution's: their "1-Lipschitz" layers are up to 2.8 times
@@ -141,13 +132,13 @@ def spectral_norm(
     parametrize.register_parametrization(module, name, part, unsafe=True)
     if isinstance(module, nn.Linear):
         part.learn(module, ())
-    else:
-        if input_shape is not None:
-            axes = len(module.kernel_size)
-            if len(input_shape) < axes:
-                parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-                got = str(tuple(input_shape))
-                raise InputError("spectral_norm", f"input_shape has {axes} sizes", got, "Give the spatial size")
-            part.learn(module, tuple(input_shape)[-axes:])
-        module.register_forward_pre_hook(_learn_size)
+        return module
+    if input_shape is not None:
+        axes = len(module.kernel_size)
+        if len(input_shape) < axes:
+            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+            got = str(tuple(input_shape))
+            raise InputError("spectral_norm", f"input_shape has {axes} sizes", got, "Give the spatial size")
+        part.learn(module, tuple(input_shape)[-axes:])
+    module.register_forward_pre_hook(_learn_size)
     return module

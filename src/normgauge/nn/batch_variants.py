@@ -8,7 +8,7 @@ from torch import distributed as dist
 
 from normgauge.errors import DataError, InputError
 from normgauge.nn import registry
-from normgauge.nn._layout import check_enough, per_channel, plain_autograd, reduced_axes
+from normgauge.nn._layout import at_least_float32, check_enough, per_channel, plain_autograd, reduced_axes
 from normgauge.nn._population import BatchStatisticsNorm, Shared
 
 
@@ -18,17 +18,11 @@ class GhostBatchNorm(BatchStatisticsNorm):
     The batch of n samples is dealt out, like cards, to `k = max(1, n // ghost_size)` virtual batches: sample i goes
     to batch `i mod k`, so that sizes differ by at most one and none is smaller than `ghost_size` unless n is. Within
     each, `y = weight * (x - mean) / sqrt(var + eps) + bias`. Evaluation uses the stored averages over the virtual
-    batches of their means and unbiased variances.
+    batches of their means and unbiased variances. `eps`, `momentum` and `affine` are those of batch normalization.
 
-    Args:
-        num_features: channels, on axis 1.
-        ghost_size: samples of a virtual batch, at least 2.
-        **shared: `eps`, `momentum` and `affine`, as batch normalization has them.
-
-    Deviations:
-        hoffer2017 cuts the batch into consecutive pieces and folds them into the stored statistics one after another.
-        Dealing is the same for shuffled data, and makes the virtual batches a view that torch's fused kernel takes
-        without a copy; the pieces' statistics enter the stored ones as their average.
+    Deviations: hoffer2017 cuts the batch into consecutive pieces and folds them into the stored statistics one after
+        another. Dealing is the same for shuffled data, and makes the virtual batches a view that torch's fused kernel
+        takes without a copy; the pieces' statistics enter the stored ones as their average.
 
     Examples:
         >>> x = torch.tensor([[0.0], [10.0], [2.0], [30.0]])  # dealt to (0, 2) and (10, 30)
@@ -90,9 +84,8 @@ class BatchRenorm(BatchStatisticsNorm):
         momentum: weight of a new batch in the stored statistics (0.01 in the paper); `None` weights all equally.
         **shared: `eps` and `affine`, as batch normalization has them.
 
-    Deviations:
-        None. The stored scale is the average of the biased `sqrt(var + eps)`, as in the paper's Algorithm 1, not the
-        unbiased variance that batch normalization stores.
+    The stored scale is the average of the biased `sqrt(var + eps)`, as in the paper's Algorithm 1, not the unbiased
+    variance that batch normalization stores.
 
     Examples:
         >>> x = torch.tensor([[1.0], [3.0]])
@@ -102,20 +95,14 @@ class BatchRenorm(BatchStatisticsNorm):
     References: ioffe2017.
     """
 
-    def __init__(
-        self,
-        num_features: int,
-        r_max: float = 3.0,
-        d_max: float = 5.0,
-        **shared: Unpack[Shared],
-    ) -> None:
+    def __init__(self, num_features: int, r_max: float = 3.0, d_max: float = 5.0, **shared: Unpack[Shared]) -> None:
         shared.setdefault("momentum", 0.01)
         super().__init__(num_features, **shared)
         self.r_max, self.d_max = r_max, d_max
 
     def _train(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            exact = x.detach() if x.dtype in (torch.float32, torch.float64) else x.detach().float()
+            exact = at_least_float32(x.detach())
             if plain_autograd():  # the kernel batch normalization itself uses, a third of var_mean's time
                 mean, var = torch.ops.aten.batch_norm_update_stats(exact, None, None, 0.0)
             else:
@@ -176,15 +163,8 @@ class SyncedBatchNorm(BatchStatisticsNorm):
     the joint mean second, so that nothing cancels. Processes may hold different numbers of samples. Forward, backward
     and stored statistics equal those of one process on the concatenated batch; gradients of `weight` and `bias` are
     each process's share, to be summed over processes (data-parallel wrappers average them). torch's SyncBatchNorm
-    refuses tensors on the CPU.
-
-    Args:
-        num_features: channels, on axis 1.
-        group: process group; `None` is the default group. Without one it is batch normalization.
-        **shared: `eps`, `momentum` and `affine`, as batch normalization has them.
-
-    Raises:
-        DataError: in training, for fewer than two values per channel in all processes together.
+    refuses tensors on the CPU. `group` is the process group, `None` the default one; without one it is batch
+    normalization, whose `eps`, `momentum` and `affine` it has. All together need two values per channel.
 
     Examples:
         >>> SyncedBatchNorm(1, eps=0.0)(torch.tensor([[1.0], [5.0]])).flatten().tolist()
@@ -200,8 +180,7 @@ class SyncedBatchNorm(BatchStatisticsNorm):
         self.group = group
 
     def _train(self, x: Tensor) -> Tensor:
-        exact = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        axes = reduced_axes(x)
+        exact, axes = at_least_float32(x), reduced_axes(x)
         held = torch.full((1,), exact.numel() // exact.shape[1], dtype=exact.dtype, device=x.device)
         sums = all_reduce(torch.cat([exact.sum(axes), held]), self.group)
         count = sums[-1].detach()

@@ -39,16 +39,13 @@ def decompose(v: Tensor, dim: int = -1) -> Decomposition:
 
     With n entries along `dim`: `beta = sum(v) / n`, `gamma = ||v - beta|| / sqrt(n)`, `direction = (v - beta) / gamma`.
     The parts are orthogonal and `||direction|| = sqrt(n)`, `sum(direction) = 0`, so `||v||^2 = n (gamma^2 + beta^2)`:
-    the direction lies on an (n - 2)-sphere. A constant vector has no direction: `gamma = 0`, `direction = 0`.
+    the direction lies on an (n - 2)-sphere. A constant vector has no direction: `gamma = 0`, `direction = 0`. `gamma`
+    and `beta` keep `dim` with size 1, so that they broadcast.
 
-    Returns:
-        `(gamma, direction, beta)`; `gamma` and `beta` keep `dim` with size 1, so that they broadcast.
-
-    Deviations:
-        sun2020 Lemma 1 (4) prints `N(alpha v + t e) = N(v)` for all real alpha; a negative alpha flips the direction
-        (the error of the print is `||2 N(v)|| / ||N(v)|| = 2`), and alpha = 0 leaves none. Its proof of (3) prints
-        `||P v|| / n` for gamma, too small by the factor `sqrt(n)`, and drops the square of the variance's summands,
-        which makes that sum zero.
+    Deviations: sun2020 Lemma 1 (4) prints `N(alpha v + t e) = N(v)` for all real alpha; a negative alpha flips the
+        direction (the error of the print is `||2 N(v)|| / ||N(v)|| = 2`), and alpha = 0 leaves none. Its proof of (3)
+        prints `||P v|| / n` for gamma, too small by the factor `sqrt(n)`, and drops the square of the variance's
+        summands, which makes that sum zero.
 
     Examples:
         >>> gamma, direction, beta = decompose(torch.tensor([1.0, 5.0]))
@@ -93,9 +90,8 @@ def batch_norm_backward(grad: Tensor, x: Tensor, gamma: Tensor | None = None, ep
     `dx = gamma / sqrt(var + eps) * (grad - mean(grad) - xhat * mean(grad * xhat))`, means over batch and space;
     `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)`.
 
-    Deviations:
-        akbar2025 eq. (1) takes `grad` to be the gradient of the output and omits gamma: its dx is wrong by the factor
-        1 / gamma (relative error 0.5 at gamma = 2, below). Its App. A.1.1 prints the Jacobian with
+    Deviations: akbar2025 eq. (1) takes `grad` to be the gradient of the output and omits gamma: its dx is wrong by the
+        factor 1 / gamma (relative error 0.5 at gamma = 2, below). Its App. A.1.1 prints the Jacobian with
         `(z_n - mean)(z_k - mean) / s^3`, without 1 / m: on 8 samples the error is 7 times that term.
 
     Examples:
@@ -138,10 +134,9 @@ def layer_norm_backward(
     With `h = gamma * grad`: `dx = (h - mean(h) - xhat * mean(h * xhat)) / sqrt(var + eps)`, means over the trailing
     axes; `dgamma = sum(grad * xhat)`, `dbeta = sum(grad)` over the samples.
 
-    Deviations:
-        akbar2025 sec. 3.2 prints `xhat_j` with the summed index j where the free index i belongs (relative error 1.53
-        on six Gaussian entries, and a gradient that no longer sums to zero), and omits gamma, which here differs from
-        entry to entry and cannot be put right by a factor.
+    Deviations: akbar2025 sec. 3.2 prints `xhat_j` with the summed index j where the free index i belongs (relative
+        error 1.53 on six Gaussian entries, and a gradient that no longer sums to zero), and omits gamma, which here
+        differs from entry to entry and cannot be put right by a factor.
 
     Examples:
         >>> dx, _, dbeta = layer_norm_backward(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 5.0]]), eps=0.0)
@@ -293,9 +288,7 @@ def lp_norm(x: Tensor, p: float, gamma: Tensor | None = None, beta: Tensor | Non
     return _affine(xhat, _channel(gamma, x), _channel(beta, x))
 
 
-def lp_norm_backward(
-    grad: Tensor, x: Tensor, p: float, gamma: Tensor | None = None, eps: float = 1e-5
-) -> tuple[Tensor, Tensor, Tensor]:
+def lp_norm_backward(grad: Tensor, x: Tensor, p: float, gamma: Tensor | None = None, eps: float = 1e-5) -> Gradients:
     r"""Return the gradients of `lp_norm` with respect to x, gamma and beta in closed form.
 
     With `h = gamma * grad`, `xhat = (x - mean) / s` and means over batch and space:
@@ -331,9 +324,7 @@ def lp_moment(x: Tensor, p: float) -> Tensor:
     axes = reduced_axes(x)
     if math.isinf(p):
         return x.abs().amax(axes)
-    if p == 1:
-        return x.abs().mean(axes)
-    return (x.square() if p == 2 else x.abs().pow(p)).mean(axes)
+    return (x.square() if p == 2 else x.abs() if p == 1 else x.abs().pow(p)).mean(axes)
 
 
 def lp_root(moment: Tensor, p: float, eps: float) -> Tensor:

@@ -127,9 +127,7 @@ def _orthogonal(rows: int, columns: int, draw: torch.Generator) -> Tensor:
 
 def weight_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the Linear, Conv and ConvTranspose layers of a model, each once, in the order of `modules()`."""
-    for part in model.modules():
-        if isinstance(part, WeightLayer):
-            yield part
+    yield from (part for part in model.modules() if isinstance(part, WeightLayer))
 
 
 def fans(layer: nn.Module) -> tuple[int, int]:
@@ -205,10 +203,8 @@ def fixup(
     `skip`, or with children `conv1` and `conv2` (torchvision). Its branch is the child `branch`, or all of it except
     children named `skip`, `shortcut` or `downsample`. Weight layers count in the order of registration. The head is
     the last Linear outside the blocks, or the layer named `head`. `ScalarBias` and `ScalarScale` are the learned
-    scalars of the paper; the architecture must contain them, this function does not add them.
-
-    Raises:
-        ModelError: when no block or no head is found, a branch has no weight layer, or a normalization layer is there.
+    scalars of the paper; the architecture must contain them, this function does not add them. A model without block or
+    head, or with a normalization layer, is refused (ModelError).
 
     References: zhang2019fixup.
     """
@@ -216,8 +212,7 @@ def fixup(
         if isinstance(part, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
             rule = "the network must have no normalization: Fixup replaces it"
             raise ModelError("init.fixup", rule, f"{type(part).__name__} at {name!r}", "Replace it by ScalarBias")
-    is_block = blocks or _looks_like_a_block
-    residual_blocks = [part for part in model.modules() if is_block(part)]
+    residual_blocks = [part for part in model.modules() if (blocks or _looks_like_a_block)(part)]
     if not residual_blocks:
         rule = "the model needs residual blocks: children `branch`, or `conv1` and `conv2`"
         step = "Pass blocks=lambda module: isinstance(module, YourBlock)"
@@ -269,23 +264,12 @@ def lsuv(
     """Scale orthogonal weights, layer by layer, until each layer's output on `inputs` has variance gain^2.
 
     Every weight layer starts orthogonal; then, in the order in which the forward pass reaches them, its weight is
-    divided by std(output) / gain until |var / gain^2 - 1| < tolerance.
+    divided by std(output) / gain until |var / gain^2 - 1| < tolerance. Biases are zero, so the variance is homogeneous
+    and one division suffices unless a layer is reached several times. `inputs` are one batch: a tensor, a tuple of
+    arguments or a mapping. A layer that is never reached, or whose output is constant, is refused (ModelError).
 
     Cost: at most `rounds` forward passes per layer, usually two. The model runs in its own mode; buffers (running
     statistics) and the global random state are as before.
-
-    Biases are zero, so the variance is homogeneous and one division suffices unless a layer is reached several times.
-
-    Args:
-        model: changed in place.
-        inputs: one batch: a tensor, a tuple of arguments or a mapping of keyword arguments.
-        tolerance: of the variance.
-        rounds: most passes per layer.
-        gain: standard deviation aimed at.
-        seed: of the orthogonal start.
-
-    Raises:
-        ModelError: when a layer is never reached, or its output is constant.
 
     References: mishkin2016.
     """
@@ -306,8 +290,7 @@ def lsuv(
 
 def _scale_layer(model: nn.Module, inputs: Any, layer: nn.Module, tolerance: float, rounds: int, gain: float) -> None:
     variances: list[float] = []
-    note = lambda _, __, output: variances.append(float(output.float().var(correction=0)))  # noqa: E731
-    handle = layer.register_forward_hook(note)
+    handle = layer.register_forward_hook(lambda _, __, out: variances.append(float(out.float().var(correction=0))))
     try:
         for _ in range(rounds):
             variances.clear()

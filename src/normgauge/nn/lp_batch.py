@@ -21,14 +21,7 @@ class LpBatchNorm(BatchStatisticsNorm):
 
     In evaluation the stored averages of `mean` and of `mean(|x|^p)` (of `max|x|` for p = inf) take their place. Both
     moments are unbiased as they are, being uncentred; the average of maxima lies below the population's maximum.
-
-    Args:
-        num_features: channels, on axis 1.
-        p: at least 1; `math.inf` takes the maximum.
-        **shared: `eps`, added to the mean of the powers (to the maximum for p = inf), `momentum` and `affine`.
-
-    Raises:
-        InputError: for p below 1.
+    `p` is at least 1; `eps`, `momentum` and `affine` are those of batch normalization.
 
     Examples:
         >>> LpBatchNorm(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).flatten().tolist()
@@ -76,8 +69,9 @@ class _Fused(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         axes = reduced_axes(x)
         mean = x.mean(axes)
-        extremes = _extremes(x) if math.isinf(p) else (None, None)
-        if extremes[0] is not None:
+        extremes: tuple[Tensor, ...] = ()
+        if math.isinf(p):
+            extremes = _extremes(x)
             moment = torch.maximum(extremes[0].amax(0), extremes[1].amax(0))
         else:
             moment = torch.linalg.vector_norm(x, p, axes).pow(p) / (x.numel() // x.shape[1])

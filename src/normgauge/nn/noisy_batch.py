@@ -31,20 +31,11 @@ class NoisyBatchNorm(BatchStatisticsNorm):
     `y_ij = s_ij * a_ij + m_ij`. Positions in space count as samples. Evaluation is that of batch normalization.
 
     The noise is a function of the buffers `seed` and `num_batches_tracked` alone: it is saved with the state, moves on
-    with each training step, and neither reads nor moves torch's global random state.
+    with each training step, and neither reads nor moves torch's global random state. A seed of `None` is drawn from
+    torch's global stream, as initial weights are. `eps`, `momentum` and `affine` are those of batch normalization.
 
-    Args:
-        num_features: channels, on axis 1.
-        n_mu: half-width of the distribution of means.
-        n_sigma: upper end of the distribution of standard deviations; the lower end is 1.
-        r_mu: half-width of the noise's offset around its mean.
-        r_sigma: standard deviation of the noise's factor around its mean.
-        seed: of the noise. `None` draws it from torch's global stream, as initial weights are.
-        **shared: `eps`, `momentum` and `affine`, as batch normalization has them.
-
-    Deviations:
-        santurkar2018 Algorithm 1 names the constants n_m, n_v, r_m, r_v in its first line and n_mu, n_sigma, r_mu,
-        r_sigma below; the text's values 0.5, 1.25, 0.1, 0.1 are the defaults here. The noise takes 65,536 values.
+    Deviations: santurkar2018 Algorithm 1 names the constants n_m, n_v, r_m, r_v in its first line and n_mu, n_sigma,
+        r_mu, r_sigma below; the text's values 0.5, 1.25, 0.1, 0.1 are the defaults here. The noise takes 65,536 values.
 
     Examples:
         >>> x = torch.randn(64, 2)
@@ -164,9 +155,7 @@ class ActivationNoise:
 
     One word picks one of 65,536 equally spaced values of U(-1, 1), the other one of 65,536 equally likely quantiles of
     N(0, 1): the distributions are met to 2^-17 in distribution function and to 2e-4 in variance, for a quarter of
-    the time that two float draws take.
-
-    Every step of training has its own streams.
+    the time that two float draws take. Every step of training has its own streams.
     """
 
     def __init__(self, shape: torch.Size, seed: int, step: int) -> None:

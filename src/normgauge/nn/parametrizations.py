@@ -328,9 +328,8 @@ def norm_propagation(module: nn.Module, *, after: Literal["relu", "data"] = "rel
     standard deviation of max(0, u) for u ~ N(0, 1). If xhat has uncorrelated entries of mean 0 and variance 1, so has
     each z_i / gain_i mean 0 and variance 1.
 
-    Deviations:
-        arpit2016 standardizes after the rectifier; here the next layer does it to its input, which is the same map and
-        leaves the activation alone. Zero padding then pads the standardized input, by its mean.
+    Deviations: arpit2016 standardizes after the rectifier; here the next layer does it to its input, which is the same
+        map and leaves the activation alone. Zero padding then pads the standardized input, by its mean.
 
     Examples:
         >>> layer = norm_propagation(torch.nn.Linear(3, 2), after="data")

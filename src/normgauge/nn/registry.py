@@ -137,11 +137,7 @@ class Declaration:
         raise InputError(f"normalizer {self.name!r}", rule, got, step)
 
     def layer(self, channels: int, spatial: int) -> torch.nn.Module:
-        """Return a fresh layer for inputs `(batch, channels, *space)` with `spatial` axes of space.
-
-        Raises:
-            InputError: for a weight normalizer, and for sizes that make no layer.
-        """
+        """Return a fresh layer for inputs `(batch, channels, *space)` with `spatial` axes of space."""
         if self.make is None:
             self._refuse("layer() is for activations", "placement 'weights'", "Use wrap(module) on the Linear or Conv")
         if channels < 1 or spatial not in (0, 1, 2, 3):
@@ -150,11 +146,7 @@ class Declaration:
         return self.make(channels, spatial)
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Normalize the weights of a Linear or Conv layer in place and return it.
-
-        Raises:
-            InputError: for an activation normalizer, and for a module without a weight.
-        """
+        """Normalize the weights of a Linear or Conv layer in place and return it."""
         if self.parametrize is None:
             step = "Put layer(channels, spatial) behind the Linear or Conv layer"
             self._refuse("wrap() is for placement 'weights'", f"placement {self.placement!r}", step)
@@ -202,17 +194,11 @@ PLACEMENTS: dict[str, BlockPlacement] = {
 
 _OURS = tomllib.loads(Path(__file__).with_name("normalizers.toml").read_text(encoding="utf-8"))
 _DECLARATIONS: dict[str, Declaration] = {}
-FAMILIES: dict[
-    str, Callable[[str], Declaration]
-] = {}  # what `get("name:options")` builds from the text after the colon
+FAMILIES: dict[str, Callable[[str], Declaration]] = {}  # `get("name:options")` builds from the text after the colon
 
 
 def register(declaration: Declaration) -> Declaration:
-    """Add a declaration to the register and return it.
-
-    Raises:
-        InputError: if the name is taken, or contains a colon (reserved for design points of a family).
-    """
+    """Add a declaration to the register and return it."""
     taken = declaration.name in _DECLARATIONS
     if taken or ":" in declaration.name:
         got = f"{declaration.name!r}, {'already registered' if taken else 'with a colon'}"
@@ -246,8 +232,7 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Declaration:
     """Return the declaration of a name, or of a design point such as `stat:center=median,scale=rms`.
 
-    Raises:
-        UnknownNameError: naming the nearest known normalizer.
+    An unknown name is refused with the nearest known one (UnknownNameError).
 
     Examples:
         >>> get("layer").statistics

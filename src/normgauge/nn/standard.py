@@ -30,10 +30,7 @@ class BatchNorm(_BatchNorm):
     their unbiased variances `m / (m - 1) * var`: exponential with `momentum`, cumulative with `momentum=None`.
 
     Parameters, buffers and operators are those of `torch.nn.BatchNorm1d`, `2d` and `3d`; only the check of the input
-    differs. torch refuses an eps of 0; 1e-300 adds nothing.
-
-    Raises:
-        DataError: in training, for fewer than two values per channel; for other shapes and empty inputs.
+    differs (in training, two values per channel). torch refuses an eps of 0; 1e-300 adds nothing.
 
     Examples:
         >>> x = torch.tensor([[1.0], [3.0]])
@@ -55,9 +52,6 @@ class FrozenBatchNorm(torch.nn.Module):
     `y = weight * (x - running_mean) / sqrt(running_var + eps) + bias`; all four are buffers, so neither training nor an
     optimizer moves them. Nothing depends on the batch, and no invariance is left: scaling the weights before it
     scales the output.
-
-    Raises:
-        DataError: for other shapes and empty inputs.
 
     Examples:
         >>> layer = torch.nn.BatchNorm1d(2).eval()
@@ -81,11 +75,7 @@ class FrozenBatchNorm(torch.nn.Module):
 
     @classmethod
     def of(cls, layer: _BatchNorm) -> Self:
-        """Return the frozen copy of a batch normalization layer, as it acts in evaluation.
-
-        Raises:
-            ModelError: if the layer stores no statistics.
-        """
+        """Return the frozen copy of a batch normalization layer, as it acts in evaluation."""
         if layer.running_mean is None or layer.running_var is None:
             step = "Train with track_running_stats=True, or compute population_statistics first"
             raise ModelError("FrozenBatchNorm.of", "the layer must store statistics", "track_running_stats=False", step)
@@ -112,9 +102,6 @@ class LayerNorm(torch.nn.LayerNorm):
     `y = weight * (x - mean) / sqrt(var + eps) + bias`, with `mean` and the biased `var` over `normalized_shape`.
     After a linear map with weights W this centres the rows: `(W - mean of rows) x` is what gets normalized.
 
-    Raises:
-        DataError: for an empty input.
-
     Examples:
         >>> LayerNorm(2, eps=0.0)(torch.tensor([[1.0, 5.0]])).tolist()
         [[-1.0, 1.0]]
@@ -132,9 +119,6 @@ class GroupNorm(torch.nn.GroupNorm):
     r"""Normalize each sample over the channels of a group and space; torch's layer and operator.
 
     `y = weight[c] * (x - mean[g]) / sqrt(var[g] + eps) + bias[c]`, statistics per sample and group.
-
-    Raises:
-        DataError: for other shapes and empty inputs.
 
     Examples:
         >>> layer = GroupNorm(2, 4, eps=0.0)
@@ -172,10 +156,7 @@ class InstanceNorm(_InstanceNorm):
     r"""Normalize each channel of each sample by its mean and variance over space; torch's layer, affine by default.
 
     `y = weight * (x - mean) / sqrt(var + eps) + bias`, statistics per sample and channel. The batch axis is always
-    there: `(channels, length)` is refused, not guessed.
-
-    Raises:
-        DataError: for inputs with one value per channel, without space, empty, or with other channels.
+    there: `(channels, length)` is refused, not guessed, and so is one value per channel.
 
     Examples:
         >>> InstanceNorm(1, eps=0.0)(torch.tensor([[[1.0, 5.0]]])).tolist()
@@ -208,19 +189,8 @@ class RMSNorm(torch.nn.RMSNorm):
     r"""Divide the trailing axes of each sample by their root mean square; torch's layer and operator.
 
     `y = gain * x / sqrt(mean(x**2) + eps)`, or `gain * x / (sqrt(mean(x**2)) + eps)` with eps outside the root, as in
-    the code of the paper. The gain is `weight`, or `1 + weight` (Gemma), which then starts at zero. Nothing is centred,
-    so shifts are seen.
-
-    Args:
-        normalized_shape: the trailing axes, as for torch's layer.
-        eps: of the root.
-        elementwise_affine: whether there is a gain.
-        gain: how it is stored, "w" or "1+w".
-        eps_place: "inside" or "outside" the root.
-
-    Raises:
-        InputError: for other words.
-        DataError: for an empty input.
+    the code of the paper (`eps_place`). The gain is `weight`, or `1 + weight` with `gain="1+w"` (Gemma), which then
+    starts at zero. Nothing is centred, so shifts are seen. Other arguments are those of torch's layer.
 
     Examples:
         >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 3.0]])).tolist()
@@ -272,9 +242,6 @@ class ChannelRMSNorm(torch.nn.Module):
     r"""Divide each sample by its root mean square over channels and space, with one gain per channel.
 
     `y = weight[c] * x / sqrt(mean(x**2) + eps)`, the mean over all axes but the batch.
-
-    Raises:
-        DataError: for other shapes and empty inputs.
 
     Examples:
         >>> ChannelRMSNorm(1, eps=0.0)(torch.tensor([[[3.0, 3.0]]])).tolist()

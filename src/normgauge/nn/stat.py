@@ -47,22 +47,8 @@ class StatNorm(BatchStatisticsNorm):
     * quantile: half the distance between the order statistics at shares `quantile` and `1 - quantile`, plus eps.
 
     With axes batch, evaluation uses stored averages of the centre and of the moment under the root (the unbiased
-    variance for std). Other axes store nothing.
-
-    Args:
-        num_features: channels, on axis 1.
-        axes: which values form a block.
-        center: mean, median or none.
-        scale: std, rms, l1, l2, linf, any other l<p>, or quantile.
-        quantile: the lower share of `scale="quantile"`, between 0 and 0.5.
-        groups: number of groups for `axes="group"`.
-        **shared: `eps`, `momentum` and `affine`, as batch normalization has them.
-
-    Raises:
-        UnknownNameError: for a word outside the lists.
-        InputError: for a quantile or groups out of range.
-        DataError: in training with axes batch, for fewer than two values per channel; for other shapes and empty
-            inputs. On other axes a block of one value comes out as the bias.
+    variance for std). Other axes store nothing, and a block of one value comes out as the bias. `quantile` lies between
+    0 and 0.5, `groups` divides the channels; `eps`, `momentum` and `affine` are those of batch normalization.
 
     Examples:
         >>> x = torch.tensor([[1.0], [2.0], [8.0]])
@@ -172,10 +158,6 @@ def _check_words(axes: str, center: str, scale: str, quantile: float) -> None:
 
 def stat_point(options: str) -> registry.Declaration:
     """Return the declaration of a design point from `key=value` pairs joined by commas.
-
-    Raises:
-        UnknownNameError: for a key or word that does not exist.
-        InputError: for text that is not `key=value`.
 
     Examples:
         >>> stat_point("center=median,scale=rms").layer(3, 2).center

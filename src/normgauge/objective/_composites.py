@@ -45,7 +45,6 @@ class ClipsNothingInPlace(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`, an embedding on clipped weights."""
         if func in _EMBEDDINGS:
             bound = _EMBEDDINGS[func].bind(*args, **(kwargs or {}))
             bound.apply_defaults()
@@ -67,13 +66,9 @@ def has_second_derivative(weight_norm: Callable[[Tensor, Tensor, int], Tensor], 
         >>> has_second_derivative(composed_weight_norm)
         True
     """
-    return all(
-        (_second_derivative(weight_norm, dim, device) - _second_derivative(composed_weight_norm, dim, device))
-        .abs()
-        .max()
-        < _AGREEMENT
-        for dim in (0, 1)
-    )
+    kinds = (weight_norm, composed_weight_norm)
+    pairs = ([_second_derivative(kind, dim, device) for kind in kinds] for dim in (0, 1))
+    return all(bool((own - right).abs().max() < _AGREEMENT) for own, right in pairs)
 
 
 def _second_derivative(weight_norm: Callable[[Tensor, Tensor, int], Tensor], dim: int, device: str) -> Tensor:
@@ -103,7 +98,6 @@ class TwiceDifferentiable(TorchFunctionMode):
     """While active, calls of kernels with wrong second derivatives run their composition instead."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func`, or its composition."""
         if func is torch._weight_norm:
             v = args[0] if args else kwargs["v"]
             func = func if fused_weight_norm_is_right(v.device.type) else composed_weight_norm

@@ -16,14 +16,7 @@ from normgauge.rng import Restore, preserved_rng, save_generator, save_global_st
 
 
 def take(loader: Iterable[Any], count: int | None = None) -> list[Any]:
-    """Materialise the first `count` batches of any source as a list, which can be read as often as needed.
-
-    Args:
-        loader: an iterable of batches; a generator is consumed.
-        count: how many batches; all of them when `None`.
-
-    Raises:
-        DataError: if `count` is not positive or the source is empty.
+    """Materialise the first `count` batches of any source (all when `None`) as a list that can be read again and again.
 
     Examples:
         >>> take((n * n for n in range(10)), 3)
@@ -180,11 +173,8 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     """Yield the tensors of nested tuples, lists and mappings, in order."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, (tuple, list)):
-        for value in tree:
+    elif isinstance(tree, (Mapping, tuple, list)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from tensors(value)
 
 
@@ -241,11 +231,7 @@ def _map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def sample_count(batch: Any) -> int:
-    """Count samples: the first axis of the targets, else of the first tensor with an axis.
-
-    Raises:
-        DataError: when no tensor has an axis to count.
-    """
+    """Count samples: the first axis of the targets, else of the first tensor with an axis."""
     for tensor in tensors([batch[1], batch] if is_pair(batch) else batch):
         if tensor.ndim > 0:
             return tensor.shape[0]
@@ -266,7 +252,6 @@ def fingerprint(batch: Any) -> tuple[Any, ...]:
 def checked_weight(total: float) -> float:
     """Return the sum of the batches' weights, which must be positive."""
     if not total > 0:
-        raise DataError(
-            "Objective", "the data must have a positive weight", f"{total:g} samples", "Pass non-empty batches"
-        )
+        rule = "the data must have a positive weight"
+        raise DataError("Objective", rule, f"{total:g} samples", "Pass non-empty batches")
     return total

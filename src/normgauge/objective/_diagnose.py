@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -24,9 +25,8 @@ def check_callable(subject: str, rule: str, value: Any) -> None:
 def check_scalar(value: Any, name: str, number: int) -> None:
     """Raise unless a loss term is a real 0-d floating tensor."""
     if not isinstance(value, Tensor):
-        raise InputError(
-            "Objective", f"{name} must be a 0-d tensor", type(value).__name__, "Return the tensor, not .item()"
-        )
+        step = "Return the tensor, not .item()"
+        raise InputError("Objective", f"{name} must be a 0-d tensor", type(value).__name__, step)
     if value.ndim != 0 or not value.is_floating_point():
         rule = f"{name} must be a real 0-d tensor, the mean over the samples"
         step = "Use reduction='mean', or call .mean() in the loss"
@@ -58,11 +58,7 @@ def check_same_values(leaves: Mapping[str, Tensor], before: Mapping[str, Tensor]
 
 
 def check_recomputes_nothing(value: Tensor) -> None:
-    """Raise where a library's own activation checkpoint stands in the graph.
-
-    It runs the model again in the backward pass, with the model's weights instead of those it was given. Those of
-    torch are switched off while a model is measured.
-    """
+    """Raise where a library's own activation checkpoint (torch's are off) would run again with the model's weights."""
     for node in graph_nodes(value):
         if "checkpoint" in node.name().lower():
             rule = "activations must not be computed again in the backward pass"
@@ -101,12 +97,9 @@ def explain_failures(model: nn.Module, mode: str, number: int) -> Iterator[None]
             step = "Use batches of two or more samples (drop_last=True), or mode='eval'"
             raise ModelError(f"layer {layer}", rule, f"{text.rsplit('got ', 1)[-1]} in batch {number}", step) from error
         if isinstance(error, RuntimeError) and "derivative for" in text and "not implemented" in text:
-            raise NotDifferentiableError(
-                "Objective",
-                "every operation in model and loss must have the derivative asked for",
-                text.splitlines()[0],
-                "Replace the operation, or measure something that needs first derivatives only",
-            ) from error
+            rule = "every operation in model and loss must have the derivative asked for"
+            step = "Replace the operation, or measure something that needs first derivatives only"
+            raise NotDifferentiableError("Objective", rule, text.splitlines()[0], step) from error
         where = f"inside the model (layer {layer})" if layer else "outside the model, in the loss or in its call,"
         error.add_note(f"normgauge: raised {where} in mode={mode!r} on batch {number}.")
         raise
@@ -154,14 +147,9 @@ def graph_bytes(built: Any) -> int:
         >>> graph_bytes(x.exp().sin()) == 3 * 400  # x, exp(x) and the result
         True
     """
-    storages: dict[int, int] = {}
-    held = list(tensors(built))
-    for node in graph_nodes(built):
-        held += _saved_tensors(node)
-    for tensor in held:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    saved = (tensor for node in graph_nodes(built) for tensor in _saved_tensors(node))
+    storages = (tensor.untyped_storage() for tensor in chain(tensors(built), saved))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def check_differentiable(subject: str, slopes: Any) -> None:

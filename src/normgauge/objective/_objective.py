@@ -56,11 +56,6 @@ class Objective:
         forward: `forward(model, inputs) -> output` for unusual calls.
         parameters: which trainable parameters are the variables: a glob, names, or `(name, tensor) -> bool`.
 
-    Raises:
-        ModelError: no trainable parameter, or parameters on two devices.
-        DataError: data that is empty, one-shot, or not made of pairs.
-        InputError: an unknown mode or an empty selection.
-
     Examples:
         The Hessian of a mean of squares (w x - y)^2 is 2 mean(x^2):
 
@@ -362,13 +357,9 @@ class Objective:
     ) -> T:
         """Return `body(model)`, run in the objective's mode at its values, leaving no trace on the model.
 
-        Parameters are functional and buffers cloned, so `body` may train, hook or overwrite what it likes.
-
-        Args:
-            number: of the batch `body` looks at; it fixes the random stream and is named in errors.
-            body: any function of the model.
-            variables: other values by name; gradients flow to them.
-            dtype: floating parameters and buffers are converted to it.
+        Parameters are functional and buffers cloned, so `body` may train, hook or overwrite what it likes. The number
+        of the batch it looks at fixes the random stream and is named in errors; gradients flow to `variables`, other
+        values by name; floating parameters and buffers are converted to `dtype`.
 
         Examples:
             >>> objective = Objective(nn.Linear(1, 1), nn.functional.mse_loss, (torch.ones(1, 1),) * 2, mode="eval")
@@ -382,11 +373,7 @@ class Objective:
     def each_batch(self, body: Callable[[nn.Module, int, Any], T]) -> Iterator[T]:
         """Yield `body(model, number, batch)` for every batch, each run by `evaluate`."""
         for number, batch in self.batches():
-
-            def run(model: nn.Module, number: int = number, batch: Any = batch) -> T:
-                return body(model, number, batch)
-
-            yield self.evaluate(number, run)
+            yield self.evaluate(number, lambda model, n=number, given=batch: body(model, n, given))  # type: ignore[misc]
 
     def _count(self, batch: Any, **calls: float) -> None:
         for name, times in calls.items():
@@ -455,7 +442,6 @@ class Objective:
         return {name: value / checked_weight(weights) for name, value in total.items()}
 
     def __repr__(self) -> str:
-        """Name the model, the mode and the number of variables."""
         return f"Objective({type(self.model).__name__}, mode={self.mode!r}, dimension={self.dimension})"
 
 

@@ -27,12 +27,8 @@ class ObjectiveOperator(Operator):
     The graphs of the batches are built at the first product and kept for the next ones as long as they fit into
     `memory`; those that do not are built again for every product. A batch is never split: batch statistics would
     change. `close()`, leaving a `with` block and any error free the graphs. The values of the parameters are those
-    at the time the operator was made.
-
-    Args:
-        objective: model, loss, data and mode.
-        memory: bytes the kept graphs may take; the graph of a single batch is kept in any case. A Hessian keeps only
-            what passes between blocks of the model where a batch's whole graph would take more.
+    at the time the operator was made. `memory` is in bytes; the graph of a single batch is kept in any case, and a
+    Hessian keeps only what passes between blocks of the model where a batch's whole graph would take more.
     """
 
     self_adjoint = True
@@ -130,11 +126,9 @@ class ObjectiveOperator(Operator):
         self._kept, self._complete = None, False
 
     def __enter__(self) -> Self:
-        """Return the operator."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the retained graphs."""
         self.close()
 
 
@@ -229,10 +223,6 @@ class ShardedOperator(Operator):
     Every rank makes its objective on its own share of the data, with equal parameters, and calls the same products
     in the same order; each gets the same result. Batch statistics in train mode are those of each rank's batches,
     as when the shards were batches of one process; nothing is synchronized but products.
-
-    Args:
-        local: this rank's operator.
-        group: the process group; the default group of `torch.distributed` if `torch.distributed.group.WORLD`.
     """
 
     self_adjoint = True
@@ -270,13 +260,9 @@ def explain_product_failures(subject: str, number: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         text = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "t allocate memory" in text:
-            raise OutOfMemoryError(
-                subject,
-                f"the graph of batch {number} must fit into memory",
-                text,
-                "Pass smaller batches (mode='eval' gives the same mean; batch statistics change in mode='train'), "
-                "or select fewer parameters",
-            ) from error
+            step = "Pass smaller batches (mode='eval' gives the same mean; batch statistics change in mode='train'), "
+            step += "or select fewer parameters"
+            raise OutOfMemoryError(subject, f"the graph of batch {number} must fit into memory", text, step) from error
         if "derivative" in text or "differentiat" in text or "does not require grad" in text:
             step = (
                 "Replace the operation (a fused kernel often has an eager twin), or ask for the Gauss-Newton matrix, "

@@ -62,12 +62,9 @@ class GaussNewtonOperator(ObjectiveOperator):
         outputs = output_tensors(out)
         slopes = torch.autograd.grad(value, outputs, create_graph=True, allow_unused=True) if outputs else ()
         if all(slope is None for slope in slopes):
-            raise NotDifferentiableError(
-                "Gauss-Newton",
-                "the loss must be computed from the outputs",
-                f"{len(outputs)} differentiable output tensors, none of which the loss depends on",
-                "Let step and outputs call the model on the same tensors, or use loss(output, target)",
-            )
+            got = f"{len(outputs)} differentiable output tensors, none of which the loss depends on"
+            step = "Let step and outputs call the model on the same tensors, or use loss(output, target)"
+            raise NotDifferentiableError("Gauss-Newton", "the loss must be computed from the outputs", got, step)
         used = [index for index, slope in enumerate(slopes) if slope is not None]
         line = _Linearized(list(leaves.values()), [outputs[index] for index in used])
         check_differentiable(type(self).__name__, (line.pulled, slopes))
@@ -105,12 +102,10 @@ class EmpiricalFisherOperator(GaussNewtonOperator):
     def _samples(self, batch: Any, outputs: list[Tensor]) -> int:
         samples = sample_count(batch)
         if any(output.ndim == 0 or output.shape[0] != samples for output in outputs):
-            raise DataError(
-                "EmpiricalFisherOperator",
-                f"the first axis of every output must count the {samples} samples of the batch",
-                f"outputs of shape {', '.join(str(tuple(output.shape)) for output in outputs)}",
-                "Use the Gauss-Newton matrix, or return outputs with samples first",
-            )
+            rule = f"the first axis of every output must count the {samples} samples of the batch"
+            got = f"outputs of shape {', '.join(str(tuple(output.shape)) for output in outputs)}"
+            step = "Use the Gauss-Newton matrix, or return outputs with samples first"
+            raise DataError("EmpiricalFisherOperator", rule, got, step)
         return samples
 
     def _bend(self, line: _Linearized, slopes: list[Tensor], pushed: list[Tensor], samples: int) -> Products:

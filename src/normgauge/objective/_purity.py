@@ -84,7 +84,6 @@ class _CalledDirectly:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        """Call the function."""
         return function(*args)
 
 
@@ -130,7 +129,6 @@ class _Bound(nn.Module):
         self.model = model
 
     def forward(self, body: Callable[[nn.Module], T]) -> T:
-        """Run the function."""
         return body(self.model)
 
 
@@ -145,13 +143,8 @@ def call_purely(
     """Return `body(model)` with the given parameter values, the model's own elsewhere; they and buffers are cloned.
 
     Some forwards write into parameters (`nn.Embedding(max_norm=1.0)`), so nothing of the model's is handed out.
-
-    Args:
-        model: the module; its parameters and buffers are not touched.
-        values: parameters by name; gradients flow to those that require them, and these are not cloned.
-        body: any function of the model.
-        dtype: if given, floating parameters and buffers are converted to it.
-        aliases: from `untouched`: lists and dicts in which the model keeps parameters besides, given their values too.
+    Gradients flow to `values` that require them, and these are not cloned; floating parameters and buffers are
+    converted to `dtype`; `aliases`, from `untouched`, are lists and dicts in which the model keeps parameters besides.
     """
     names = {id(own): name for name, own in (*model.named_parameters(), *model.named_buffers())}
     state = {name: values.get(name, own.detach()) for name, own in model.named_parameters()}

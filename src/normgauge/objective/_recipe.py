@@ -42,15 +42,12 @@ class LossRecipe:
         return pairs(data)
 
     def weight(self, batch: Any) -> float:
-        """Return the number of samples."""
         return float(sample_count(batch))
 
     def terms(self, model: nn.Module, batch: Any) -> Terms:
-        """Return `{"loss": ...}`."""
         return self.outputs_and_terms(model, batch)[1]
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return the model's output."""
         return self.forward(model, batch[0])
 
     def outputs_and_terms(self, model: nn.Module, batch: Any) -> tuple[Any, Terms]:
@@ -81,11 +78,6 @@ class StepRecipe:
         return dict(result) if isinstance(result, Mapping) else {"loss": result}
 
     def outputs(self, model: nn.Module, batch: Any) -> Any:
-        """Return what the user's `outputs` gives.
-
-        Raises:
-            InputError: when the objective was made without `outputs`.
-        """
         if self.outputs_of is None:
             rule = "outputs, Gauss-Newton products and symmetries of the outputs need to know the outputs"
             step = "Pass outputs=lambda model, batch: ... to Objective.from_step"
@@ -147,12 +139,10 @@ def _one_pair(data: Any) -> bool:
     if isinstance(data, list) and is_pair(data) and all(isinstance(part, Tensor) for part in data):
         got, remedy = "a list of two tensors", "Pass (inputs, targets) as a tuple"
         raise DataError("Objective", "one batch is a tuple (inputs, targets), a list is a list of batches", got, remedy)
+    if not isinstance(data, tuple) or not is_pair(data):
+        return False
     # where both halves of a pair are themselves pairs it is a tuple of two batches
-    return (
-        isinstance(data, tuple)
-        and is_pair(data)
-        and not all(is_pair(p) and any(True for _ in tensors(p)) for p in data)
-    )
+    return not all(is_pair(part) and any(True for _ in tensors(part)) for part in data)
 
 
 def _one_batch(data: Any) -> bool:

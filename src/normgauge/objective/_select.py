@@ -13,15 +13,7 @@ Selection = str | Iterable[str] | Callable[[str, Tensor], bool] | None
 def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]:
     """Return the names of the chosen trainable parameters, in the model's order (tied ones once).
 
-    Args:
-        model: the module whose parameters are meant.
-        selection: `None` for all trainable ones; a glob such as `"layer1.*"`; an iterable of names or globs;
-            or a predicate `(name, parameter) -> bool`.
-
-    Raises:
-        ModelError: when the model has no trainable parameter, one without values, or they live on two devices.
-        InputError: when nothing is selected.
-        UnknownNameError: when a plain name does not exist.
+    The selection is `None` for all; a glob such as `"layer1.*"`, names or globs; or `(name, parameter) -> bool`.
     """
     every = dict(model.named_parameters())
     trainable = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
@@ -32,12 +24,9 @@ def select_parameters(model: nn.Module, selection: Selection) -> tuple[str, ...]
     _check_values(model, every)
     chosen = tuple(trainable) if selection is None else tuple(_matching_names(model, every, trainable, selection))
     if not chosen:
-        raise InputError(
-            "Objective",
-            "parameters= must select at least one trainable parameter",
-            f"{selection!r}, which selects none of {len(trainable)}",
-            f"Trainable names begin with {', '.join(list(trainable)[:4])}",
-        )
+        rule = "parameters= must select at least one trainable parameter"
+        step = f"Trainable names begin with {', '.join(list(trainable)[:4])}"
+        raise InputError("Objective", rule, f"{selection!r}, which selects none of {len(trainable)}", step)
     return chosen
 
 

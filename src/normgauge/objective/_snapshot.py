@@ -26,15 +26,8 @@ class Snapshot:
     Followed are attributes of modules (also of those kept in plain lists), lists, dicts, sets, deques and tuples in any
     depth, and objects of user's classes two deep. Tensors and arrays are replaced by copies, for a graph may hold them
     longer than the forward lasts; generators come back by state. What is reached through classes, closures or globals
-    is not followed.
-
-    Args:
-        roots: where to begin.
-        spared: tensors somebody else looks after.
-
-    Attributes:
-        aliases: where spared tensors were met besides where they are registered, as `(put, place, tensor)`:
-            `put(place, other)` lets the forward meet another there, until `restore`.
+    is not followed. `spared` are tensors somebody else looks after; where they were met besides where they are
+    registered is in `aliases`, as `(put, place, tensor)`: `put(place, other)` lets the forward meet another there.
     """
 
     def __init__(self, roots: Iterable[Any], spared: Iterable[Tensor] = ()) -> None:
@@ -52,7 +45,6 @@ class Snapshot:
             raise
 
     def restore(self) -> None:
-        """Put everything back."""
         for container in self._empty:
             if container:
                 container.clear()

@@ -16,6 +16,8 @@ from normgauge.optim._rows import Block, Item, Plan, Pool, count_rows, lay_side_
 
 GEOMETRIES = ("sphere", "euclidean")
 PLANS = 8  # kept at a time; more than a few means that other parameters have gradients at every step
+Group = dict[str, Any]
+Names = tuple[str, ...]
 
 
 class GeometricOptimizer(Optimizer):
@@ -92,9 +94,7 @@ class GeometricOptimizer(Optimizer):
 
     # -- states and blocks --------------------------------------------------------------------------------------
 
-    def _blocks(
-        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
-    ) -> Iterator[Block]:
+    def _blocks(self, group: Group, params: list[Tensor], tensors: Names, numbers: Names) -> Iterator[Block]:
         """Yield blocks of rows; a fresh state gets zeros for `tensors` and the radius."""
         if not params:
             return iter(())
@@ -110,7 +110,7 @@ class GeometricOptimizer(Optimizer):
         return plan.blocks(list(torch._foreach_neg(grads)) if group["maximize"] else grads)
 
     def _split_by_age(
-        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
+        self, group: Group, params: list[Tensor], tensors: Names, numbers: Names
     ) -> list[tuple[list[Tensor], float]]:
         """Return parameters with the gradient's share in their momentum: all of it in a first step, as in torch."""
         keep = 1.0 - group["dampening"]
@@ -120,9 +120,7 @@ class GeometricOptimizer(Optimizer):
         new = [param for param, first in zip(params, fresh, strict=True) if first]
         return [(new, 1.0), ([param for param, first in zip(params, fresh, strict=True) if not first], keep)]
 
-    def _find_plan(
-        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
-    ) -> Plan | None:
+    def _find_plan(self, group: Group, params: list[Tensor], tensors: Names, numbers: Names) -> Plan | None:
         """Return the plan of an earlier step, if parameters and states are still the tensors it was made of."""
         plan = self._plans.get(_key(group, params, tensors, numbers))
         if plan is None or plan.pointers != [param.data_ptr() for param in params]:
@@ -133,9 +131,7 @@ class GeometricOptimizer(Optimizer):
                 return None
         return plan
 
-    def _plan(
-        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
-    ) -> Plan:
+    def _plan(self, group: Group, params: list[Tensor], tensors: Names, numbers: Names) -> Plan:
         granularity, items = group["granularity"], []
         for param in params:
             state, w = self.state[param], orient(param.detach(), granularity)
@@ -145,17 +141,15 @@ class GeometricOptimizer(Optimizer):
         plan.states = {key: [self.state[param][key] for param in params] for key in (*tensors, *numbers)}
         return plan
 
-    def _create(
-        self, group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]
-    ) -> None:
+    def _create(self, group: Group, params: list[Tensor], tensors: Names, numbers: Names) -> None:
         """Give parameters the states they do not have yet, those of small ones side by side."""
         for key in (*numbers, *tensors):
             new = [param for param in params if key not in self.state[param]]
             if key in tensors:
                 values = [torch.zeros_like(param, memory_format=torch.preserve_format) for param in new]
             else:
-                start = self._start if key == "radius" else _zeros
-                values = [start(orient(param.detach(), group["granularity"]), group) for param in new]
+                seen = [orient(param.detach(), group["granularity"]) for param in new]
+                values = [self._start(w, group) if key == "radius" else _row_zeros(w, group) for w in seen]
             for param, value in zip(new, lay_side_by_side(values), strict=True):
                 self.state[param][key] = value
 
@@ -171,8 +165,7 @@ class GeometricOptimizer(Optimizer):
             raise InputError(type(self).__name__, rule, got, step)
         if radius is None:
             return norms.to(param.dtype)
-        scaled = view.to(norms.dtype) * (radius / norms).unsqueeze(1)
-        param.copy_(scaled.view(param.shape))
+        param.copy_((view.to(norms.dtype) * (radius / norms).unsqueeze(1)).view(param.shape))
         return torch.full_like(norms, radius).to(param.dtype)
 
     # -- refusals -----------------------------------------------------------------------------------------------
@@ -201,11 +194,9 @@ class GeometricOptimizer(Optimizer):
             if not 0 <= float(beta) < 1:
                 raise InputError(f"{name}(betas)", "each is in [0, 1)", str(group["betas"]), "Correct it")
         if group.get("nesterov") and (group["momentum"] <= 0 or group["dampening"] != 0):
-            rule, got = (
-                "Nesterov momentum needs momentum > 0 and dampening = 0",
-                "momentum={momentum}, dampening={dampening}",
-            )
-            raise InputError(f"{name}(nesterov)", rule, got.format(**group), "Pass momentum=0.9, dampening=0")
+            rule = "Nesterov momentum needs momentum > 0 and dampening = 0"
+            got = f"momentum={group['momentum']}, dampening={group['dampening']}"
+            raise InputError(f"{name}(nesterov)", rule, got, "Pass momentum=0.9, dampening=0")
         if group["geometry"] not in (None, *GEOMETRIES):
             rule = f"geometry is None or one of {', '.join(GEOMETRIES)}"
             raise InputError(f"{name}(geometry)", rule, repr(group["geometry"]), "Correct the group")
@@ -235,9 +226,9 @@ def rate_of(group: dict[str, Any]) -> float:
     return float(group["lr"])
 
 
-def _key(group: dict[str, Any], params: list[Tensor], tensors: tuple[str, ...], numbers: tuple[str, ...]) -> Any:
+def _key(group: Group, params: list[Tensor], tensors: Names, numbers: Names) -> Any:
     return (tensors, numbers, group["granularity"], group["foreach"] is not False, *map(id, params))
 
 
-def _zeros(param: Tensor, group: dict[str, Any]) -> Tensor:
+def _row_zeros(param: Tensor, group: Group) -> Tensor:
     return torch.zeros(count_rows(param, group["granularity"]), dtype=param.dtype, device=param.device)

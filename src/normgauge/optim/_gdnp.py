@@ -85,7 +85,7 @@ class GDNPRun(Result):
         return f"GDNP: loss {self.loss:.6g} after {len(self.records) - 1} steps, condition {self.condition:.3g}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [{name: getattr(record, name) for name in record.__dataclass_fields__} for record in self.records]
+        return [vars(record).copy() for record in self.records]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return loss, gradient norm and gap of the Rayleigh quotient at the end, and the bound on the gap."""
@@ -114,12 +114,8 @@ class GDNPRun(Result):
         from normgauge.charts import curves
 
         names = ("rho_gap", "rho_bound", "gradient_norm", "gradient_bound")
-        rows = [
-            {"iteration": record.iteration, "quantity": name, "value": getattr(record, name)}
-            for record in self.records
-            for name in names
-            if getattr(record, name) > 0
-        ]
+        drawn = ((record, name) for record in self.records for name in names if getattr(record, name) > 0)
+        rows = [{"iteration": r.iteration, "quantity": name, "value": getattr(r, name)} for r, name in drawn]
         return curves(rows, x="iteration", series="quantity", y_scale="log", title="what GDNP drives to zero")
 
 
@@ -151,9 +147,6 @@ def gdnp(
         tol: stop when `|h|` is below it.
         seed: of a random start.
 
-    Raises:
-        InputError: when the start is zero or orthogonal to u, or the smoothness is no positive number.
-
     Deviations: from S3 as printed. The least-squares objective is `2 gamma u^T w / |w|_S + gamma^2`, not a quotient
         with `+ gamma^2` below the line. The stopping function has `u^T wt` in its second term, not `u^T w` (else the
         step is not the one of the Rayleigh quotient). Bisection gives `|slope| <= (zeta / mu) 2^-T |b - a|`, so its
@@ -178,7 +171,9 @@ def gdnp(
     spectrum = torch.linalg.eigvalsh(S)
     mu, L = float(spectrum[0]), float(spectrum[-1])
     w = torch.randn(len(u), generator=generator(seed), dtype=u.dtype) if start is None else start.to(u).clone()
-    _check_start(w, u)
+    if float(w @ w) == 0 or abs(float(u @ w)) <= 1e-14 * float(u.norm() * w.norm()):
+        rule = "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical"
+        raise InputError("gdnp", rule, f"u^T w = {float(u @ w):.3g}", "Pass another start, for example -u")
     if smoothness is not None and not 0 < smoothness < math.inf:
         step = "Leave it out for sup|phi''| L"
         raise InputError("gdnp", "smoothness is a positive number", repr(smoothness), step)
@@ -205,22 +200,9 @@ def gdnp(
         last = number == iterations or abs(h) <= tol or abs(gamma) <= tol or not has_minimum
         stride = math.nan if last else -(norm**3) / (L * gamma * h)
         total = math.sqrt(limit**2 * bound + error**2)
-        records.append(
-            GDNPRecord(
-                iteration=number,
-                loss=means.loss,
-                rho=rho,
-                rho_gap=rho - best,
-                rho_bound=bound,
-                length=gamma,
-                length_slope=slope,
-                length_bound=error,
-                stopping=h,
-                step=stride,
-                gradient_norm=full,
-                gradient_bound=total,
-            )
-        )
+        values = {"loss": means.loss, "rho": rho, "rho_gap": rho - best, "rho_bound": bound, "length": gamma}
+        values |= {"length_slope": slope, "length_bound": error, "stopping": h, "step": stride}
+        records.append(GDNPRecord(iteration=number, **values, gradient_norm=full, gradient_bound=total))
         if last:
             limit_here = CONVERGED * max(records[0].gradient_norm, 1.0)
             if has_minimum and number < iterations and not full <= limit_here:
@@ -237,9 +219,8 @@ def gdnp(
                 break
             stride, halvings = stride / 2, halvings + 1
         w = moved
-    weights = gamma / math.sqrt(float(w @ S @ w)) * w
     return GDNPRun(
-        weights=weights,
+        weights=gamma / math.sqrt(float(w @ S @ w)) * w,
         direction=w,
         length=gamma,
         records=tuple(records),
@@ -285,12 +266,6 @@ def _coefficient_limit(problem: Problem, best: float) -> float:
     if isinstance(problem, GaussianHalfspace):
         return float(largest_coefficient(LOSSES[problem.loss][1], torch.tensor(best, dtype=torch.float64)))
     return math.nan
-
-
-def _check_start(w: Tensor, u: Tensor) -> None:
-    if float(w @ w) == 0 or abs(float(u @ w)) <= 1e-14 * float(u.norm() * w.norm()):
-        rule = "the first direction must not be zero or orthogonal to u: there the Rayleigh quotient is critical"
-        raise InputError("gdnp", rule, f"u^T w = {float(u @ w):.3g}", "Pass another start, for example -u")
 
 
 @dataclass(frozen=True)
@@ -369,9 +344,6 @@ def gdnp_network(
         iterations: of the direction per unit and sweep.
         seed: of a random start.
 
-    Raises:
-        InputError: for shapes that do not fit.
-
     Deviations: S3 takes the stopping criterion and step size of the halfspace; with other units present the gradient
         of a unit is not `c1 u + c2 S w` for one common u on samples, so the step is chosen by descent. That all
         critical units lie on the line of `S^-1 u` is a statement about Gaussian data; `alignments` shows how far it
@@ -386,9 +358,7 @@ def gdnp_network(
     if W.shape != (units, d):
         raise InputError("gdnp_network", f"start is [{units}, {d}]", str(tuple(W.shape)), "One row per output weight")
     inverse, L = torch.linalg.inv(S), float(torch.linalg.eigvalsh(S)[-1])
-    target = inverse @ (-(y @ x) / len(x))
-
-    count = 0
+    target, count = inverse @ (-(y @ x) / len(x)), 0
 
     def loss_and_slopes(hidden: Tensor) -> tuple[float, Tensor]:
         nonlocal count
@@ -441,8 +411,7 @@ def _improve(W: Tensor, unit: int, S: Tensor, L: float, loss_and_slopes: Any) ->
         return float(loss_and_slopes(W)[0])
 
     for _ in range(40):
-        tried = [(loss_at(base * f), f) for f in (factor, 1 / factor)]
-        best = min(tried)
+        best = min((loss_at(base * f), f) for f in (factor, 1 / factor))
         if best[0] < value:
             value, base = best[0], base * best[1]
         else:

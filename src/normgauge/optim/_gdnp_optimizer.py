@@ -137,9 +137,6 @@ class GDNP(Optimizer):
         refresh: steps between eigendecompositions.
         tries: of a step that does not lower the loss, and losses in a search.
 
-    Raises:
-        InputError: for values out of range, or a step without closure.
-
     Deviations: S3 trains one layer, all else fixed; here all layers move together, and nothing is promised of it.
 
     Examples:
@@ -258,10 +255,8 @@ class GDNP(Optimizer):
         in sign, by the secant, or a tenth of the way from the nearer one; what raises the loss is an end too.
         """
         starts, (value, slopes) = _read(blocks)[0], here
-        ways = [
-            -w * block.share(w, g) / state["curvature"]
-            for block, state, w, g in zip(blocks, states, starts, slopes, strict=True)
-        ]
+        parts = zip(blocks, states, starts, slopes, strict=True)
+        ways = [-w * block.share(w, g) / state["curvature"] for block, state, w, g in parts]
         slope = sum(float((way * g).sum()) for way, g in zip(ways, slopes, strict=True))
         low, high, s, best = (0.0, slope), math.inf, 1.0, (value, 0.0)
         for _ in range(self.param_groups[0]["tries"] if slope < 0 else 0):

@@ -115,10 +115,7 @@ def _normal_nodes(mean: float, spread: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class GaussianHalfspace:
-    """`f(w) = E[phi(z^T w)]` for Gaussian z of mean `u` and second moment `S`, by quadrature of one dimension.
-
-    The panels of the quadrature follow the bend of phi, so that it is as sharp for long weights as for short ones.
-    """
+    """`f(w) = E[phi(z^T w)]` for Gaussian z of mean `u` and second moment `S`, by quadrature of one dimension."""
 
     u: Tensor
     S: Tensor
@@ -185,10 +182,8 @@ def least_squares(x: Tensor, y: Tensor) -> LeastSquares:
 def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspace:
     """Make the problem of learning a halfspace from samples: `mean(phi(-y x^T w))`, labels y of -1 and 1.
 
-    Args:
-        x: samples, assumed centred (`E[x] = 0`).
-        y: labels.
-        loss: phi: softplus (logistic regression), sigmoid or tanh (which may have no finite optimal length).
+    The samples x are assumed centred; phi is softplus (logistic regression), sigmoid or tanh (which may have no finite
+    optimal length).
     """
     x, y = _samples(x, y, "halfspace")
     if not bool((y.abs() == 1).all()):
@@ -200,17 +195,11 @@ def halfspace(x: Tensor, y: Tensor, *, loss: str = "softplus") -> SampleHalfspac
 
 
 def gaussian_halfspace(u: Tensor, S: Tensor, *, loss: str = "softplus") -> GaussianHalfspace:
-    """Make the population problem `E[phi(z^T w)]` of Gaussian `z = -y x` with mean `u` and second moment `S`.
-
-    Raises:
-        DataError: when `S - u u^T` is not a covariance.
-    """
+    """Make the population problem `E[phi(z^T w)]` of Gaussian `z = -y x` with mean `u` and second moment `S`."""
     _loss(loss)
     u, S = u.double(), _check_regular(S.double(), "gaussian_halfspace")
     if (size := float(u @ torch.linalg.solve(S, u))) >= 1:
-        rule, step = (
-            "S - u u^T must be a covariance, so u^T S^-1 u < 1",
-            "S is the second moment E[z z^T], no covariance",
-        )
+        rule = "S - u u^T must be a covariance, so u^T S^-1 u < 1"
+        step = "S is the second moment E[z z^T], no covariance"
         raise DataError("gaussian_halfspace", rule, f"{size:.3g}", step)
     return GaussianHalfspace(u, S, loss)

@@ -85,7 +85,6 @@ class Item:
 
     @property
     def width(self) -> int:
-        """The length of a row."""
         return self.param.numel() // self.rows
 
 
@@ -105,7 +104,6 @@ class Block:
 
     @property
     def radius(self) -> Column:
-        """The radius of each row."""
         return self.rows("radius")
 
     def rows(self, name: str) -> Any:
@@ -137,22 +135,15 @@ def orient(tensor: Tensor, granularity: str | int) -> Tensor:
 
 
 def count_rows(param: Tensor, granularity: str | int) -> int:
-    """Return how many spheres a parameter has: one per slice of its first axis, one, or a number of equal blocks.
-
-    Raises:
-        InputError: when the first axis does not divide into that many blocks.
-    """
+    """Return how many spheres a parameter has: one per slice of its first axis, one, or a number of equal blocks."""
     if granularity == "tensor" or param.ndim == 0:
         return 1
     if granularity in ("row", "column"):
         return param.shape[0]
     if not isinstance(granularity, int) or granularity < 1 or param.shape[0] % granularity:
-        raise InputError(
-            "granularity",
-            f"a parameter of shape {tuple(param.shape)} divides into blocks of its first axis",
-            repr(granularity),
-            "Pass 'row', 'column', 'tensor', or a divisor of the first axis",
-        )
+        rule = f"a parameter of shape {tuple(param.shape)} divides into blocks of its first axis"
+        step = "Pass 'row', 'column', 'tensor', or a divisor of the first axis"
+        raise InputError("granularity", rule, repr(granularity), step)
     return granularity
 
 
@@ -160,10 +151,9 @@ def as_rows(tensor: Tensor, rows: int) -> Tensor | None:
     """Return the memory of a tensor as `[rows, width]`, or `None` where rows are not contiguous pieces of it."""
     if tensor.is_contiguous():
         return tensor.view(rows, -1)
-    channels_last = (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)) or (
-        tensor.ndim == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-    )
-    if channels_last:  # the first axis is still the slowest, so a row is one piece in another order
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    # with channels last the first axis is still the slowest, so a row is one piece in another order
+    if layout is not None and tensor.is_contiguous(memory_format=layout):
         width = tensor.numel() // rows
         return tensor.as_strided((rows, width), (width, 1))
     return None
@@ -202,10 +192,7 @@ def adjacent_rows(tensors: list[Tensor], columns: int) -> Tensor | None:
 class Plan:
     """Blocks over the rows of some tensors, kept from step to step: only the gradients are new in each.
 
-    Args:
-        items: the tensors.
-        pool: memory for temporaries.
-        pack: whether to join small tensors of equal shape.
+    `pool` is memory for temporaries; small tensors of equal shape are joined where `pack` says so.
     """
 
     def __init__(self, items: Sequence[Item], pool: Pool, *, pack: bool = True) -> None:

@@ -38,14 +38,7 @@ class Map(NamedTuple):
 
 
 class Moments:
-    """Row sums after a plain step, in units of the radius, and what follows from them.
-
-    Args:
-        w: the rows after the plain step, as an array or a tensor.
-        b: the momentum (the gradient where there is none), likewise.
-        radius: of each row before the step.
-        lr: of the step.
-    """
+    """Row sums of weights w and momentum (or gradient) b after a plain step, in units of the radius before it."""
 
     def __init__(self, w: Any, b: Any, radius: Column, lr: float) -> None:
         unit = 1 / (radius * radius)
@@ -96,14 +89,8 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
     `w' = ((1 + e) wt + lr e bt) / s`, `b' = bt / (1 + e) + w' (s - 1 / s - s e / (1 + e)) / lr`. Where `e = -1` (a
     radial gradient as large as the weight) the momentum starts anew instead of dividing by zero. Where `e` is below
     the rounding of the sums in every row, as it is when the loss does not depend on the norms, `w' = r wt / |wt|` and
-    `b' = bt - w' <w', bt> / r^2` are the same to rounding and save two passes.
-
-    Args:
-        block: after the plain step.
-        b: the momentum, or the gradient where there is none.
-        rows: `b` as `numbers` gives it.
-        lr: of the step.
-        momentum: whether `b` is ours to change.
+    `b' = bt - w' <w', bt> / r^2` are the same to rounding and save two passes. Without `momentum` b is the gradient,
+    which is not ours to change; `rows` is b as `numbers` gives it.
     """
     w, radius, flat = block.w, block.radius, block.rows("w")
     r2 = radius * radius
@@ -138,11 +125,7 @@ def retract_(block: Block, b: Tensor, rows: Any, lr: float, *, momentum: bool) -
 
 
 def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
-    """Decide between the fused kernel and the plain form; `fused=True` that cannot be honoured is refused.
-
-    Raises:
-        InputError: when `fused=True` and there is no such kernel.
-    """
+    """Decide between the fused kernel and the plain form; `fused=True` that cannot be honoured is refused."""
     works = hasattr(torch, f"_fused_{name}_") and tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point()
     if fused and not works:
         rule, got = f"torch must have a fused {name} kernel for the parameters", f"{tensor.dtype} on {tensor.device}"
@@ -153,18 +136,9 @@ def choose(name: str, fused: bool | None, tensor: Tensor) -> bool:
 def sgd_(w: Tensor, grad: Tensor, buffer: Tensor | None, *, lr: float, mu: float, keep: float, fused: bool) -> None:
     """Set `buffer = mu buffer + keep grad` and `w -= lr buffer` (`w -= lr grad` without a buffer)."""
     if fused:
-        torch._fused_sgd_(
-            [w],
-            [grad],
-            [] if buffer is None else [buffer],
-            weight_decay=0.0,
-            momentum=mu,
-            lr=lr,
-            dampening=1 - keep,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
+        flags: dict[str, Any] = {"nesterov": False, "maximize": False, "is_first_step": False}
+        buffers = [] if buffer is None else [buffer]
+        torch._fused_sgd_([w], [grad], buffers, weight_decay=0.0, momentum=mu, lr=lr, dampening=1 - keep, **flags)
     elif buffer is None:
         w.add_(grad, alpha=-lr)
     else:
@@ -176,21 +150,8 @@ def adam_(block: Block, step: Tensor, group: dict[str, Any]) -> None:
     w, grad, mean, square = block.w, block.grad, block.state["exp_avg"], block.state["exp_avg_sq"]
     (first, second), lr, eps = group["betas"], float(group["lr"]), group["eps"]
     if choose("adam", group["fused"], w):
-        torch._fused_adam_(
-            [w],
-            [grad],
-            [mean],
-            [square],
-            [],
-            [step],
-            lr=lr,
-            beta1=first,
-            beta2=second,
-            weight_decay=0.0,
-            eps=eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        rates = {"lr": lr, "beta1": first, "beta2": second, "weight_decay": 0.0, "eps": eps}
+        torch._fused_adam_([w], [grad], [mean], [square], [], [step], **rates, amsgrad=False, maximize=False)
         return
     t = step.item()
     mean.lerp_(grad, 1 - first)

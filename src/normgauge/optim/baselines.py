@@ -18,10 +18,9 @@ class NormalizedSGD(GeometricOptimizer):
     """SGD on normalized gradients: `b = momentum b + g / |g|`, `w' = w - lr b`, one norm per tensor (or row).
 
     The length of a step does not depend on the gradient's, so it neither explodes nor vanishes, and does not shrink
-    near a minimum either: it needs a schedule. A zero gradient moves nothing.
-
-    Arguments are those of `SphereSGD` as far as they are here: `lr` is the length of a step, `eps` the smallest norm
-    divided by, `geometry="euclidean"` torch's SGD, and `granularity` says what has one norm.
+    near a minimum either: it needs a schedule. A zero gradient moves nothing. Arguments are those of `SphereSGD` as far
+    as they are here: `lr` is the length of a step, `eps` the smallest norm divided by, `geometry="euclidean"` torch's
+    SGD, and `granularity` says what has one norm.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -113,19 +112,10 @@ def damped_gauss_newton(
 ) -> GaussNewtonStep:
     """Solve `(G + damping I) step = -g` by conjugate gradients, G the generalized Gauss-Newton matrix.
 
+    Without damping G is singular along every symmetry; `tol` is that of the relative residual. The model is left as it
+    was: apply the step with `objective.at(result.parameters)` or by copying.
+
     Cost: one gradient and one Gauss-Newton product per iteration.
-
-    Args:
-        objective: an `Objective`; the model is left as it was.
-        damping: added to the diagonal; without it G is singular along every symmetry.
-        tol: of the relative residual.
-        max_products: at most.
-
-    Returns:
-        The step; apply it with `objective.at(result.parameters)` or by copying.
-
-    Raises:
-        InputError: when the damping is not positive.
 
     Examples:
         On least squares one undamped step is the solution (here w = 2), whatever the start:

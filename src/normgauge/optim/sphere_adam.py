@@ -20,23 +20,11 @@ def flat_adamw(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
             state[param]["step"] = torch.zeros((), dtype=torch.float32)
             state[param]["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state[param]["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-    torch_adamw(
-        params,
-        [param.grad for param in params],  # type: ignore[misc]
-        [state[param]["exp_avg"] for param in params],
-        [state[param]["exp_avg_sq"] for param in params],
-        [],
-        [state[param]["step"] for param in params],
-        foreach=group["foreach"],
-        fused=group["fused"],
-        amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-    )
+    means, squares, steps = ([state[param][key] for param in params] for key in ("exp_avg", "exp_avg_sq", "step"))
+    grads: list[Any] = [param.grad for param in params]
+    options = {key: group[key] for key in ("foreach", "fused", "lr", "weight_decay", "eps", "maximize")}
+    beta1, beta2 = group["betas"]
+    torch_adamw(params, grads, means, squares, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, **options)
 
 
 class AdamGroups(GeometricOptimizer):
@@ -89,9 +77,7 @@ class SphereAdam(AdamGroups):
 
     `w' = r u / |u|` with `u = w - lr mhat / (sqrt(vhat) + eps)`, moments as in torch's Adam and left where they are:
     the radial part of a step is removed by the normalization. Parameters of a Euclidean geometry get torch's AdamW,
-    bit for bit.
-
-    Arguments are those of `SphereSGD`, with `betas` and `eps` as in torch's Adam and decoupled weight decay.
+    bit for bit. Arguments are those of `SphereSGD`, with `betas` and `eps` as in torch's Adam and decoupled decay.
 
     Examples:
         The first step of Adam moves every entry by lr, here across the weights; then the row is normalized:

@@ -19,19 +19,9 @@ Turn = Callable[[Moments, float], Map]
 def flat_sgd(group: dict[str, Any], params: list[Tensor], state: Any) -> None:
     """Do a step of torch's own SGD on the parameters of a group that are not on spheres, bit for bit."""
     buffers = [state[param].get("momentum_buffer") if group["momentum"] else None for param in params]
-    torch_sgd(
-        params,
-        [param.grad for param in params],  # type: ignore[misc]
-        buffers,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        foreach=group["foreach"],
-        fused=group["fused"],
-    )
+    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize", "foreach", "fused")
+    grads: list[Any] = [param.grad for param in params]
+    torch_sgd(params, grads, buffers, **{name: group[name] for name in names})
     if group["momentum"]:
         for param, buffer in zip(params, buffers, strict=True):
             state[param]["momentum_buffer"] = buffer
@@ -44,9 +34,6 @@ def unit_sphere_rate(lr: float, weights: Iterable[Tensor]) -> float:
     `lr |g| / |w|^2` per step and `SphereSGD(radius=1)` by `lr |g|`. Take the weights SGD's rate was chosen for, as they
     are at initialization; the result then serves whatever the scale of the weights (torch's default for Linear and
     convolutions has `|w|^2 = 1/3`, so `3 lr`). The same momentum; no weight decay.
-
-    Raises:
-        InputError: without rows, or for a row of zeros.
 
     Examples:
         >>> import torch
@@ -87,9 +74,6 @@ class SphereSGD(GeometricOptimizer):
         fused: `True` insists on torch's fused kernel, `False` avoids it, `None` uses it where it exists.
         capturable: refused if true: steps read the learning rate and count on the host.
         differentiable: refused if true: steps change weights in place, outside autograd.
-
-    Raises:
-        InputError: for values out of range, sparse gradients, a zero row.
 
     Examples:
         The norm stays, while torch's SGD lets it grow:
@@ -163,8 +147,7 @@ class SphereSGD(GeometricOptimizer):
         slope = sphere.tangent(w, block.grad)
         buffer.mul_(mu).add_(slope, alpha=keep)
         move = (slope + mu * buffer if nesterov else buffer) * -lr
-        start = sphere.project(w, radius)
-        self._move(w, start, move, radius, buffer)
+        self._move(w, sphere.project(w, radius), move, radius, buffer)
 
     def _move(self, w: Tensor, start: Tensor, move: Tensor, radius: Tensor, buffer: Tensor) -> None:
         w.copy_(sphere.project(start + move, radius))

@@ -31,7 +31,6 @@ class Site:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The weight as it is stored."""
         return getattr(self.module, self.weight)
 
     @property
@@ -42,7 +41,6 @@ class Site:
 
     @property
     def offset(self) -> Tensor | None:
-        """The bias."""
         return getattr(self.module, self.bias, None) if self.bias else None
 
     def set(self, matrix: Tensor, offset: Tensor | None = None) -> None:
@@ -55,10 +53,7 @@ class Site:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A module that is y = M x + b over the last axis: where inputs enter, and where outputs leave.
-
-    For attention in one module these are two matrices, and what is between is none of our business.
-    """
+    """A module that is y = M x + b over the last axis: where inputs enter, and outputs leave (attention has two M)."""
 
     reads: Site
     writes: Site
@@ -80,9 +75,7 @@ class Norm:
 
     def scale(self) -> Tensor | None:
         """Return what n(x) is multiplied by; `None` for ones."""
-        if not self.gain:
-            return None
-        return self.offset + getattr(self.module, self.gain).detach()
+        return self.offset + getattr(self.module, self.gain).detach() if self.gain else None
 
     def reset(self) -> None:
         """Make the gain one and the shift zero."""

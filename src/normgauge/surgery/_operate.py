@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError, ModelError
-from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, is_leaf, replaced, without_eps
+from normgauge.network import Graph, KeepDouble, Network, Recorder, copy_model, double, is_leaf, replaced, without_eps
 from normgauge.objective import Mode, call_model, call_purely, copy_batch, tensors, untouched
 from normgauge.results import spend
 from normgauge.rng import generator
@@ -53,7 +53,7 @@ class Patient:
     """The copy an operation changes: float64, read once, with a diary of what was done and what was not."""
 
     def __init__(self, model: nn.Module, example: Any, forward: Forward, mode: Mode) -> None:
-        self.model, self.inputs, self.forward = copy_model(model).double(), widened(example), forward
+        self.model, self.inputs, self.forward = copy_model(model).double(), double(example), forward
         self.rows: list[dict[str, Any]] = []
         self.refused: list[tuple[str, str]] = []
         self.first: list[Tensor] = []  # the outputs of the pass that reads the network
@@ -214,16 +214,17 @@ def has_statistics(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
 
 
+def store_statistics(module: Any, mean: Tensor, variance: Tensor) -> None:
+    """Write other running statistics into a normalizer's buffers."""
+    module.running_mean.copy_(mean)
+    module.running_var.copy_(variance)
+
+
 def unfuse(model: nn.Module) -> None:
     """Keep torch's encoder layers from their fused kernel, which takes whatever stands there for a LayerNorm."""
     for layer in model.modules():
         if isinstance(layer, nn.TransformerEncoderLayer) and {type(layer.norm1), type(layer.norm2)} != {nn.LayerNorm}:
             layer.activation_relu_or_gelu = 0
-
-
-def widened(tree: Any) -> Any:
-    """Return nested inputs with floating tensors in float64."""
-    return replaced(tree, Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def run(
@@ -293,12 +294,9 @@ def narrow(model: nn.Module, original: nn.Module) -> None:
 
 def is_selected(where: Where, name: str, module: nn.Module) -> bool:
     """Tell whether a glob, names or globs, or a predicate of (name, module) select a module; `None` selects all."""
-    if where is None:
-        return True
-    if callable(where):
-        return bool(where(name, module))
-    globs = [where] if isinstance(where, str) else list(where)
-    return any(fnmatch(name, glob) for glob in globs)
+    if where is None or callable(where):
+        return where is None or bool(where(name, module))
+    return any(fnmatch(name, glob) for glob in ([where] if isinstance(where, str) else where))
 
 
 def require_selection(operation: str, where: Where, model: nn.Module, taken: Iterable[str]) -> None:

@@ -4,9 +4,8 @@ A value is a tensor some step made. Steps that move data without touching the la
 values to each other pass a change of basis of that axis on; linear maps and embeddings begin and end it.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ def moves_only(step: Step) -> bool:
     one = len(step.outputs) == 1 and bool(step.outputs[0]) and step.outputs[0][-1] == width_of(step) > 0
     if not one or "float" not in step.dtype or step.module is not None:
         return one and "float" in step.dtype
-    several = len(set(_made(step.args, step.kwargs))) > 1
+    several = len(set(step.values)) > 1
     return all(_hands_on(step, size, int(several and size < 0)) for size in (1.0, -1.0, 1e12))
 
 
@@ -103,25 +102,25 @@ class Anatomy:
     def passes(self, step: Step) -> list[Made]:
         """Return the values a step passes on."""
         if step.number in self._moving:
-            return [next(value for value in _made(step.args, step.kwargs))]
+            return [step.values[0]]
         return combines(step)
 
     def reading_site(self, step: Step) -> Site | None:
         """Return where a step multiplies what it reads by a matrix; attention does where it reads one value alone."""
-        mapping, alone = self.maps.get(step.number), len(set(_made(step.args, step.kwargs))) == 1
+        mapping, alone = self.maps.get(step.number), len(set(step.values)) == 1
         return mapping.reads if mapping and (alone or not isinstance(step.module, nn.MultiheadAttention)) else None
 
     def readers_of(self, value: Made) -> list[Step]:
         """Return the steps that read one value."""
-        return [step for step in self.graph.steps if value in set(_made(step.args, step.kwargs))]
+        return [step for step in self.graph.steps if value in set(step.values)]
 
     def origin(self, step: Step) -> Norm | None:
         """Return the normalizer whose output a step reads, through steps that only move it."""
         while True:
-            sources = list(_made(step.args, step.kwargs))
-            if len(set(sources)) != 1 or sources[0].step < 0:
+            sources = set(step.values)
+            if len(sources) != 1 or step.values[0].step < 0:
                 return None
-            step = self.graph.steps[sources[0].step]
+            step = self.graph.steps[step.values[0].step]
             if step.number in self.norms:
                 return self.norms[step.number]
             if step.number not in self._moving:
@@ -143,8 +142,8 @@ class Anatomy:
         for step in self.graph.steps:
             join(Made(step.number), self.passes(step))
             if through_norms and step.number in self.norms:
-                join(Made(step.number), _made(step.args, step.kwargs))
-            for value in _made(step.args, step.kwargs):
+                join(Made(step.number), step.values)
+            for value in step.values:
                 root(value)
         groups: dict[Made, set[Made]] = {}
         for value in list(parent):
@@ -155,7 +154,7 @@ class Anatomy:
     def _describe(self, values: set[Made], through_norms: bool) -> Stream:
         stream = Stream(values)
         for step in self.graph.steps:
-            taken = values & set(_made(step.args, step.kwargs))
+            taken = values & set(step.values)
             made = Made(step.number) in values
             normal = step.number in self.norms
             if (not taken and not made) or (self.passes(step) and not (normal and not through_norms)):
@@ -184,16 +183,6 @@ class Anatomy:
         if any(end in values for end in self.graph.ends):
             stream.problems.append(("(output)", "the stream is an output of the model"))
         return stream
-
-
-def _made(*trees: Any) -> Iterator[Made]:
-    for tree in trees:
-        if isinstance(tree, Made):
-            yield tree
-        elif isinstance(tree, dict):
-            yield from _made(*tree.values())
-        elif isinstance(tree, (tuple, list)):
-            yield from _made(*tree)
 
 
 def fold_gains(patient: Patient, anatomy: Anatomy, *, untie: bool, only: Collection[str] | None = None) -> None:

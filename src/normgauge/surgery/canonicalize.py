@@ -23,15 +23,10 @@ def canonicalize(
     Writers of a generator get norm one and its readers the rest, free shifts are centred (`Symmetries.canonical`): two
     models that differ by these symmetries become one. Permutations of units and changes of basis are not divided out;
     the note counts them. Families that hold without eps alone are divided out too: `proof` leaves eps out, and a row of
-    its own says what eps does.
+    its own says what eps does. `mode` is that in which the function stays: with train, BatchNorm's own symmetries
+    count, so recalibrate afterwards.
 
     Kind: exact in `mode`. Cost: that of `ng.symmetries`, and nine forward passes.
-
-    Args:
-        model: any model.
-        example: a tensor, tuple or mapping of inputs.
-        mode: in which the function stays. With train, BatchNorm's own symmetries count: recalibrate afterwards.
-        seed: of the probes.
 
     Examples:
         >>> torch.manual_seed(0) and None

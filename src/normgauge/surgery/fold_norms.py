@@ -25,12 +25,9 @@ def fold_norms(model: nn.Module, *, example: Any, untie: bool = False, **options
     * LayerNorm or RMSNorm whose output only linear maps read: $W' = W \mathrm{diag}(g)$, $b' = b + W \beta$; the gain
       (w, or 1 + w) is one and the shift zero afterwards.
 
-    Kind: exact in eval mode, or refused. Cost: five forward passes.
+    `untie` gives maps that share their weight with another layer (output embeddings) a weight of their own.
 
-    Args:
-        model: any model.
-        example: a tensor, tuple or mapping of inputs.
-        untie: give maps that share their weight with another layer (output embeddings) a weight of their own.
+    Kind: exact in eval mode, or refused. Cost: five forward passes.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
@@ -108,8 +105,7 @@ def _border_problem(reader: Step, shift: Tensor) -> str:
     """Return why a shift before a layer is no bias after it: what is padded, or not covered, lacks the shift."""
     layer = reader.module
     if isinstance(layer, nn.Linear):
-        plain = len(reader.inputs[0]) == 2
-        return "" if plain else f"{reader.name} reads another axis than the channels"
+        return "" if len(reader.inputs[0]) == 2 else f"{reader.name} reads another axis than the channels"
     assert isinstance(layer, _ConvNd)
     if not bool(torch.any(shift != 0)):
         return ""

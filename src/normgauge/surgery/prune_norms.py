@@ -12,11 +12,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from normgauge.errors import InputError, ModelError, unknown_name
-from normgauge.network import Graph, Network, Step, copy_model
+from normgauge.network import Graph, Network, Step, copy_model, double
 from normgauge.objective import call_model
 from normgauge.results import instrument
 from normgauge.rng import generator
-from normgauge.surgery._operate import hooked, narrow, relative_difference, run, widened
+from normgauge.surgery._operate import hooked, narrow, relative_difference, run
 from normgauge.surgery._surgery import Surgery
 
 By = Literal["gamma", "similar", "random", "correlation"]
@@ -51,10 +51,6 @@ class ChannelPath:
 
 def channel_paths(model: nn.Module, example: Any) -> list[ChannelPath]:
     """Return one path per normalizer that scales channels, those that cannot lose channels with the reason.
-
-    Args:
-        model: any module.
-        example: a tensor, tuple or mapping of inputs.
 
     Examples:
         >>> layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)
@@ -125,9 +121,8 @@ def scale_l1(model: nn.Module) -> Tensor:
 
     References: liu2017.
     """
-    scales = [
-        m.weight.abs().sum() for m in model.modules() if isinstance(m, (*PER_CHANNEL, *SHARED)) and m.weight is not None
-    ]
+    norms = [module for module in model.modules() if isinstance(module, (*PER_CHANNEL, *SHARED))]
+    scales = [norm.weight.abs().sum() for norm in norms if norm.weight is not None]
     return torch.stack(scales).sum() if scales else torch.zeros(())
 
 
@@ -158,13 +153,9 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
         example: a tensor, tuple or mapping of inputs on which the result is proved.
         seed: of `random`.
 
-    Returns:
-        The surgery: `.model`, a row per normalizer with channels before and after or why it was left alone.
-
-    Deviations:
-        S4 sec. 2.2 says units with similar gamma and beta have similar outputs, hence can be removed. Equal gamma and
-        beta say that outputs have equal mean and variance, not that they are equal: the directions of the weights
-        differ. The study `pruning` measures what that costs.
+    Deviations: S4 sec. 2.2 says units with similar gamma and beta have similar outputs, hence can be removed. Equal
+        gamma and beta say that outputs have equal mean and variance, not that they are equal: the directions of the
+        weights differ. The study `pruning` measures what that costs.
 
     Examples:
         >>> torch.manual_seed(0) and None
@@ -182,7 +173,7 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
     paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
     modules = dict(model.named_modules())
-    inputs = widened(example)
+    inputs = double(example)
     full, small = copy_model(model).double(), copy_model(model).double()
     before = None if by != "correlation" else _activations(small, open_paths, inputs)
     gone = _select(open_paths, dict(small.named_modules()), by, share, generator(seed), before)
@@ -256,12 +247,9 @@ def _select(
     paths: list[ChannelPath], modules: Modules, by: str, share: float, source: torch.Generator, values: Any
 ) -> dict[str, Gone]:
     """Return, per normalizer, the channels that go, the twin of each where there is one, and the sum of the bounds."""
-    affine = {
-        path.norm: [_tensor(modules[path.norm], name).detach().double() for name in ("weight", "bias")]
-        for path in paths
-    }
-    total = sum(len(gamma) for gamma, _ in affine.values())
-    wanted = round(share * total)
+    norms = {path.norm: modules[path.norm] for path in paths}
+    affine = {n: [_tensor(m, name).detach().double() for name in ("weight", "bias")] for n, m in norms.items()}
+    wanted = round(share * sum(len(gamma) for gamma, _ in affine.values()))
     ranked: list[Any] = []
     for path in paths:
         name, (gamma, beta) = path.norm, affine[path.norm]
@@ -307,8 +295,7 @@ def _pairs(name: str, gamma: Tensor, beta: Tensor) -> list[Any]:
 @torch.no_grad()
 def _compensate(modules: Modules, path: ChannelPath, removed: list[int], twins: dict[int, Twin]) -> None:
     """Put what stands in for the removed channels into the readers: a constant into the bias, or the twin's weights."""
-    norm = modules[path.norm]
-    constants = path.activation(_tensor(norm, "bias").detach())
+    constants = path.activation(_tensor(modules[path.norm], "bias").detach())
     for name in path.consumers:
         reader = modules[name]
         block = _block(reader, len(constants))

@@ -44,10 +44,7 @@ def _safetensors() -> Any:
 def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
     """Write the weights of `surgery.model` and, beside them, `<path>.recipe.json`; return the recipe's path.
 
-    Args:
-        surgery: what an operation returned.
-        path: ending in `.safetensors` or `.pt`.
-        facts: what else the recipe shall say, such as the factory's name.
+    The path ends in `.safetensors` or `.pt`; `facts` are what else the recipe shall say, such as the factory's name.
     """
     before, after = ({n: _entry(m) for n, m in model.named_modules()} for model in (surgery.original, surgery.model))
     modules = {name: entry for name, entry in after.items() if before.get(name) != entry}
@@ -81,9 +78,7 @@ def save(surgery: Surgery, path: str | Path, **facts: Any) -> Path:
 def load(factory: Callable[[], nn.Module] | nn.Module, path: str | Path) -> nn.Module:
     """Return the model that `save` wrote: the factory's, rebuilt by the recipe, with the weights of the file.
 
-    Args:
-        factory: makes the model as it was before, with any weights; or that model.
-        path: of the weights.
+    The factory makes the model as it was before, with any weights; or it is that model.
     """
     model = copy_model(factory) if isinstance(factory, nn.Module) else factory()
     place = Path(f"{path}.recipe.json")
@@ -125,12 +120,11 @@ def _entry(module: nn.Module) -> dict[str, Any]:
     base = kind if over is None else kind.__mro__[2]
     own = {name: value for name, value in vars(module).items() if name == "training" or not name.startswith("_")}
     plain = {n: v for n, v in own.items() if all(isinstance(x, _PLAIN) for x in (v if isinstance(v, tuple) else (v,)))}
+    held = {**module._parameters, **module._buffers}
     return {
         "class": f"{over.__name__ if over else ''}+{base.__module__}:{base.__qualname__}",
         "attributes": {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()},
-        "shapes": {
-            n: None if p is None else list(p.shape) for n, p in (*module._parameters.items(), *module._buffers.items())
-        },
+        "shapes": {name: None if value is None else list(value.shape) for name, value in held.items()},
         "buffers": list(module._buffers),
     }
 

@@ -35,14 +35,10 @@ def layer_to_rms(model: nn.Module, *, example: Any, untie: bool = False, **optio
 
     With $P = I - 11^T/d$: $\mathrm{LN}(x) = \mathrm{RMS}(Px)$ with the same eps, gain and shift. Every linear map and
     embedding that writes into the stream is multiplied by P, so that its mean is zero before anything is normalized.
-    Refused where a normalizer writes into the stream (post-norm), or something else than LayerNorm reads it.
+    Refused where a normalizer writes into the stream (post-norm), or something else than LayerNorm reads it. `untie`
+    gives a map that shares its weight with a centred embedding a weight of its own.
 
     Kind: exact in eval mode, or refused. Cost: five forward passes.
-
-    Args:
-        model: any model.
-        example: a tensor, tuple or mapping of inputs.
-        untie: give a map that shares its weight with a centred embedding a weight of its own.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -94,8 +90,7 @@ def _shared_readers(anatomy: Anatomy, stream: Stream) -> dict[str, Site]:
 
 def _mean_free(anatomy: Anatomy, readers: dict[str, Site]) -> bool:
     """Tell whether maps read nothing but outputs of mean zero: of LayerNorm with gain one and shift zero."""
-    steps = [step for step in anatomy.graph.steps if step.name in readers]
-    sources = [anatomy.origin(step) for step in steps]
+    sources = [anatomy.origin(step) for step in anatomy.graph.steps if step.name in readers]
     return all(norm is not None and norm.centred and norm.is_plain() for norm in sources)
 
 
@@ -128,15 +123,11 @@ def rotate_stream(
     and normalizers join; refused where a gain stands between it and a sum (sandwich and post-norm), where something
     else than a linear map reads or writes it, and where it is an input or output of the model.
 
-    Kind: exact in eval mode, or refused. Cost: five forward passes, six with `pca`.
+    The rotation is "random" (the default; Haar, by `seed`), "pca" (axes of the stream on the example, largest variance
+    first), "hadamard" (with random signs; for widths that are powers of two) or an orthogonal matrix Q. `untie` gives
+    maps that share their weight with another layer a weight of their own.
 
-    Args:
-        model: any model.
-        rotation: "random" (the default; Haar), "pca" (axes of the stream on the example, largest variance first),
-            "hadamard" (with random signs; for widths that are powers of two) or an orthogonal matrix Q.
-        example: a tensor, tuple or mapping of inputs.
-        seed: of the random ones.
-        untie: give maps that share their weight with another layer a weight of their own.
+    Kind: exact in eval mode, or refused. Cost: five forward passes, six with `pca`.
 
     References: ashkboos2024, ashkboos2024quarot.
     """
@@ -161,8 +152,7 @@ def rotate_stream(
         if problems:
             raise RefusedError(*problems)
         width = next(iter(stream.norms.values())).width
-        matrix = _matrix(rotation, width, seed, patient, stream)
-        changed = _rotate(patient, stream, matrix)
+        changed = _rotate(patient, stream, _matrix(rotation, width, seed, patient, stream))
         name = rotation if isinstance(rotation, str) else "random" if rotation is None else "given"
         for norm in stream.norms:
             patient.did(norm, "turns with the stream")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import DataError, InputError
-from normgauge.network import KeepDouble, exchange
+from normgauge.network import KeepDouble, double, exchange
 from normgauge.objective import call_model, call_purely, tensors, untouched
 from normgauge.results import instrument, spend
 from normgauge.surgery import _operate
-from normgauge.surgery._operate import Forward, Options, Patient, Where, hooked, operate, widened
+from normgauge.surgery._operate import Forward, Options, Patient, Where, hooked, operate
 from normgauge.surgery._surgery import Surgery
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
@@ -93,15 +93,10 @@ def freeze_norms(
     """Freeze normalizers at their stored statistics: `train()` does not wake them, copies and pickles keep it.
 
     The module keeps its class (`isinstance` holds), parameters and keys; a class over it answers `train()`. One whose
-    `track_running_stats` was switched off later used batch statistics in training: it is frozen as well.
+    `track_running_stats` was switched off later used batch statistics in training: it is frozen as well. `where` is a
+    glob, names or a predicate(name, module); `affine` stops the training of gains and shifts too.
 
     Kind: exact in eval mode; in train mode the normalizer does what it did in eval mode. Cost: five forward passes.
-
-    Args:
-        model: any model.
-        example: a tensor, tuple or mapping of inputs.
-        where: glob, names or predicate(name, module); all normalizers with statistics by default.
-        affine: stop training their gains and shifts too.
 
     Examples:
         >>> done = freeze_norms(nn.Sequential(nn.BatchNorm1d(2)), example=torch.randn(4, 2))
@@ -132,16 +127,11 @@ def guard_norms(
 ) -> Surgery:
     r"""Guard running statistics: no update from a batch that is not finite, none from a checkpoint's second pass.
 
-    With gradients accumulated over k batches the statistics would forget k times as fast: the momentum m becomes
-    $1 - (1 - m)^{1/k}$, so that k updates by equal batches are one update of before.
+    With gradients accumulated over k batches (`accumulation`) the statistics would forget k times as fast: the momentum
+    m becomes $1 - (1 - m)^{1/k}$, so that k updates by equal batches are one update of before. `where` is a glob, names
+    or a predicate(name, module).
 
     Kind: exact in both modes on finite inputs. Cost: nine forward passes.
-
-    Args:
-        model: any model.
-        example: a tensor, tuple or mapping of inputs.
-        where: glob, names or predicate(name, module); all normalizers with statistics by default.
-        accumulation: batches per optimizer step.
 
     Examples:
         >>> model = guard_norms(nn.Sequential(nn.BatchNorm1d(2)), example=torch.randn(4, 2)).model.train()
@@ -248,14 +238,14 @@ def recalibrate_norms(
         >>> recalibrate_norms(net, [torch.tensor([[1.0], [3.0]])]).model[0].running_mean
         tensor([2.])
     """
-    taken = list(islice(iter(loader), batches))
+    taken = list(islice(loader, batches))
     if not taken:
         step = "Give a loader, or a list of batches"
         raise DataError("recalibrate_norms", "there must be a batch", "an empty loader", step)
     call = forward or (lambda twin, batch: call_model(twin, _inputs(batch)))
 
     def score(twin: nn.Module, chosen: list[nn.Module]) -> float:
-        return math.fsum(_score(twin, widened(batch), call, loss, chosen) for batch in taken) / len(taken)
+        return math.fsum(_score(twin, double(batch), call, loss, chosen) for batch in taken) / len(taken)
 
     def edit(patient: Patient) -> str:
         chosen = _choose(patient, "recalibrate_norms", where)
@@ -263,9 +253,9 @@ def recalibrate_norms(
             return "no normalizer keeps statistics"
         old = {name: (m.running_mean.clone(), m.running_var.clone()) for name, m in chosen.items()}
         before = score(patient.model, list(chosen.values()))
-        new = _collect(patient.model, [widened(batch) for batch in taken], call, chosen)
+        new = _collect(patient.model, [double(batch) for batch in taken], call, chosen)
         for name, pair in new.items():
-            _store(chosen[name], *pair)
+            _operate.store_statistics(chosen[name], *pair)
             if chosen[name].num_batches_tracked is not None:
                 chosen[name].num_batches_tracked.fill_(len(taken))
         after = score(patient.model, list(chosen.values()))
@@ -274,7 +264,7 @@ def recalibrate_norms(
         worse = not after <= before and math.isfinite(before)
         for name, module in chosen.items():
             if worse:
-                _store(module, *old[name])
+                _operate.store_statistics(module, *old[name])
                 patient.refuse(name, f"its statistics were better: {told}")
             elif name not in new:
                 patient.refuse(name, "the batches do not reach it, or give it one value only")
@@ -284,11 +274,6 @@ def recalibrate_norms(
         return told
 
     return operate("recalibrate_norms", model, taken[0], edit, forward=call, inplace=inplace, exact=False)
-
-
-def _store(module: Any, mean: Tensor, variance: Tensor) -> None:
-    module.running_mean.copy_(mean)
-    module.running_var.copy_(variance)
 
 
 def _inputs(batch: Any) -> Any:

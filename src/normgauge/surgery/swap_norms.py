@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
-from normgauge.network import Step, exchange, role_of
+from normgauge.network import Step, double, exchange, role_of
 from normgauge.nn import registry
 from normgauge.results import instrument
 from normgauge.surgery import _operate
 from normgauge.surgery._maps import affine_of, read_norm
-from normgauge.surgery._operate import Options, Patient, Where, has_statistics, hooked, operate, run
+from normgauge.surgery._operate import Options, Patient, Where, has_statistics, hooked, operate, run, store_statistics
 from normgauge.surgery._surgery import Surgery
 
 Factory = Callable[[int, int], nn.Module]
@@ -47,14 +47,10 @@ def swap_norms(
     the old network, and statistics, where it stores any, from what it reads. Groups are chosen from the channels, at
     least two in each. A module in several places is replaced once; one whose class does more is refused.
 
-    Kind: changes the function: `change` by how much, the note how much without the fit. Cost: eight forward passes.
+    `to` is a name of `ng.nn.registry`, or `(channels, spatial) -> module`; `where` a glob, names or a predicate(name,
+    module), all normalizers by default; `data` inputs to fit on, the example by default.
 
-    Args:
-        model: any model.
-        to: a name of `ng.nn.registry`, or `(channels, spatial) -> module`.
-        example: a tensor, tuple or mapping of inputs.
-        where: glob, names or predicate(name, module); all normalizers by default.
-        data: inputs as `example`, to fit on; the example by default.
+    Kind: changes the function: `change` by how much, the note how much without the fit. Cost: eight forward passes.
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -74,7 +70,7 @@ def swap_norms(
         names = {module: name for name, module in patient.model.named_modules()}
         chosen = {module: step for module, step in steps.items() if _operate.is_selected(where, names[module], module)}
         _operate.require_selection("swap_norms", where, model, [names[module] for module in chosen])
-        inputs = patient.inputs if data is None else _operate.widened(data)
+        inputs = patient.inputs if data is None else double(data)
         target = _outputs_of(patient, chosen, inputs)
         before = run(patient.model, inputs, patient.forward, "eval")
         new: dict[nn.Module, tuple[str, nn.Module]] = {}
@@ -126,9 +122,8 @@ def _replacement(old: nn.Module, step: Step, make: Factory) -> nn.Module | str:
         own = getattr(made, name, None)
         if isinstance(own, nn.Parameter) and value is not None and own.shape == value.shape:
             own.data.copy_(value.detach())
-    for name in ("running_mean", "running_var"):
-        if has_statistics(made) and has_statistics(old):
-            getattr(made, name).copy_(getattr(old, name))
+    if has_statistics(made) and has_statistics(old):
+        store_statistics(made, old.running_mean, old.running_var)  # type: ignore[arg-type]
     return LastAxis(made) if last is not None and len(shape) > 2 else made
 
 
@@ -145,10 +140,7 @@ def _outputs_of(patient: Patient, chosen: dict[nn.Module, Step], inputs: Any) ->
 
 
 def _fit(
-    patient: Patient,
-    inputs: Any,
-    new: dict[nn.Module, tuple[str, nn.Module]],
-    target: dict[nn.Module, list[Tensor]],
+    patient: Patient, inputs: Any, new: dict[nn.Module, tuple[str, nn.Module]], target: dict[nn.Module, list[Tensor]]
 ) -> None:
     """Fit affine maps while the new network runs: what stands behind a normalizer reads the fitted one's output."""
     fits: dict[nn.Module, tuple[Tensor, Tensor]] = {}
@@ -162,8 +154,7 @@ def _fit(
         if has_statistics(inner):
             values = by_channel(args[0], made)
             statistics[inner] = values.mean(1), values.var(1)
-            for name, value in zip(("running_mean", "running_var"), statistics[inner], strict=True):
-                getattr(inner, name).copy_(value)
+            store_statistics(inner, *statistics[inner])
 
     def fit(old: nn.Module) -> Any:
         seen: list[tuple[Tensor, Tensor]] = []
@@ -191,8 +182,7 @@ def _fit(
     with hooked(handles):
         run(patient.model, inputs, patient.forward, "eval")
     for inner, values in statistics.items():
-        for name, value in zip(("running_mean", "running_var"), values, strict=True):
-            getattr(inner, name).copy_(value)
+        store_statistics(inner, *values)
     for inner, (slope, offset) in fits.items():
         for name, value in (("weight", slope), ("bias", offset)):
             if getattr(inner, name, None) is not None:

@@ -74,8 +74,8 @@ def check_normalizer(
     place of gain and eps; shape, dtype and precision; state_dict round trip and deep copies; torch.func against
     autograd, forward over reverse; bfloat16 autocast; first and second derivatives against a twin; empty inputs, which
     raise any error or give an empty output and leave the state finite; and one value per channel, on which training
-    raises an error where `smallest` says so. All checks run, and all that failed are named. Without declared
-    invariances the result says that none was tried.
+    raises an error where `smallest` says so. All checks run, and a NonconformingError names all that failed. Without
+    declared invariances the result says that none was tried.
 
     Args:
         subject: a name, a declaration, or a factory `(channels, spatial) -> Module`.
@@ -85,13 +85,6 @@ def check_normalizer(
         twin: `(module, x) -> y`, a naive implementation of the module's map in training; without it second
             derivatives are compared with differences of first ones.
         examples: cases per check.
-
-    Returns:
-        A `Conformance`, to print.
-
-    Raises:
-        NonconformingError: naming every broken law and rule, one per line, with the deviation.
-        MissingExtraError: if Hypothesis is not installed.
 
     Examples:
         >>> report = check_normalizer("rms", examples=3)
@@ -118,10 +111,8 @@ def _run_all(declaration: Declaration, twin: Twin | None, examples: int, ledger:
     def on_cases(check: Callable[[Case], None], examples: int, *, small: bool = False) -> Callable[[], None]:
         return lambda: _run_cases(check, axes, examples, small=small)
 
-    bind = functools.partial
-    checks = {
-        str(law): on_cases(bind(_check_law, declaration, law, ledger), examples) for law in declaration.invariances
-    }
+    bind, laws = functools.partial, declaration.invariances
+    checks = {str(law): on_cases(bind(_check_law, declaration, law, ledger), examples) for law in laws}
     checks |= {
         "output": on_cases(bind(_check_output, build, inner, ledger), examples),
         "state": on_cases(bind(_check_state, build, inner, ledger), few),
@@ -323,12 +314,8 @@ def _check_conventions(declaration: Declaration, ledger: Ledger, case: Case) -> 
 
 
 def _raw_weight(module: torch.nn.Module) -> torch.nn.Parameter:
-    """Return the parameter behind a parametrized weight: the largest, since gains are smaller.
-
-    The weight itself is not asked for: a spectral norm knows it only after the first forward.
-    """
-    owned = module.parametrizations.weight.parameters()  # type: ignore[union-attr]
-    return max(owned, key=lambda value: value.numel())
+    """Return the largest parameter behind a parametrized weight, which itself may be known after a forward only."""
+    return max(module.parametrizations.weight.parameters(), key=Tensor.numel)  # type: ignore[union-attr]
 
 
 def _zero_bias(module: torch.nn.Module) -> None:
@@ -426,10 +413,10 @@ def _check_transforms(build: Build, channels: int | None, ledger: Ledger, case: 
     def score(y: Tensor) -> Tensor:
         return (y * probe).sum() + (y.square() * probe.cos()).sum()
 
+    # parameters are given, not closed over: torch crashes where a layer writes into those of an outer level
     def loss(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         own = {name: value.clone() for name, value in buffers.items()}
-        y = torch.func.functional_call(module, ({**parameters, **own}), (inputs,))
-        return score(y)
+        return score(torch.func.functional_call(module, {**parameters, **own}, (inputs,)))
 
     def reverse(inputs: Tensor) -> Tensor:
         return torch.func.grad(loss, argnums=1)(parameters, inputs)
@@ -438,9 +425,8 @@ def _check_transforms(build: Build, channels: int | None, ledger: Ledger, case: 
     gradient = torch.autograd.grad(score(call(module, inputs)), inputs, create_graph=True)[0]
     direction = torch.randn(x.shape, generator=generator(case.seed + 12), dtype=torch.float64)
     ledger.require_same("torch.func.grad agrees with autograd", reverse(x), gradient, 1e-8)
-    product = torch.zeros_like(inputs)
-    if gradient.requires_grad:
-        product = torch.autograd.grad(gradient, inputs, direction)[0]
+    curved = gradient.requires_grad
+    product = torch.autograd.grad(gradient, inputs, direction)[0] if curved else torch.zeros_like(inputs)
     forward = torch.func.jvp(reverse, (x,), (direction,))[1]
     ledger.require_same("forward over reverse agrees with autograd twice", forward, product, 1e-7)
 

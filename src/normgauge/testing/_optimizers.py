@@ -51,9 +51,6 @@ def check_optimizer(
         euclidean: the optimizer that `geometry="euclidean"` must equal bit for bit; `None` skips it.
         steps: of the test of drift.
 
-    Raises:
-        NonconformingError: naming the broken rule and the deviation.
-
     Examples:
         torch's own SGD keeps the rules of torch.optim, and is not on spheres:
 
@@ -65,8 +62,8 @@ def check_optimizer(
         ...
         normgauge.testing._verdict.NonconformingError: optimizer 'SGD': norms stay...
     """
-    probe = make([nn.Parameter(torch.ones(2, 2))])
-    ledger = Ledger(type(probe).__name__, "optimizer", "Correct the optimizer")
+    name = type(make([nn.Parameter(torch.ones(2, 2))])).__name__
+    ledger = Ledger(name, "optimizer", "Correct the optimizer")
     if spherical:
         _norms(make, ledger, steps)
         _nan_rows(make, ledger)
@@ -169,8 +166,8 @@ def _flat_groups(make: Make, euclidean: Callable[[list[nn.Parameter]], Optimizer
         grad = draw()
         ours.grad, theirs.grad = grad.clone(), grad.clone()
         optimizer.step(), reference.step()
-    equal = torch.equal(ours, theirs)
-    ledger.require("Euclidean groups equal torch's optimizer bit for bit", equal, "another number")
+    check = "Euclidean groups equal torch's optimizer bit for bit"
+    ledger.require(check, torch.equal(ours, theirs), "another number")
 
 
 def _descent(make: Make, ledger: Ledger) -> None:
@@ -202,11 +199,9 @@ class _Run:
         self.optimizer = make(self.params, **options)
 
     def draw(self, shape: tuple[int, ...]) -> Tensor:
-        """Return random numbers of this run's own stream."""
         return torch.randn(shape, generator=self.source, dtype=torch.float64)
 
     def steps(self, count: int, sign: float = 1.0) -> Self:
-        """Do some steps with random gradients."""
         for _ in range(count):
             for param in self.params:
                 param.grad = sign * self.draw(tuple(param.shape))
@@ -215,7 +210,6 @@ class _Run:
 
     @property
     def flat(self) -> Tensor:
-        """All parameters in one vector."""
         return torch.cat([param.detach().reshape(-1) for param in self.params])
 
 

@@ -22,9 +22,6 @@ _FOREIGN = re.compile(r"<script|<link|<iframe|\son\w+=|javascript:|(?:src|href)=
 def check_result(result: Result) -> None:
     """Check one result: readings with kinds, counted cost, meaning, footer, short repr, safe HTML, rows for a frame.
 
-    Raises:
-        NonconformingError: naming the rule and what came.
-
     Examples:
         >>> import torch
         >>> from normgauge.nn import layer_geometry
@@ -86,11 +83,7 @@ def assert_norms_healthy(
 ) -> None:
     """Raise AssertionError with the checkup's text where it has findings of this severity, or models diverge.
 
-    Args:
-        objective: an `Objective`, or a model with `batch`.
-        batch: as `ng.checkup` takes it.
-        severity: "error" lets warnings pass.
-        rest: what else `ng.checkup` takes: optimizer, loader, against, quick, ignore.
+    Arguments are those of `ng.checkup`: objective, or model and batch, optimizer, loader, against, quick, ignore.
 
     Examples:
         >>> import torch

@@ -20,19 +20,12 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.bfloat16: 8e-2}
 
 @dataclass(frozen=True)
 class Conformance(Result):
-    """The checks a normalizer or an optimizer passed, with the number of cases and the largest deviation of each.
+    """The `checks` a normalizer or an optimizer passed: `(check, cases, largest deviation)` of each."""
 
-    Attributes:
-        name: of the subject.
-        checks: `(check, cases, largest deviation)`.
-        kind: "normalizer" or "optimizer".
-        laws: how many invariances a normalizer declares, which were all tried.
-    """
-
-    name: str
+    name: str  # of the subject
     checks: tuple[tuple[str, int, float], ...]
     kind: str = "normalizer"
-    laws: int = 0
+    laws: int = 0  # how many invariances a normalizer declares, which were all tried
 
     def _title(self) -> str:
         if self.kind == "normalizer" and not self.laws:
@@ -71,21 +64,17 @@ class Ledger:
             self.fail(check, f"a deviation of {deviation:.3g} above {tolerance:g}")
 
     def record_pass(self, check: str, deviation: float = 0.0) -> None:
-        """Record a case that passed."""
         self.cases[check] = self.cases.get(check, 0) + 1
         self.largest[check] = max(self.largest.get(check, 0.0), deviation)
 
     def conformance(self, laws: int = 0) -> Conformance:
-        """Return what passed."""
         checks = tuple((check, cases, self.largest[check]) for check, cases in self.cases.items())
         return Conformance(self.name, checks, self.kind, laws)
 
     def require(self, check: str, holds: bool, otherwise: str) -> None:
-        """Record a condition."""
         if not holds:
             self.fail(check, otherwise)
         self.record_pass(check)
 
     def fail(self, check: str, problem: str) -> None:
-        """Stop with the broken rule."""
         raise NonconformingError(f"{self.kind} {self.name!r}", check, problem, self.remedy)

@@ -105,18 +105,12 @@ def gradient_norm_squared(y: Tensor, g: Tensor, gamma: float | Tensor = 1.0) -> 
 
 
 def batch_slope(x: Tensor, gamma: float | Tensor = 1.0, eps: float = 0.0, radius: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return a bracket of the Lipschitz constant of BN as a map of the whole batch, on a ball about it.
+    """Return a bracket of the Lipschitz constant of BN as a map of a batch `[m, channels]`, on a ball about it.
 
     Per channel the Jacobian is `(gamma / s) P` (`project`), with singular values `gamma / s` (m - 2 times),
     `gamma eps / s^3` and 0, and channels do not mix; the largest, `max |gamma| / s`, is attained at `x`: the lower end.
     The deviation of a channel changes by at most `radius / sqrt(m)` on the ball, which gives the upper end,
     `max |gamma| / sqrt(max(sd - radius / sqrt(m), 0)^2 + eps)`: `1 / sqrt(eps)` once the ball holds a constant channel.
-
-    Args:
-        x: `[m, channels]`.
-        gamma: gains, one or per channel.
-        eps: added to the variances.
-        radius: of the ball, in the Frobenius norm of the batch.
 
     Deviations: S2 section 3.2 takes the statistics for constants, as in evaluation; here they move with the batch.
 

@@ -13,11 +13,7 @@ from normgauge.theory.rayleigh import direction_quotient
 def stein_coefficients(slope: Tensor, bend: Tensor, u: Tensor, wt: Tensor) -> tuple[Tensor, Tensor]:
     """Return `c1 = E phi' - E phi'' u^T wt` and `c2 = E phi''`, with `grad f(wt) = c1 u + c2 S wt`.
 
-    Args:
-        slope: `E phi'(z^T wt)`.
-        bend: `E phi''(z^T wt)`.
-        u: the mean of z.
-        wt: the weights.
+    `slope` is `E phi'(z^T wt)`, `bend` `E phi''(z^T wt)`.
 
     References: kohler2019
     """

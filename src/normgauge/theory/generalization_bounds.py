@@ -9,11 +9,8 @@ def cell_terms(
 ) -> list[float]:
     """Return `(m_i/m) min(lambda_i L_i, C)` per cell: how much the loss may rise from its samples to its points.
 
-    Args:
-        shares: m_i / m.
-        distances: lambda_i, the mean distance between a sample and a point of the cell, or a bound of it.
-        slopes: L_i, Lipschitz constants of the loss on the cells.
-        largest: C; the loss lies between 0 and C.
+    `distances` are lambda_i, the mean distance of a sample and a point of the cell, or a bound of it, `slopes` are L_i,
+    Lipschitz constants of the loss on the cells; the loss lies between 0 and C, the `largest`.
 
     Deviations: S2 Theorem 20 prints the terms without the minimum; a loss between 0 and C cannot rise by more than C.
 
@@ -57,11 +54,7 @@ def sharpness_terms(sharpness: float, samples: float) -> float:
     """Return the least `sharpness mu^2/2 + ln(m)/(mu sqrt(m))` over mu > 0: the terms of (LLA), constants as 1.
 
     The least value is `1.5 (sharpness ln(m)^2 / m)^(1/3)`. It is for the loss averaged over noise of size mu on the
-    weights, and O() hides the number of parameters.
-
-    Args:
-        sharpness: spherical sharpness, |theta|^2 times the top eigenvalue of the Hessian; at least 0.
-        samples: m.
+    weights, and O() hides the number of parameters; `sharpness` is |theta|^2 times the Hessian's top eigenvalue.
 
     Examples:
         >>> round(sharpness_terms(8.0, samples=2.718281828459045**2), 4)  # (8 * 4 / e^2)^(1/3) * 1.5
@@ -89,13 +82,10 @@ def weight_normalized_term(radius: float, samples: float) -> float:
 def row_norm_term(sums: Sequence[float], largest: Sequence[float], samples: float) -> float:
     """Return `(1/N) sum_l |W_l|_{2,1}^2 prod_{j != l} |W_j|_{2,inf}^2`, the sketch of S0 section 7.2.
 
+    `sums` are |W_l|_{2,1}, the sums of the row norms, `largest` are |W_l|_{2,inf}, the largest row norms.
+
     Deviations: no bound: layers of n equal unit rows stretch by sqrt(n) each while every |W|_{2,inf} stays 1, so the
         slope outgrows the term as the depth grows; neither the margin nor the size of the inputs enters.
-
-    Args:
-        sums: |W_l|_{2,1}, the sum of the row norms.
-        largest: |W_l|_{2,inf}, the largest row norm.
-        samples: N.
 
     Examples:
         >>> row_norm_term([2.0, 3.0], [1.0, 2.0], samples=25)  # (4 * 4 + 9 * 1) / 25
@@ -136,8 +126,7 @@ def spectral_margin_term(
         samples: m.
         delta: the probability of failure.
 
-    Deviations: the article's Lemma A.8 also pays for all margins and all sizes of the inputs; its constants are
-        larger.
+    Deviations: the article's Lemma A.8 also pays for all margins and sizes of the inputs; its constants are larger.
 
     Examples:
         >>> one = dict(slopes=[1.0], inputs=10.0, width=4, loss_slope=1.0, samples=1e12, delta=0.1)
@@ -162,15 +151,7 @@ def frobenius_margin_term(
 
     `2 R + 3 sqrt(ln(2/delta')/(2m))`, `R = loss_slope sqrt(2) K (sqrt(2 ln(2) L) + 1) |X| prod M_i / m` for K outputs
     (without sqrt(2) for one), activations positively homogeneous and 1-Lipschitz, element by element; norms rounded
-    up as in `spectral_margin_term`.
-
-    Args:
-        frobenius: M_i; of the last layer the largest row norm is enough.
-        inputs: |X|.
-        outputs: K.
-        loss_slope: of the loss in the outputs.
-        samples: m.
-        delta: the probability of failure.
+    up and arguments as in `spectral_margin_term`. Of the last M_i, in `frobenius`, the largest row norm is enough.
 
     Examples:
         >>> one = dict(inputs=10.0, outputs=1, loss_slope=1.0, samples=1e6, delta=0.1)

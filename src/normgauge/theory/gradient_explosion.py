@@ -8,6 +8,7 @@ the gradient; the norm grows by their square root.
 
 from math import acos, asin, inf, pi, sqrt
 
+import torch  # noqa: F401 (the doctests)
 from torch import Tensor
 
 RELU_LIMIT = pi / (pi - 1)  # of the squared norm, as the batch grows
@@ -51,15 +52,10 @@ def linear_rate(batch: int) -> float:
 def large_batch_rate(values: Tensor, slopes: Tensor, weights: Tensor) -> float:
     """Return `E phi'(x)^2 / var phi(x)` for a standard normal x: the factor per layer as the batch grows.
 
-    By the Gaussian Poincare inequality it is at least 1, and 1 only where phi is affine.
-
-    Args:
-        values: `phi` at the nodes of a quadrature.
-        slopes: `phi'` there.
-        weights: the quadrature's weights for a standard normal; they sum to 1.
+    By the Gaussian Poincare inequality it is at least 1, and 1 only where phi is affine. `values` and `slopes` are phi
+    and phi' at the nodes of a quadrature for x, whose `weights` sum to 1.
 
     Examples:
-        >>> import torch
         >>> x = torch.linspace(-9, 9, 4000, dtype=torch.float64)
         >>> weights = torch.softmax(-x.square() / 2, 0)
         >>> round(large_batch_rate(x.relu(), (x > 0).double(), weights) / RELU_LIMIT, 3)
@@ -72,12 +68,9 @@ def large_batch_rate(values: Tensor, slopes: Tensor, weights: Tensor) -> float:
 
 
 def squared_gradient_growth(squares: Tensor) -> float:
-    """Return the factor per layer of squared gradient norms, listed from the first layer to the last.
-
-    The geometric mean between two layers, a few away from both ends.
+    """Return the factor per layer of squared gradient norms, first layer first: its geometric mean, ends left out.
 
     Examples:
-        >>> import torch
         >>> round(squared_gradient_growth(2.0 ** torch.arange(20.0).flip(0)), 4)
         2.0
     """

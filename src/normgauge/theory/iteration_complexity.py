@@ -13,14 +13,9 @@ def weight_slope_bound(
     """Return `outer reach s_{i+1} ... s_K |NO_i| ... |NO_K|`, a bound of the slope of the loss in the weights W_i.
 
     For `h_k = g(NO_k(W_k h_{k-1}))` with 1-Lipschitz g, the Frobenius norm on W_i, and normalizers that are fixed maps
-    (S2 Theorem 12): BN with its statistics held fixed, LN with its constant 1/sqrt(eps).
-
-    Args:
-        norms: s_1, ..., s_K, spectral norms of the weights or bounds of them.
-        layer: i, counted from 1.
-        reach: the largest `|h_{i-1}(x)|` over the data.
-        normalizers: Lipschitz constants of NO_1, ..., NO_K; all 1 without normalization.
-        outer: Lipschitz constant of everything after h_K: last layer, output function, loss.
+    (S2 Theorem 12): BN with its statistics held fixed, LN with its constant 1/sqrt(eps). `norms` are s_1, ..., s_K or
+    bounds of them, `layer` is i, counted from 1, `reach` the largest `|h_{i-1}(x)|` over the data; `normalizers` are
+    Lipschitz constants of NO_1, ..., NO_K (all 1 if left out), `outer` that of last layer, output function and loss.
 
     Deviations: S2 Remark 17 prints O(s_K ... s_{i+1}); `reach`, which contains the layers below, and `outer`, which
         the family leaves free, are part of the constant.
@@ -71,19 +66,10 @@ def stationary_evaluations(
 
     `goldstein_evaluations` with the slope bound of `weight_slope_bound`, so of order
     `drop (outer reach s_{i+1} ... s_K |NO_i| ... |NO_K|)^2 / (radius accuracy^3)`, the other weights held fixed.
-    Normalization changes it by the square of `normalizer_saving`, at equal `reach`: it saves where the constants are
-    below 1, and costs where they are above 1.
-
-    Args:
-        norms: s_1, ..., s_K.
-        layer: i, counted from 1.
-        reach: the largest `|h_{i-1}(x)|` over the data; normalization below layer i changes it too.
-        drop: how far the loss at the start lies above its infimum.
-        radius: of the ball whose gradients may be combined.
-        accuracy: length of the combination.
-        normalizers: Lipschitz constants of NO_1, ..., NO_K; all 1 without normalization.
-        outer: Lipschitz constant of everything after h_K.
-        failure: accepted probability that the random method needs longer.
+    Normalization changes it by the square of `normalizer_saving`, at equal `reach`, which it changes too: it saves
+    where the constants are below 1, and costs where they are above 1. Arguments as there, and `drop`, how far the loss
+    at the start lies above its infimum, `radius` of the ball whose gradients may be combined, `accuracy`, the length
+    of the combination, and `failure`, the accepted probability that the random method needs longer.
 
     Deviations: S2 Corollary 19 prints `s_{i+1} ... s_K sigma^(-K+i-1) / alpha^2`. Its units do not match: measuring the
         weights in other units changes it, and no method's work (ledger S2-C19). The slope enters squared, the accuracy

@@ -48,14 +48,9 @@ def normalized_slope(deviation: Tensor, spread: Tensor, size: int, eps: float) -
     """Return `1 / sqrt(max(deviation - spread / sqrt(size), 0)^2 + eps)`: a normalizer's constant near a point.
 
     Standardizing a block of `size` entries has a Jacobian of norm at most 1 / sqrt(variance + eps); the deviation
-    (and the root mean square) of a block changes by at most 1 / sqrt(size) per unit of distance. So this bounds the
-    slope on the ball of radius `spread`, and with an infinite spread it is the global constant 1 / sqrt(eps).
-
-    Args:
-        deviation: of each block at the centre: standard deviation, or root mean square without centring.
-        spread: radius of the ball, broadcast against `deviation`.
-        size: entries of a block.
-        eps: added to the variance.
+    (the root mean square where nothing is centred) of a block changes by at most 1 / sqrt(size) per unit of distance.
+    So this bounds the slope on the ball of radius `spread` about a point where the blocks have these deviations, and
+    with an infinite spread it is the global constant 1 / sqrt(eps).
 
     Examples:
         >>> normalized_slope(torch.tensor([5.0]), torch.tensor([4.0]), size=4, eps=0.0)  # 5 - 4 / 2 = 3
@@ -73,14 +68,8 @@ def attention_slopes(scale: float, keys: Tensor, values: Tensor, queries: Tensor
     With weights `P = softmax(scale Q K^T)` and outputs `o_i = sum_j P_ij v_j` the Jacobian is
     `d o_i = scale Cov_i(v, k) d q_i + scale sum_j P_ij (v_j - o_i) <q_i, d k_j> + sum_j P_ij d v_j`, covariances under
     row i of P. So its parts have norms at most `scale values keys`, `scale values queries sqrt(share)` and
-    `sqrt(share)`, by Cauchy-Schwarz.
-
-    Args:
-        scale: factor of the logits.
-        keys: largest root of the top eigenvalue of a row's covariance of the keys.
-        values: the same of the values.
-        queries: largest length of a query.
-        share: largest sum of a column of P, at most the number of queries.
+    `sqrt(share)`, by Cauchy-Schwarz: `keys` and `values` the largest root of the top eigenvalue of a row's covariance
+    of either, `queries` the largest length of a query, `share` the largest sum of a column of P.
 
     Examples:
         >>> one = torch.tensor(1.0)

@@ -6,13 +6,9 @@ from torch import Tensor
 def margin_term(margin: float | Tensor, norm: float | Tensor, X: Tensor) -> Tensor:
     """Return `2 norm sqrt(sum |x_i|^2) / (margin N)`, the capacity term of a margin bound for linear classifiers.
 
-    It bounds `2 / margin` times the empirical Rademacher complexity of `{x -> <w, x>: |w| <= norm}`. Only
-    `margin / norm` enters: doubling both, as doubling the logits does, changes nothing.
-
-    Args:
-        margin: the smallest `y <w, x>`.
-        norm: the largest weight norm of the class.
-        X: the samples, `[N, n]`.
+    It bounds `2 / margin` times the empirical Rademacher complexity of `{x -> <w, x>: |w| <= norm}` on the samples X,
+    `[N, n]`; `margin` is the smallest `y <w, x>`. Only `margin / norm` enters: doubling both, as doubling the logits
+    does, changes nothing.
 
     Examples:
         >>> import torch

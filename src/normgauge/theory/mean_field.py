@@ -75,13 +75,7 @@ class MeanField:
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """The law of one entry of a unit's batch: standard Gaussian (`batch` inf) or of a normalized batch.
-
-    Attributes:
-        batch: B.
-        y: nodes.
-        weight: of the nodes; they sum to 1.
-    """
+    """The law of one entry of a unit's batch, standard Gaussian (`batch` inf) or normalized: nodes y, their weights."""
 
     batch: float
     y: np.ndarray
@@ -90,7 +84,8 @@ class Law:
     @cached_property
     def _polynomials(self) -> tuple[np.ndarray, np.ndarray]:
         """Orthonormal polynomials at the nodes (three-term recurrence) and r_k of two samples of a batch."""
-        points = np.append(self.y, [0.0, 0.0]) if math.isinf(self.batch) else np.append(self.y, self._pair_points)
+        root = math.sqrt(self.batch - 1)
+        points = np.append(self.y, [0.0, 0.0] if math.isinf(root) else [-1 / root, root])
         weight = np.append(self.weight, [0.0, 0.0])
         table, before, off = [np.ones_like(points)], np.zeros_like(points), 0.0
         for _ in range(min(_TERMS, len(self.y) // 2) - 1):
@@ -101,11 +96,6 @@ class Law:
             table.append(following / off)
         basis = np.stack(table)
         return basis[:, :-2], basis[:, -2] / np.where(basis[:, -1] == 0, 1.0, basis[:, -1])
-
-    @property
-    def _pair_points(self) -> list[float]:
-        root = math.sqrt(self.batch - 1)
-        return [-1 / root, root]
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Return E f(y) from the values at the nodes, which lie along the last axis."""
@@ -142,14 +132,11 @@ def law_of(batch: float = math.inf) -> Law:
 
 
 def activation_values(activation: str, y: np.ndarray) -> np.ndarray:
-    """Return phi(y).
+    """Return phi(y), for the names in `ACTIVATIONS`.
 
     Examples:
         >>> activation_values("relu", np.array([-1.0, 2.0])).tolist()
         [0.0, 2.0]
-
-    Raises:
-        UnknownNameError: for another activation.
     """
     if activation not in _CURVES:
         raise unknown_name("activation", activation, ACTIVATIONS)
@@ -201,10 +188,6 @@ def batchnorm_layer(
         batch: at least 4 (below, the mean square of the gradient is infinite), or `math.inf`.
         gain: of the normalizer.
         shift: of the normalizer.
-
-    Raises:
-        UnknownNameError: for another activation.
-        InputError: for a batch below 4.
 
     Deviations: S3 says that the gradient *norm* grows by pi / (pi - 1) = 1.467 per layer for ReLU and large batches;
         this is the factor of the *square*, and the norm grows by its root, 1.211.

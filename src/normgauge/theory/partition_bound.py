@@ -7,15 +7,9 @@ def partition_slack(occupied: float, cells: int, samples: float, delta: float, l
     """Return `C (sqrt(2) + 1) sqrt(T ln(2N/delta) / m) + 2 C T ln(2N/delta) / m`.
 
     With probability 1 - delta the cell frequencies of m samples differ from their probabilities by at most this in the
-    sum against any weights between 0 and C, all at once. T counts the cells with samples, N all cells. Where samples
-    hardly share cells, T is near m and the slack above C.
-
-    Args:
-        occupied: T.
-        cells: N, counted before the data are seen.
-        samples: m.
-        delta: the probability of failure.
-        largest: C; the loss must lie between 0 and C.
+    sum against any weights between 0 and C, all at once; the loss must lie between 0 and C, the `largest`. T counts the
+    cells `occupied` by samples, N all `cells`, before the data are seen. Where samples hardly share cells, T is near m
+    and the slack above C.
 
     Examples:
         >>> partition_slack(occupied=10, cells=100, samples=10, delta=0.1) > 1

@@ -4,6 +4,7 @@
 `wt = gamma w / |w|_S`.
 """
 
+import torch  # noqa: F401 (the doctests)
 from torch import Tensor
 
 
@@ -13,7 +14,6 @@ def decoupled_least_squares(w: Tensor, gamma: float | Tensor, u: Tensor, S: Tens
     Deviations: S3 prints `2 gamma u^T w / (|w|_S + gamma^2)`.
 
     Examples:
-        >>> import torch
         >>> w, u, S = torch.tensor([3.0]), torch.tensor([-2.0]), torch.tensor([[4.0]])
         >>> decoupled_least_squares(w, 1.0, u, S).item()  # wt = 1/2: 2 u wt + S wt^2
         -1.0
@@ -34,7 +34,6 @@ def direction_quotient(w: Tensor, u: Tensor, S: Tensor) -> Tensor:
     Its minimum is `-u^T S^-1 u`, at the multiples of `S^-1 u`; `rho - rho* = |rho*| sin^2` of the S-angle to them.
 
     Examples:
-        >>> import torch
         >>> u, S = torch.tensor([1.0, 2.0]), torch.eye(2)
         >>> direction_quotient(-7 * u, u, S).item()
         -5.0
@@ -70,7 +69,6 @@ def ascent_factor(values: Tensor, conditioning: float | Tensor = 1.0) -> Tensor:
     Deviations: S3 prints eigenvalues of B, no conditioning, and the exponent `2 t` for a single step.
 
     Examples:
-        >>> import torch
         >>> ascent_factor(torch.tensor([0.0, 1.0, 4.0])).item()
         0.25
 

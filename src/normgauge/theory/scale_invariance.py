@@ -57,12 +57,7 @@ def fit_hessian(w: Tensor, X: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
 
     `(gamma / s)^2 (Sigma - Sigma w w^T Sigma / s^2)` with `s^2 = w^T Sigma w`: the covariance of the inputs with one
     direction taken out, not whitened. Its kernel is `w` and the kernel of Sigma, the other eigenvalues interlace
-    those of `(gamma / s)^2 Sigma`. Also the Gauss-Newton matrix at any point.
-
-    Args:
-        w: the weights of the unit, length n.
-        X: the inputs, `[m, n]`.
-        gamma: the scale.
+    those of `(gamma / s)^2 Sigma`. Also the Gauss-Newton matrix at any point. The inputs X are `[m, n]`.
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
@@ -82,13 +77,8 @@ def excess_loss(w: Tensor, X: Tensor, gamma: float | Tensor, slope: Tensor) -> T
     """Return how far `mean (gamma yh + beta - t)^2 / 2`, `y = X w`, is above its least value, from its gradient in `w`.
 
     `s^2 / (2 gamma^2) slope^T Sigma^-1 slope` at the best gamma and beta for `w`: so with `gamma != 0` every stationary
-    point is a global minimum, and what stays are the points with `gamma = 0`, `cov(X w, t) = 0`.
-
-    Args:
-        w: the weights of the unit, length n.
-        X: the inputs, `[m, n]`, of regular covariance.
-        gamma: the best scale for `w`, `cov(yh, t)`.
-        slope: the gradient in `w`.
+    point is a global minimum, and what stays are the points with `gamma = 0`, `cov(X w, t) = 0`. The inputs X are
+    `[m, n]`, of regular covariance, and `slope` is the gradient in `w`.
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])

@@ -4,6 +4,7 @@ Symbols as in `batchnorm_calculus`: `y` one unit's batch, `g` and `H` gradient a
 `z = gamma yh + beta`, taken at `z`; `eps = 0`.
 """
 
+import torch  # noqa: F401 (the doctests)
 from torch import Tensor
 
 from normgauge.theory.batchnorm_calculus import gradient_norm_squared, pullback_gradient, standardize
@@ -17,7 +18,6 @@ def curvature_along_gradient(y: Tensor, g: Tensor, H: Tensor, gamma: float | Ten
     Deviations: S1 Theorem 4.2 prints `<=`.
 
     Examples:
-        >>> import torch
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.0, -1.0])
         >>> curvature_along_gradient(y, g, torch.zeros(3, 3)) > 0  # <g, yh> < 0: BN adds curvature
         tensor(True)
@@ -38,7 +38,6 @@ def worst_weight_gradient(y: Tensor, g: Tensor, gamma: float | Tensor, radius: f
     Deviations: S1 Theorem 4.4 prints the square of `max |grad_W L|^2`, no `radius^2` before the mean, no `1/m`.
 
     Examples:
-        >>> import torch
         >>> y, g = torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1.0, 0.5, -1.0])
         >>> v = pullback_gradient(y, g, 2.0)
         >>> bool((worst_weight_gradient(y, g, 2.0, radius=3.0) - 9 * v @ v).abs() < 1e-4)
@@ -56,7 +55,6 @@ def nearest_rescaling(start: Tensor, optimum: Tensor) -> tuple[Tensor, Tensor]:
     |optimum|^2`; to the ray of its positive multiples only where `<start, optimum> > 0`.
 
     Examples:
-        >>> import torch
         >>> k, distance = nearest_rescaling(torch.tensor([2.0, 1.0]), torch.tensor([1.0, 0.0]))
         >>> k.item(), distance.item()
         (2.0, 1.0)

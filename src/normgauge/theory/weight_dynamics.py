@@ -74,15 +74,7 @@ def sgd_equilibrium(
 
     With `e = rate (1 - dampening) / (1 - momentum)` the angle is `sqrt(2 rate decay (1 - dampening) / (1 + momentum))`,
     under Nesterov `sqrt(2 rate decay (1 - momentum) sum_j c_j^2)` with `momentum_filter`. Without momentum the norm is
-    exact: `|w|^4 = rate G / (decay (2 - rate decay))`.
-
-    Args:
-        rate: learning rate.
-        decay: `weight_decay`; 0 gives an infinite norm.
-        G: mean of `|w|^2 |g|^2`.
-        momentum: of the buffer.
-        dampening: of the buffer; torch has none under Nesterov.
-        nesterov: whether the gradient is looked ahead.
+    exact: `|w|^4 = rate G / (decay (2 - rate decay))`. Without decay it is infinite.
 
     Deviations: S0 sec. 5.1 lets weight decay drive the norm to zero; the growth of `|w|^2` by `rate^2 |g|^2` a step
         stops it at this norm.
@@ -105,10 +97,9 @@ def sgd_equilibrium(
 def decoupled_equilibrium(rate: float, decay: float, square: float, memory: float = 0.0) -> Equilibrium:
     """Return the equilibrium of `w' = a w - rate u`, `a = 1 - rate decay`, for updates whose size does not depend on w.
 
-    `|w|^2 = rate square (1 + 2 memory) / (2 decay - rate decay^2)`, exact for stationary updates; `<w, u> = 0`, which
-    scale invariance gives to gradients but not to their averages, would make memory 0.
-
-    `square` is the mean of `|u|^2`, `memory` the sum of `rho_k a^k` over lags k >= 1.
+    `|w|^2 = rate square (1 + 2 memory) / (2 decay - rate decay^2)`, exact for stationary updates; `square` is the mean
+    of `|u|^2`, `memory` the sum of `rho_k a^k` over lags k >= 1, which `<w, u> = 0` would make 0: scale invariance
+    gives that to gradients but not to their averages.
 
     Examples:
         >>> round(decoupled_equilibrium(0.1, 1.0, square=19.0).norm, 6)
@@ -127,9 +118,7 @@ def adamw_equilibrium(rate: float, decay: float, size: int, beta1: float = 0.9) 
     """Return the equilibrium of torch's AdamW, whatever the gradients: nearly `|w|^2 = rate size / (2 decay)`.
 
     `decoupled_equilibrium` with `|u|^2 = size (1 - beta1) / (1 + beta1)` and `rho_k = beta1^k`. The angle, nearly
-    `sqrt(2 rate decay (1 - beta1) / (1 + beta1))`, is the same for all layers.
-
-    `size` is the number of entries of w, and torch multiplies `decay` by the rate.
+    `sqrt(2 rate decay (1 - beta1) / (1 + beta1))`, is the same for all layers; `size` is the number of entries of w.
 
     Examples:
         >>> round(adamw_equilibrium(1e-5, 1.0, size=200_000).norm, 4)
@@ -187,9 +176,8 @@ def muon_equilibrium(
     """Return the equilibrium of torch's Muon for noise of any size: `decoupled_equilibrium` of orthogonalized updates.
 
     Momentum correlates what goes into the orthogonalization (`momentum_filter`), which passes on less of it
-    (`orthogonalized_noise`): rho_k is that of matrices correlated by r_1 m^(k-1).
-
-    `scale` is the factor of the update, `sqrt(max(1, rows / columns))` if left out, as torch's "original".
+    (`orthogonalized_noise`): rho_k is that of matrices correlated by r_1 m^(k-1). `scale` is the factor of the update,
+    `sqrt(max(1, rows / columns))` if left out, as torch's "original".
 
     Examples:
         >>> round(muon_equilibrium(0.02, 0.1, (64, 64)).norm, 1)
@@ -227,10 +215,9 @@ def recorded_equilibrium(
     """Return where `|w'|^2 = a^2 |w|^2 - 2 rate a <w, u> + rate^2 |u|^2` settles, from means over recorded steps.
 
     `|w|^power = |w_r|^(power - 2) rate^2 |u_r|^2 (1 + 2 memory) / (1 - a^2)`, since `a <w, u> = -rate |u|^2 memory`:
-    updates fall as `|w|^(1 - power / 2)`. Infinite without decay.
-
-    `keep` is a, the share of the weight that decay leaves in a step; `squares` are the recorded means of `|w|^2` and
-    `|u|^2`; `memory` is that of `decoupled_equilibrium`; `power` is 4 for SGD and 2 where the size of updates is fixed.
+    updates fall as `|w|^(1 - power / 2)`. Infinite without decay. `keep` is a, the share of the weight that decay
+    leaves in a step; `squares` are the recorded means of `|w|^2` and `|u|^2`; `memory` is that of
+    `decoupled_equilibrium`; `power` is 4 for SGD and 2 where the size of updates is fixed.
 
     Examples:
         >>> round(recorded_equilibrium(0.1, 0.9, (4.0, 19.0), memory=0.0, power=2.0).norm, 6)
@@ -268,9 +255,7 @@ def adam_l2_equilibrium(rate: float, decay: float, size: int, G: float, beta1: f
     """Return the equilibrium of torch's Adam with `weight_decay`: `|w|^3 = rate sqrt(size G) / (2 decay)`.
 
     The angle `rate sqrt(size (1 - beta1) / (1 + beta1)) / |w|` depends on the gradients, so layers turn at different
-    speeds, unlike under AdamW.
-
-    `size` is the number of entries of w, and torch adds `decay` times w to the gradient.
+    speeds, unlike under AdamW. `size` is the number of entries of w.
 
     Examples:
         >>> round(adam_l2_equilibrium(0.01, 0.5, size=100, G=100.0).norm, 6)

@@ -38,11 +38,8 @@ def invariant(exam: Exam) -> Signs:
     """
     if type(exam.optimizer) not in (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam):
         return
-    inside = [
-        name
-        for name in exam.invariant
-        if (group := exam.groups.get(name, {})).get("weight_decay") and not group.get("decoupled_weight_decay")
-    ]
+    groups = [(name, exam.groups.get(name, {})) for name in exam.invariant]
+    inside = [n for n, group in groups if group.get("weight_decay") and not group.get("decoupled_weight_decay")]
     if inside:
         decay = exam.groups[inside[0]]["weight_decay"]
         said = f"{len(inside)} scale-invariant weights, the first here, with an L2 term of {decay:g}"

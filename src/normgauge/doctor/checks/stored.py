@@ -277,24 +277,18 @@ def lost_buffers(exam: Exam) -> Signs:
         lost = [n for n, m in exam.batch_norms() if m.running_mean is not None and not any(s in n for s in saved)]
         if lost and any(exam.training.get(name) for name in lost):
             yield Sign(lost[0], f"{len(lost)} layers update statistics that the adapter's checkpoint leaves out", 0.7)
-    shapes = {
-        n: [tuple(p.shape) for p in c.parameters()]
-        for n, c in exam.model.named_children()
-        if layers(c) and not isinstance(c, NormBase)
-    }
+    children = [(n, c) for n, c in exam.model.named_children() if layers(c) and not isinstance(c, NormBase)]
+    shapes = {n: [tuple(p.shape) for p in c.parameters()] for n, c in children}
     for name, own in shapes.items():
         target, trained = exam.modules[name], [n for n, s in shapes.items() if s == own and n != name]
         if any(p.requires_grad for p in target.parameters()) or not trained:
             continue
         source = exam.modules[trained[0]]
-        pairs = list(zip(layers(target), layers(source), strict=False))
-        near = sum(
-            float((p - q).detach().norm()) for p, q in zip(target.parameters(), source.parameters(), strict=True)
-        )
+        both = zip(target.parameters(), source.parameters(), strict=True)
+        near = sum(float((p - q).detach().norm()) for p, q in both)
         size = sum(float(q.detach().norm()) for q in source.parameters())
-        apart = [
-            float(((b.running_mean - a.running_mean) / (b.running_var + b.eps).sqrt()).abs().mean()) for a, b in pairs
-        ]
+        pairs = [(b, b.running_mean - a.running_mean) for a, b in zip(layers(target), layers(source), strict=False)]
+        apart = [float((shift / (b.running_var + b.eps).sqrt()).abs().mean()) for b, shift in pairs]
         if near < 0.3 * size and max(apart, default=0.0) > 0.3 and near < 0.3 * max(apart) * size:
             said = f"weights within {near / size:.0%} of {trained[0]}'s, statistics {max(apart):.2g} deviations away"
             yield Sign(name, said, max(apart))

@@ -178,7 +178,8 @@ def _cause(a: Sequence[Call], b: Sequence[Call], call: Call, partner: Call | Non
             return "skipped norm", "one of the two gives its input back"
         if all(norms):
             return _norm_cause(call, partner)
-        changed = _changed_state(call.module, partner.module)
+        one, two = call.module.state_dict(), partner.module.state_dict()
+        changed = next((name for name in one if name not in two or _gap(one[name], two[name]) > ROUNDING), "")
         return ("weights", f"{changed} differs") if changed else ("other", "equal inputs, other outputs")
     if all(norms) and call.given is not None and partner.given is not None:
         rows = [t.double().flatten(0, -2).norm(dim=-1).sort().values for t in (call.given, partner.given)]
@@ -223,11 +224,6 @@ def _norm_cause(call: Call, partner: Call) -> tuple[str, str]:
                 return "1+w", "the gains differ by exactly one"
             return "gain or bias", f"its parameters differ by {_gap(p, q):.2g}"
     return "other", f"{one.kind} and {two.kind}"
-
-
-def _changed_state(one: nn.Module, two: nn.Module) -> str:
-    a, b = one.state_dict(), two.state_dict()
-    return next((name for name in a if name not in b or _gap(a[name], b[name]) > ROUNDING), "")
 
 
 def _depends_on_rows(patient: Patient, model: nn.Module) -> bool:

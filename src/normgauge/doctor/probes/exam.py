@@ -26,24 +26,15 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, Attribut
 
 @dataclass
 class Patient:
-    """A model and how it is called.
+    """A model and how it is called."""
 
-    Attributes:
-        model: without wrappers.
-        wrapper: what it came in, where it came wrapped.
-        batch: inputs, or inputs and targets.
-        outputs_and_loss: of a model and a batch.
-        real: whether the batch is real data.
-        values: parameters at other values than the model's.
-    """
-
-    model: nn.Module
-    wrapper: nn.Module
-    batch: Any
+    model: nn.Module  # without wrappers
+    wrapper: nn.Module  # what it came in, where it came wrapped
+    batch: Any  # inputs, or inputs and targets
     outputs_and_loss: Callable[[nn.Module, Any], tuple[Any, Tensor]]
-    real: bool = True
+    real: bool = True  # whether the batch is real data
     targets: bool = False
-    values: Mapping[str, Tensor] = field(default_factory=dict)
+    values: Mapping[str, Tensor] = field(default_factory=dict)  # parameters at other values than the model's
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -94,25 +85,15 @@ def _split(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 @dataclass
 class Exam:
-    """One model under examination.
-
-    Attributes:
-        patient: the model and how it is called.
-        optimizer: that trains it, if given.
-        loader: of training data, if given.
-        quick: whether to leave out what costs more than a few gradients.
-        training: flags of the modules as they came.
-        notes: what could not be looked at, and why.
-    """
+    """One model under examination: the patient, what trains it where given, and probes made when first asked for."""
 
     patient: Patient
     optimizer: Optimizer | None = None
     loader: Any = None
-    quick: bool = False
-    notes: list[str] = field(default_factory=list)
+    quick: bool = False  # whether to leave out what costs more than a few gradients
+    notes: list[str] = field(default_factory=list)  # what could not be looked at, and why
 
     def __post_init__(self) -> None:
-        """Keep the flags as they came."""
         self.training = {name: module.training for name, module in self.model.named_modules()}
         self._identities: dict[Any, NormIdentity] = {}
 
@@ -195,8 +176,7 @@ class Exam:
             for module in model.modules():
                 if quiet and isinstance(module, nn.modules.dropout._DropoutNd):
                     module.eval()
-            watcher = Watcher(model)
-            with watcher.watching() as found:
+            with Watcher(model).watching() as found:
                 found.outputs, loss = self.patient.outputs_and_loss(model, batch)
             found.loss = float(loss.detach())
             if not math.isfinite(found.loss):

@@ -144,9 +144,7 @@ class _Asked:
         return (self(x, values) - self(-x, values)) / 2
 
 
-def _arguments(
-    example: Any, given: Tensor, x: Tensor, *, double: bool = False
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(example: Any, given: Tensor, x: Tensor, *, double: bool = False) -> tuple[Any, dict[str, Any]]:
     """Return positional and keyword arguments: the example with x in the place of the tensor that is normalized."""
     widen = lambda t: t.double() if double and t.is_floating_point() else t  # noqa: E731
     inputs = replaced(example, Tensor, lambda t: x if t is given else widen(t))
@@ -203,8 +201,7 @@ def _block(ask: _Asked, x: Tensor) -> dict[int, int]:
 
 def _elementwise(ask: _Asked, x: Tensor) -> NormIdentity:
     zero, one, two, three = (ask(scale * x) for scale in (0.0, 1.0, 2.0, -3.0))
-    affine = _close(two - zero, 2 * (one - zero)) and _close(three - zero, -3 * (one - zero))
-    if not affine:
+    if not (_close(two - zero, 2 * (one - zero)) and _close(three - zero, -3 * (one - zero))):
         return _unknown("each value is changed on its own, and not affinely")
     gain = "w" if not _close(one - zero, x) else "none"
     return NormIdentity(kind="none", eps=0.0, gain=gain, bias=bool(zero.any()), residual=0.0)  # type: ignore[arg-type]
@@ -340,10 +337,8 @@ def _eps(ask: _Asked, x: Tensor, view: _Blocks, centred: bool, gain: Tensor) -> 
         values = [value for value in seen if value > 0]
         if values and max(values) <= 1.001 * min(values) and len(values) >= min(2, len(samples["inside"])):
             middle = sorted(values)[len(values) // 2]
-            probe = math.sqrt(middle) if name == "inside" else middle
-            inputs = probe * x
-            got = ask.odd(inputs)
-            if _close(got, gain * view.normalize(inputs, centred=centred, eps=middle, place=name), 1e-6):
+            inputs = (math.sqrt(middle) if name == "inside" else middle) * x
+            if _close(ask.odd(inputs), gain * view.normalize(inputs, centred=centred, eps=middle, place=name), 1e-6):
                 return middle, name
     return None, ""
 

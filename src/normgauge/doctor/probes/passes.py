@@ -30,35 +30,20 @@ _PLAIN = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.modules.dropout._
 
 @dataclass
 class NormCall:
-    """One normalization, by a module or a function.
+    """One normalization, by a module or a function: input x, output y."""
 
-    Attributes:
-        where: the module, or the function inside of one.
-        kind: "batch", "layer", "group", "instance", "rms", "l2", or "custom" for a module that normalizes by itself.
-        module: whose call it was; `None` for a function.
-        x: input.
-        y: output.
-        count: values that one statistic is taken of.
-        eps: as the function got it; nan where unknown.
-        own: whether the statistics are of this input, not stored ones.
-        stored: running mean and variance, where there are any, as they were before.
-        parameters: names of gain and shift.
-        producer: the module that made the input.
-        number: of the call among all calls.
-    """
-
-    where: str
-    kind: str
-    module: nn.Module | None
+    where: str  # the module, or the function inside of one
+    kind: str  # "batch", "layer", "group", "instance", "rms", "l2", or "custom" for a module that normalizes by itself
+    module: nn.Module | None  # whose call it was; `None` for a function
     x: Tensor
     y: Tensor
-    count: int
-    eps: float = math.nan
-    own: bool = True
-    stored: tuple[Tensor, Tensor] | None = None
-    parameters: tuple[str, ...] = ()
-    producer: str = ""
-    number: int = 0
+    count: int  # values that one statistic is taken of
+    eps: float = math.nan  # as the function got it; nan where unknown
+    own: bool = True  # whether the statistics are of this input, not stored ones
+    stored: tuple[Tensor, Tensor] | None = None  # running mean and variance, where there are any, as they were before
+    parameters: tuple[str, ...] = ()  # names of gain and shift
+    producer: str = ""  # the module that made the input
+    number: int = 0  # of the call among all calls
 
     @property
     def centred(self) -> bool:
@@ -86,29 +71,17 @@ class Record:
 
 @dataclass
 class Pass:
-    """What one forward pass showed.
-
-    Attributes:
-        outputs: of the model.
-        loss: its value.
-        records: calls of leaf modules in order.
-        blocks: name of every module -> its last output.
-        norms: in order.
-        buffers: after the pass, by name.
-        gradients: of the parameters, by name; empty without a backward pass.
-        slopes: gradients with respect to the outputs of affine modules, in order of the calls.
-        attention: largest attention logit of every call, with the module.
-    """
+    """What one forward pass showed, in order of the calls."""
 
     outputs: Any = None
     loss: float = math.nan
-    records: list[Record] = field(default_factory=list)
-    blocks: dict[str, Tensor] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)  # calls of leaf modules
+    blocks: dict[str, Tensor] = field(default_factory=dict)  # every module's last output
     norms: list[NormCall] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    slopes: list[tuple[str, Tensor]] = field(default_factory=list)
-    attention: list[tuple[str, float]] = field(default_factory=list)
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # after the pass
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # of the parameters; empty without a backward pass
+    slopes: list[tuple[str, Tensor]] = field(default_factory=list)  # in the outputs of affine modules
+    attention: list[tuple[str, float]] = field(default_factory=list)  # largest logit of every call, with the module
 
     def calls(self, name: str) -> list[Record]:
         """Return the calls of one leaf module."""
@@ -159,7 +132,6 @@ class Watcher(TorchFunctionMode):
             self._makers[id(made)] = call.name
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function and note it where it normalizes or attends."""
         kwargs = kwargs or {}
         if func not in _KINDS or self._inside:
             if func is F.scaled_dot_product_attention:
