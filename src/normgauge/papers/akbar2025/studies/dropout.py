@@ -15,12 +15,7 @@ from normgauge.papers.language import Record, Spec, fit, register
 
 
 class SeededDropout(nn.Module):
-    """Dropout from a generator of its own, so that runs are the same whatever else draws random numbers.
-
-    Args:
-        rate: the share of activations set to zero in training; the others are divided by 1 - rate.
-        seed: of the generator.
-    """
+    """Dropout of a share `rate` from a generator of its own: runs are the same whatever else draws random numbers."""
 
     def __init__(self, rate: float, seed: int) -> None:
         super().__init__()
@@ -42,6 +37,7 @@ class SeededDropout(nn.Module):
         return x * kept / (1 - self.rate)
 
 
+@register("dropout")
 def run(spec: Spec, record: Record) -> None:
     """Train an MLP with dropout behind every ReLU; record accuracies and the shift of the stored variances."""
     dataset = data.load(spec["data"])
@@ -49,9 +45,8 @@ def run(spec: Spec, record: Record) -> None:
     network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     result = fit(spec, network, dataset, optimizer)
-    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
-    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
+    for split in ("train", "validation", "test"):
+        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     if spec["norm"] == "batch":
         ratios = _variance_ratios(network, dataset)
         for number, ratio in enumerate(ratios, start=1):
@@ -87,6 +82,3 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     with torch.no_grad():
         twin(dataset.train[0])
     return ratios
-
-
-register("dropout", run=run)

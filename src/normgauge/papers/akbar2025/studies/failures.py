@@ -39,6 +39,7 @@ class Recurrent(nn.Module):
         return self.head(state)
 
 
+@register("failures")
 def run(spec: Spec, record: Record) -> None:
     """Train one of the two tasks: the knob `part` says which."""
     (_recurrent if spec["part"] == "recurrent" else _adversarial)(spec, record)
@@ -110,9 +111,3 @@ def _ring(count: int, source: torch.Generator) -> Tensor:
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b).mean()
-
-
-BATCH, NONE, LAYER = ({"norm": norm} for norm in ("batch", "none", "layer"))
-
-
-register("failures", run=run)

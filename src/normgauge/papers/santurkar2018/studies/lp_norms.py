@@ -1,20 +1,19 @@
 """Fig. 5, 6, 9, 12, 13: l_p normalization against BN and none: training, smoothness, distributions."""
 
 import math
-from statistics import median
 
-import torch
 from torch import nn
 
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.measure.landscape.landscape import landscape
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     batch_objective,
+    follow,
     prepare,
     record_distribution,
-    spaced_steps,
+    record_medians,
 )
 
 MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
@@ -22,6 +21,7 @@ MULTIPLES = {"vgg": (0.5, 2.0, 4.0), "dln": (0.01, 1.0, 30.0)}
 LOOK = {"vgg": 0.1, "dln": 1e-3}
 
 
+@register("lp-norms")
 def run(spec: Spec, record: Record) -> None:
     """Train; look along the gradient and at one layer's activations at spaced steps; record the end."""
     network, dataset = prepare(spec)
@@ -38,17 +38,8 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "loss", view.loss)
         record_distribution(record, step, objective, histogram=step == steps)
 
-    result = fit(
-        spec,
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        at=spaced_steps(steps, int(spec["measures"])),
-        watch=watch,
-    )
-    for name, values in history.items():
-        finite = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(finite) if finite else math.nan)
+    result = follow(spec, network, dataset, watch)
+    record_medians(record, steps, history)
     size = int(spec["batch"])
     loss = evaluate(network, dataset, "train", statistics="batch", limit=size, batch=size).loss
     loss = loss if math.isfinite(loss) else math.inf
@@ -60,6 +51,3 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "score", score)
     result.whole()
-
-
-register("lp-norms", run=run)

@@ -12,6 +12,7 @@ from normgauge.lab.runs.evaluate import evaluate
 from normgauge.papers.language import Record, Spec, fit, register
 
 
+@register("normalizer-zoo")
 def run(spec: Spec, record: Record) -> None:
     """Train the same network under one normalizer at one rate."""
     dataset = data.load(spec["data"])
@@ -23,6 +24,3 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     record(steps, "train_loss", fmean(result.losses[-10:]))
     result.whole()
-
-
-register("normalizer-zoo", run=run)

@@ -2,19 +2,20 @@
 
 from statistics import fmean
 
-import torch
 from torch import nn
 
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.papers.santurkar2018.studies._setting import (
     AS_TRAINED,
     batch_objective,
+    follow,
     prepare,
     record_distribution,
 )
 
 
+@register("performance")
 def run(spec: Spec, record: Record) -> None:
     """Train, recording loss and test accuracy over training, and every accuracy at the end."""
     network, dataset = prepare(spec)
@@ -25,22 +26,12 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "test_accuracy_now", evaluate(network, dataset, limit=500).accuracy)
         record_distribution(record, step, batch_objective(network, dataset, spec), histogram=False)
 
-    result = fit(
-        spec,
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        at=range(window, steps + 1, window),
-        watch=watch,
-        augment=bool(spec["augmentation"]),
-    )
+    at, augment = range(window, steps + 1, window), bool(spec["augmentation"])
+    result = follow(spec, network, dataset, watch, at=at, augment=augment)
     for end in range(window, len(result.losses) + 1, window):
         record(end, "loss", fmean(result.losses[end - window : end]))
     record(steps, "train_loss", fmean(result.losses[-window:]))
     record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
-    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
+    for split in ("validation", "test"):
+        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
     result.whole()
-
-
-register("performance", run=run)

@@ -1,16 +1,17 @@
 """Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
 
 import math
-from statistics import fmean, median
+from statistics import fmean
 
-import torch
 from torch import nn
 
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, register
 from normgauge.papers.santurkar2018.studies._setting import (
     batch_objective,
+    follow,
     prepare,
+    record_medians,
     spaced_steps,
 )
 
@@ -21,6 +22,7 @@ EARLY = 0.1
 MATCHED = {"vgg": 1.2, "dln": 0.5}  # training losses (of the first, for the linear network) at which arms are compared
 
 
+@register("smoothness")
 def run(spec: Spec, record: Record) -> None:
     """Train, and look along the gradient and one random direction of its length at spaced steps of training."""
     network, dataset = prepare(spec)
@@ -37,19 +39,16 @@ def run(spec: Spec, record: Record) -> None:
             history[name].append(value)
             record(step, f"{name}_now", value)
         losses.append(view.loss)
-        record(step, "loss", view.loss)
-        record(step, "loss_low", view.min_loss)
-        record(step, "loss_high", view.max_loss)
-        record(step, "gradient_norm", view.gradient_norm)
+        seen = {"loss": view.loss, "loss_low": view.min_loss, "loss_high": view.max_loss}
+        for name, value in {**seen, "gradient_norm": view.gradient_norm}.items():
+            record(step, name, value)
         if step <= EARLY * steps:
             history["early_gradient_distance"].append(view.max_gradient_distance)
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = fit(spec, network, dataset, torch.optim.SGD(network.parameters(), lr=rate), at=at, watch=watch)
-    for name, values in history.items():
-        finite = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(finite) if finite else math.nan)
+    result = follow(spec, network, dataset, watch)
+    record_medians(record, steps, history)
     # the plain network sits on a plateau at first: compared where each arm has come as far down, and nowhere else
     level = MATCHED[spec["model"]] * (losses[0] if spec["model"] == "dln" else 1.0)
     there = next((k for k, loss in enumerate(losses) if loss <= level), None)
@@ -72,6 +71,3 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
         fmean(other.loss_variation for other in view.random),
         distance / view.gradient_norm,
     )
-
-
-register("smoothness", run=run)

@@ -16,6 +16,7 @@ from normgauge.rng import generator
 HIDDEN = 3
 
 
+@register("batch-size-width")
 def run(spec: Spec, record: Record) -> None:
     """Train a network of this width whose statistics are of `ratio` times as many samples; SGD's batch is the same."""
     dataset = datasets.load(spec["data"])
@@ -42,6 +43,3 @@ def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) 
             elif name.endswith("bias"):
                 value.zero_()
     return network
-
-
-register("batch-size-width", run=run)

@@ -18,6 +18,7 @@ WATCHED = 1  # the first normalizer of the first residual block, as in the paper
 RANK_TOLERANCE = 1e-6
 
 
+@register("gamma-sigma")
 def run(spec: Spec, record: Record) -> None:
     """Train, following gamma, sigma, beta, mu and the watched layer's ellipsoid."""
     dataset = datasets.load(spec["data"])
@@ -101,6 +102,3 @@ def _distances(layers: Mapping[int, tuple[Tensor, ...]]) -> tuple[float, float]:
 
 def _median(values: Tensor) -> float:
     return float(values.double().quantile(0.5))
-
-
-register("gamma-sigma", run=run)

@@ -17,6 +17,7 @@ from normgauge.theory.weight_dynamics import sgd_equilibrium
 WATCHED = 1  # the second normalized layer: the first of the first block, as in the paper
 
 
+@register("norm-growth")
 def run(spec: Spec, record: Record) -> None:
     """Train with SGD without momentum (for which the law is exact) and follow one layer's weights at every step."""
     dataset = datasets.load(spec["data"])
@@ -43,10 +44,8 @@ def run(spec: Spec, record: Record) -> None:
         law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
         products.append(slope**2 * joint_norm(together) ** 2)
 
-    done = fit(
-        spec, network, dataset, optimizer, at=range(steps + 1), watch=watch, on_gradient=follow_law, ceiling=math.inf
-    )
-    done.whole()
+    looks = {"at": range(steps + 1), "watch": watch, "on_gradient": follow_law}
+    fit(spec, network, dataset, optimizer, ceiling=math.inf, **looks).whole()
     third = max(1, steps // 3)
     record(steps, "norm_growth", norms[-1] / norms[0] - 1)
     record(steps, "late_norm_growth", norms[-1] / norms[-1 - third] - 1)
@@ -55,6 +54,3 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "equilibrium", sgd_equilibrium(rate, decay, sum(products[-third:]) / third).norm)
         record(steps, "joint_norm", joint_norm(together))
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
-
-
-register("norm-growth", run=run)

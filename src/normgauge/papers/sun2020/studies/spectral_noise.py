@@ -9,6 +9,7 @@ from normgauge.measure.decisions.robustness import robustness
 from normgauge.papers.language import Record, Spec, fit, register
 
 
+@register("spectral-noise")
 def run(spec: Spec, record: Record) -> None:
     """Train, then classify the test images under Gaussian noise of the stated deviation."""
     dataset = datasets.load(spec["data"])
@@ -21,6 +22,3 @@ def run(spec: Spec, record: Record) -> None:
     noisy = robustness(network, dataset.test, attack="gaussian", radius=float(spec["noise"]), seed=seed)
     record(steps, "clean_accuracy", noisy.clean)
     record(steps, "noise_accuracy", noisy.accuracy, kind="unbiased")
-
-
-register("spectral-noise", run=run)

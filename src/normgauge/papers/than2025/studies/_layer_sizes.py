@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,40 +37,36 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
     """
     model = copy.deepcopy(network).train()
     layers = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
-    shape_and_deviation: dict[str, tuple[torch.Size, float]] = {}
-    hooks = []
-    for name, layer in layers:
+    seen: dict[nn.Module, tuple[tuple[int, ...], float]] = {}
 
-        def watch(module: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
-            axes = [axis for axis in range(output.dim()) if axis != 1]
-            shape_and_deviation[name] = (args[0].shape[1:], float(output.var(axes, unbiased=False).mean().sqrt()))
+    def watch(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        axes = [axis for axis in range(output.dim()) if axis != 1]
+        seen[layer] = tuple(args[0].shape[1:]), float(output.var(axes, unbiased=False).mean().sqrt())
 
-        hooks.append(layer.register_forward_hook(watch))
+    hooks = [layer.register_forward_hook(watch) for _, layer in layers]
     with torch.no_grad():
         model(inputs)
     for hook in hooks:
         hook.remove()
-    brackets = [operator_norm(layer, tuple(shape_and_deviation[name][0]), kind="estimate") for name, layer in layers]
+    brackets = [operator_norm(layer, seen[layer][0], kind="estimate") for _, layer in layers]
     return Sizes(
         tuple(name for name, _ in layers),
         tuple(bracket.upper if math.isfinite(bracket.upper) else bracket.lower for bracket in brackets),
         tuple(float(layer.weight.detach().norm()) for _, layer in layers),
-        tuple(shape_and_deviation[name][1] for name, _ in layers),
+        tuple(seen[layer][1] for _, layer in layers),
     )
 
 
-def scale_to_unit_ball(dataset: Dataset) -> Dataset:
-    """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does: |x| <= 1."""
-    largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
-    train, validation, test = (
-        (inputs / largest, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
-    )
-    return replace(dataset, train=train, validation=validation, test=test)
+def scale_to_ball(dataset: Dataset, radius: float = 1.0) -> Dataset:
+    """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does, times a radius."""
+    largest, names = float(dataset.train[0].flatten(1).norm(dim=1).max()), ("train", "validation", "test")
+    splits: dict[str, Any] = {name: getattr(dataset, name) for name in names}
+    return replace(dataset, **{name: (radius * (x / largest), y) for name, (x, y) in splits.items()})
 
 
 def train_and_watch(spec: Spec, record: Record) -> None:
     """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer and their products."""
-    dataset = scale_to_unit_ball(data.load(spec["data"]))
+    dataset = scale_to_ball(data.load(spec["data"]))
     network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
     batch = dataset.train[0][:128]
@@ -92,6 +89,5 @@ def train_and_watch(spec: Spec, record: Record) -> None:
             record(step, "first_log10_sigma_product", sizes.log10_product(sizes.deviations))
 
     at = {0, steps // 4, steps // 2, steps} if steps >= 8 else {0, steps}
-    result = fit(spec, network, dataset, optimizer, at=at, watch=watch)
-    result.whole()
+    fit(spec, network, dataset, optimizer, at=at, watch=watch).whole()
     record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000).accuracy)

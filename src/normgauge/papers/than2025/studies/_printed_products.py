@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,28 +10,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.language import Record, Spec, fit
-from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
+from normgauge.papers.than2025.studies._layer_sizes import scale_to_ball
 
 
 @dataclass(frozen=True)
 class Products:
-    """log10 of the factors of S2 Theorem 9 and Corollaries 10 and 11, one entry per layer or normalizer.
+    """log10 of the factors of S2 Theorem 9 and Corollaries 10 and 11, one entry per layer or normalizer."""
 
-    Attributes:
-        weights: operator norms, the last layer's included.
-        printed: the normalizers' constants with the deviations seen: BN the Euclidean norm of 1/sigma_k (Lemma 1), LN
-            1/sigma_k at the sample where it is largest, which is how sec. 4.2 reads it.
-        everywhere: the same on all inputs: for LN 1/sqrt(eps), what Lemma 2 defines.
-        scales: the largest |gamma| of each normalizer, which S2 leaves out.
-    """
-
-    weights: tuple[float, ...]
+    weights: tuple[float, ...]  # operator norms, the last layer's included
+    # the normalizers' constants with the deviations seen: BN the Euclidean norm of 1/sigma_k (Lemma 1), LN 1/sigma_k at
+    # the sample where it is largest, which is how sec. 4.2 reads it
     printed: tuple[float, ...]
-    everywhere: tuple[float, ...]
-    scales: tuple[float, ...]
+    everywhere: tuple[float, ...]  # the same on all inputs: for LN 1/sqrt(eps), what Lemma 2 defines
+    scales: tuple[float, ...]  # the largest |gamma| of each normalizer, which S2 leaves out
 
     @property
     def weight_product(self) -> float:
@@ -83,24 +78,16 @@ def train_network(spec: Spec, record: Record) -> Trained:
         NonFiniteError: when training diverged.
     """
     name, _, reach = str(spec["model"]).partition(" x")
-    dataset = _magnify(scale_to_unit_ball(data.load(spec["data"])), float(reach or 1))
+    dataset = scale_to_ball(data.load(spec["data"]), float(reach or 1))
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
     start = settle_statistics(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
-    result = fit(spec, network, dataset, optimizer)
-    result.whole()
+    fit(spec, network, dataset, optimizer).whole()
     end = settle_statistics(network, dataset)
     for split in ("train", "validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000).accuracy)
     return Trained(start, end, dataset, float(reach or 1))
-
-
-def _magnify(dataset: Dataset, factor: float) -> Dataset:
-    train, validation, test = (
-        (factor * inputs, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
-    )
-    return replace(dataset, train=train, validation=validation, test=test)
 
 
 def settle_statistics(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
@@ -115,9 +102,7 @@ def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     """
     model = copy.deepcopy(network)
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    norms = [
-        m.norm for m in model.modules() if isinstance(m, models.Normalized) and not isinstance(m.norm, nn.Identity)
-    ]
+    norms = [part.norm for part in normalized_layers(model) if not isinstance(part.norm, nn.Identity)]
     shapes: dict[nn.Module, torch.Size] = {}
     deviations: dict[nn.Module, float] = {}
 

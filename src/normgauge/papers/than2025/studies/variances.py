@@ -3,4 +3,4 @@
 from normgauge.papers.language import register
 from normgauge.papers.than2025.studies._layer_sizes import train_and_watch
 
-register("variances", run=train_and_watch)
+register("variances")(train_and_watch)
