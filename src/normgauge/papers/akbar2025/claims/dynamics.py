@@ -32,8 +32,7 @@ THAN = (
 )
 ARTICLE = (
     "a deep batchnorm network in fact suffers from gradient explosion at initialization time, no matter what it uses "
-    "for "
-    "nonlinearity"
+    "for nonlinearity"
 )
 
 
@@ -61,7 +60,8 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("d(|W|_F^2 + |b|^2)/dt = 0", gap(-2 * both, 0.0, layer.size))
         size = layer.size / layer.W.norm()
         yield corrected("sums over the units stay", gap(torch.cat([W.sum(0), b.sum()[None]]), 0.0, size))
-        bare = gradient(_loss_without_bias, layer.W, layer)
+        zeros = torch.zeros_like(layer.b)
+        bare = gradient(lambda W, layer, b: layer.head(layer.activations(W, b)), layer.W, layer, zeros)
         yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
 
 
@@ -90,7 +90,8 @@ def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
         speed = 2 * (layer.W * (-slope - decay * layer.W)).sum()
         size = decay * squared
         yield printed("-lambda |w|^2", gap(speed, -decay * squared, size))
-        law = gradient(_squared_norm_under_decay, torch.tensor(0.0), squared, decay)
+        zero = torch.tensor(0.0)
+        law = gradient(lambda t, n, decay: torch.as_tensor(under_decay_flow(n, decay, t)), zero, squared, decay)
         yield corrected("-2 lambda |w|^2", gap(speed, law, size))
         yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
 
@@ -106,8 +107,8 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("rate c^2 eta", gap(_outputs_after_descent(layer, c, equivalent_rate(rate, c)), plain))
             first = gradient(layer.loss, c * layer.theta)
             yield corrected("the first turn is c^2 times smaller", gap(c**2 * (first / c), slope))
-        start = layer.outputs(layer.W, layer.b)
-        yield fact("change of the outputs from 100 W over that from W", _relative_change(layer, 100.0, rate, start))
+        start, far = layer.outputs(layer.W, layer.b), _outputs_after_descent(layer, 100.0, rate)
+        yield fact("change of the outputs from 100 W over that from W", (far - start).norm() / (plain - start).norm())
 
 
 @theorem("S0-margin")
@@ -140,7 +141,6 @@ def _balance(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((12, 3), (20, 4)):
         X, goal = normal(generator, m, n), normal(generator, m, n)
         first, second = 10 * normal(generator, n, n), 0.1 * normal(generator, n, n)
-
         theta = torch.stack([first, second]).flatten()
         slopes = gradient(_two_layers, theta, X, goal).reshape(2, -1)
         norms, growth = theta.reshape(2, -1).norm(dim=1), slopes.norm(dim=1)
@@ -165,26 +165,12 @@ def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
     return loss(g * v / v.norm())
 
 
-def _loss_without_bias(W: Tensor, layer: Layer) -> Tensor:
-    return layer.head(layer.activations(W, torch.zeros_like(layer.b)))
-
-
-def _squared_norm_under_decay(time: Tensor, squared: Tensor, decay: float) -> Tensor:
-    return torch.as_tensor(under_decay_flow(squared, decay, time))
-
-
 def _outputs_after_descent(layer: Layer, c: float, rate: float) -> Tensor:
     """Return the outputs after three steps of gradient descent on (W, b) from c times the weights."""
     theta = c * layer.theta
     for _ in range(3):
         theta = theta - rate * gradient(layer.loss, theta)
     return layer.outputs(*layer.unpack(theta))
-
-
-def _relative_change(layer: Layer, c: float, rate: float, start: Tensor) -> Tensor:
-    return (_outputs_after_descent(layer, c, rate) - start).norm() / (
-        _outputs_after_descent(layer, 1.0, rate) - start
-    ).norm()
 
 
 def _capacity(w: Tensor, X: Tensor, y: Tensor) -> Tensor:

@@ -26,12 +26,10 @@ def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
         c = 10.0 ** uniform(generator, -2, 2)
         centred = (W - W.mean(0)) @ X
         yield printed("eq (13)", gap(truth, m**0.5 * centred / centred.norm()))
-        for name, V, x in (
-            ("W -> c W", c * W, X),
-            ("X -> c X", W, c * X),
-            ("one vector added to all rows", W + normal(generator, n), X),
-        ):
-            yield printed(name, gap(truth, functional.layer_norm(V @ x, (m,), eps=0.0)))
+        changes = {"W -> c W": c * W @ X, "X -> c X": W @ (c * X)}
+        changes["one vector added to all rows"] = (W + normal(generator, n)) @ X
+        for name, changed in changes.items():
+            yield printed(name, gap(truth, functional.layer_norm(changed, (m,), eps=0.0)))
 
 
 @theorem("S4-WN")
@@ -44,17 +42,12 @@ def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
         yield printed("independent features", gap(_normalized_rows(W @ spread, gamma, beta), unit_rows @ spread + beta))
         moved = white + normal(generator, n, 1)
         bias = beta - unit_rows @ moved.mean(1)
-        yield corrected(
-            "identity covariance", gap(_normalized_rows(W @ moved, gamma, beta), unit_rows @ moved + bias[:, None])
-        )
+        rows = _normalized_rows(W @ moved, gamma, beta)
+        yield corrected("identity covariance", gap(rows, unit_rows @ moved + bias[:, None]))
         yield corrected("effective weights", gap(effective_weights(W, moved, gamma)[0], unit_rows))
-        even = 1.7 * white
-        yield corrected(
-            "equal variances, uncorrelated", gap(_normalized_rows(W @ even, gamma, beta), unit_rows @ white + beta)
-        )
-        yield conclusion(
-            "whitened centred inputs: BN is WN", gap(_normalized_rows(W @ white, gamma, beta), unit_rows @ white + beta)
-        )
+        even, rows = (_normalized_rows(W @ (size * white), gamma, beta) for size in (1.7, 1.0))
+        yield corrected("equal variances, uncorrelated", gap(even, unit_rows @ white + beta))
+        yield conclusion("whitened centred inputs: BN is WN", gap(rows, unit_rows @ white + beta))
 
 
 @theorem("S4-WS")
@@ -64,9 +57,8 @@ def _weight_standardization(generator: torch.Generator) -> Iterator[Check]:
         standard = (W - W.mean(1, keepdim=True)) / W.std(1, correction=0, keepdim=True)
         centred = _centred_unit_rows(W)
         yield printed("WS = sqrt(n) CWN", gap(standard, n**0.5 * centred))
-        yield printed(
-            "radii", gap(standard.norm(dim=1) / n**0.5, centred.norm(dim=1)) + gap(centred.norm(dim=1), torch.ones(4))
-        )
+        radii = centred.norm(dim=1)
+        yield printed("radii", gap(standard.norm(dim=1) / n**0.5, radii) + gap(radii, torch.ones(4)))
         yield printed("both orthogonal to e", gap(standard.sum(1), 0.0, 1.0) + gap(centred.sum(1), 0.0, 1.0))
 
 
@@ -90,14 +82,12 @@ def _spectral_noise(generator: torch.Generator) -> Iterator[Check]:
         normed = [W / torch.linalg.matrix_norm(W, 2) for W in weights]
         shrunk = torch.stack([torch.linalg.matrix_norm(W, 2) for W in weights]).prod()
         x = normal(generator, 40, widths[0])
-        yield corrected(
-            "outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), _relu_net(weights, x))
-        )
+        outputs = _relu_net(weights, x)
+        yield corrected("outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), outputs))
         for size in (0.1, 0.5, 2.0):
             noisy = x + size * normal(generator, 40, widths[0])
-            flips = [
-                (_relu_net(net, noisy).argmax(1) != _relu_net(net, x).argmax(1)).sum() for net in (weights, normed)
-            ]
+            pairs = ((_relu_net(net, noisy), _relu_net(net, x)) for net in (weights, normed))
+            flips = [(there.argmax(1) != here.argmax(1)).sum() for there, here in pairs]
             yield corrected("as many decisions change", gap(flips[0], flips[1]))
             if size > 0.1:  # noise enough to change some
                 yield printed("fewer decisions change under SN", broken(flips[1] < flips[0]))
@@ -141,11 +131,7 @@ def _rows_or_blocks(generator: torch.Generator) -> Iterator[Check]:
     for m in (4, 8):
         W, X, mix = normal(generator, m, 5), normal(generator, 5, 6, 3), normal(generator, m, 6, 3)
         for name, normalize in _NORMALIZERS.items():
-
-            def loss(W: Tensor, f: Loss = normalize, mix: Tensor = mix, X: Tensor = X) -> Tensor:
-                return (torch.sin(f(W, X)) * mix).sum()
-
-            slope = gradient(loss, W)
+            slope = gradient(lambda W, f, X, mix: (torch.sin(f(W, X)) * mix).sum(), W, normalize, X, mix)
             inner = (W * slope).sum(1)
             size = W.norm() * slope.norm()
             blocks = inner.reshape({"LN": 1, "GN": 2}.get(name, m), -1).sum(1)
@@ -181,10 +167,7 @@ def _attack(generator: torch.Generator) -> Iterator[Check]:
             after = _attacked_loss(X, c * W, out, labels, 1.0)
             yield printed("loss under attack grows with the norm", broken(after > before * (1 + 1e-6)))
             yield corrected("loss under attack is the same", gap(after, before))
-            slopes = (
-                gradient(_network_loss, X, W, out, labels, 1.0),
-                gradient(_network_loss, X, c * W, out, labels, 1.0),
-            )
+            slopes = [gradient(_network_loss, X, V, out, labels, 1.0) for V in (W, c * W)]
             yield corrected("input gradients are the same", gap(*slopes))
         louder = gradient(_network_loss, X, W, out, labels, 2.0).norm() / slopes[0].norm()
         yield fact("input gradient with gamma doubled, over before", louder)
@@ -209,9 +192,8 @@ def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         size = unit.g.norm() * unit.m**0.5
         yield printed("<g, yh> = 0", gap(unit.g @ unit.yh, 0.0, size))
-        yield corrected(
-            "<g, yh> = dL/dgamma", gap(unit.g @ unit.yh, gradient(unit.loss_of_gamma, torch.tensor(unit.gamma)), size)
-        )
+        slope = gradient(unit.loss_of_gamma, torch.tensor(unit.gamma))
+        yield corrected("<g, yh> = dL/dgamma", gap(unit.g @ unit.yh, slope, size))
         v = gradient(unit.normalized_loss, unit.y)
         yield corrected("<dLhat/dy, yh> = 0", gap(v @ unit.yh, 0.0, size * abs(unit.gamma) / unit.s))
 
@@ -282,16 +264,11 @@ def _standardize_over(Y: Tensor, *axes: int) -> Tensor:
     return centred / centred.square().mean(axes, keepdim=True).sqrt()
 
 
-def _standardize_groups(Y: Tensor) -> Tensor:
-    split = Y.reshape(2, -1, *Y.shape[1:])
-    return _standardize_over(split, 1, 3).reshape(Y.shape)
-
-
 _NORMALIZERS: dict[str, Loss] = {
     "BN": lambda W, X: _standardize_over(_convolve(W, X), 1, 2),
     "LN": lambda W, X: _standardize_over(_convolve(W, X), 0, 2),
     "IN": lambda W, X: _standardize_over(_convolve(W, X), 2),
-    "GN": lambda W, X: _standardize_groups(_convolve(W, X)),
+    "GN": lambda W, X: _standardize_over(_convolve(W, X).unflatten(0, (2, -1)), 1, 3).flatten(0, 1),
     "WN": lambda W, X: _convolve(W / W.norm(dim=1, keepdim=True), X),
     "CWN": lambda W, X: _convolve(_centred_unit_rows(W), X),
     "WS": lambda W, X: _convolve(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),

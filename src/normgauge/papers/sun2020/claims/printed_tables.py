@@ -9,8 +9,6 @@ from normgauge.papers.court.checks import Check, broken, conclusion, corrected, 
 from normgauge.papers.court.registry import bibliographic
 
 IMAGES = 32
-
-
 # BN, BN+WD, GN, GN+WD, LN, LN+WD, WN, WN+WD, as printed; Table 2 has "4327" for the Gaussian noise of GN+WD
 CLEAN = (
     (0.9687, 0.9375, 0.9687, 0.9375, 0.8711, 0.9687, 0.8679, 0.9062),
@@ -49,17 +47,11 @@ def _differences(generator: torch.Generator) -> Iterator[Check]:
                 value = MISPRINTS.get((name, table, column), value)
                 told = MISPRINTS.get((f"{name} gap", table, column), told)
                 yield corrected("the same with two entries corrected", abs(clean - value - told), tolerance=ROUNDED)
-    small = [
-        round(IMAGES * value)
-        for value in (*CLEAN[0], *NOISE[0])
-        if abs(value - round(IMAGES * value) / IMAGES) < ROUNDED
-    ]
-    yield corrected("Table 1: twelve accuracies are multiples of 1/32", broken(len(small) == 12))
+    small = sum(abs(value - round(IMAGES * value) / IMAGES) < ROUNDED for value in (*CLEAN[0], *NOISE[0]))
+    yield corrected("Table 1: twelve accuracies are multiples of 1/32", broken(small == 12))
     for row in (CLEAN[0], NOISE[0]):
-        for plain, decayed in zip(row[::2], row[1::2], strict=True):
-            low, high = zip(
-                _exact_interval(round(IMAGES * plain)), _exact_interval(round(IMAGES * decayed)), strict=True
-            )
+        for pair in zip(row[::2], row[1::2], strict=True):
+            low, high = zip(*(_exact_interval(round(IMAGES * value)) for value in pair), strict=True)
             yield corrected("Table 1: intervals with and without decay overlap", broken(max(low) < min(high)))
     yield fact("Table 1: lower end of the interval of 31 of 32", _exact_interval(31)[0])
     yield conclusion("all but two of 32 entries agree", broken(right >= 30))

@@ -32,15 +32,10 @@ def run(spec: Spec, record: Record) -> None:
     training, last = train_network(spec, record), int(spec["steps"])
     most = HOLDOUT * len(training.dataset.train[1])  # k-means needs a sample per centre
     counts = [int(count) for count in str(spec["partitions"]).split(",") if int(count) <= most]
-    data, tried = training.dataset, []
-    terms: dict[str, Any] = {
-        "test": data.test,
-        "holdout": HOLDOUT,
-        "delta": DELTA / len(counts),
-        "seed": int(spec["seed"]),
-    }
+    data, tried = training.dataset, list[Generalization]()
+    terms: dict[str, Any] = {"test": data.test, "holdout": HOLDOUT, "delta": DELTA / len(counts)}
     for count in counts:
-        tried.append(generalization(training.end, data.train, partition=count, **terms))
+        tried.append(generalization(training.end, data.train, partition=count, seed=int(spec["seed"]), **terms))
         for name, value in ingredients(tried[-1]).items():
             record(count, name, value, layer=f"{count} centres")
     best = min(tried, key=lambda one: one["S2 Theorem 20"].upper)
