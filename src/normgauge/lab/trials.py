@@ -38,7 +38,6 @@ class Setting(NamedTuple):
     batch: int = 0
 
     def __str__(self) -> str:
-        """Return it in words."""
         return f"{self.norm}, lr {self.rate:.3g}, decay {self.decay:.3g}" + (f", batch {self.batch}" * bool(self.batch))
 
 
@@ -87,7 +86,6 @@ class Trials:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Read the options of the optimizer, and what earlier calls kept."""
         self.network = self.build(self.norm, 0)
         self.template = self.make_optimizer(self.network)
         head = self.template.param_groups[0]

@@ -49,7 +49,6 @@ class Experiment:
     minutes: Mapping[str, float] = field(default_factory=dict)  # on two cores, per size
 
     def __post_init__(self) -> None:
-        """Refuse an experiment that could not be run at a promised size."""
         missing = [size for size in NEEDED if size not in self.sizes]
         tuned = any(study.nuisance for size in self.sizes for study in self.parts(size))
         if missing or (tuned and not self.choose_by):

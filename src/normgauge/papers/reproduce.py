@@ -35,26 +35,18 @@ from normgauge.store import STORE_NAME, Store, spec_id
 class Reproduced(Result):
     """What became of a paper's experiment here.
 
-    Attributes:
-        experiment: what was asked.
-        size: smoke, small, medium or paper.
-        table: the runs.
-        verdicts: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study,
-            and the study's own finding.
-        remarks: sentences with the numbers.
-        seconds: processor seconds of all runs together.
-        store: where the runs are.
-        origins: provenance of the runs, one for each code revision that made some, in the order of the runs.
+    `verdicts`: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study, and
+    the study's own finding.
     """
 
-    experiment: Experiment
-    size: str
-    table: StudyTable
+    experiment: Experiment  # what was asked
+    size: str  # smoke, small, medium or paper
+    table: StudyTable  # the runs
     verdicts: Mapping[str, Verdict]
-    remarks: tuple[str, ...]
-    seconds: float
-    store: Path
-    origins: tuple[Provenance, ...]
+    remarks: tuple[str, ...]  # sentences with the numbers
+    seconds: float  # processor seconds of all runs together
+    store: Path  # where the runs are
+    origins: tuple[Provenance, ...]  # of the runs, one for each code revision that made some, in the order of the runs
 
     @property
     def about(self) -> About:
@@ -123,7 +115,6 @@ class Reproduced(Result):
         return " ".join(self._sentences)
 
     def __str__(self) -> str:
-        """Return the margins, the verdicts and the remarks."""
         failed = sum(row["status"] != "ok" for row in self.table.trials)
         account = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
@@ -224,15 +215,8 @@ def reproduce_shard(
     """Run one of n parts of an experiment into a store of its own, for job arrays, and return the store's path.
 
     Knobs are chosen when all runs of the first round are there: the shards, `normgauge merge`, then `reproduce` on the
-    joined store, which runs the remaining seeds.
-
-    Args:
-        name: a study.
-        shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
-        size: as in `reproduce`.
-        out: the folder; the store is `out/NAME-SIZE-shard-i-n/runs.sqlite`.
-        executor: as in `reproduce`.
-        progress: show a bar on stderr.
+    joined store, which runs the remaining seeds. `shard` is `(i, n)`, see `normgauge.lab.runs.sweep.part_of`; the store
+    is `out/NAME-SIZE-shard-i-n/runs.sqlite`; other arguments are those of `reproduce`.
     """
     experiment = find(name)
     specs = [spec for part in experiment.parts(size) for spec in _specs(experiment, part.plan())]
@@ -251,7 +235,8 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     remarks: list[str] = []
     for part in experiment.parts(size):
         tuned = _choices(experiment, part, store)
-        answers = _specs(experiment, _answering_specs(part, _settings(tuned)) if part.nuisance else part.plan())
+        chosen = [{**part.fixed, **arm, "seed": seed} for arm in _settings(tuned) for seed in part.judged]
+        answers = _specs(experiment, chosen if part.nuisance else part.plan())
         answering |= {spec_id(spec) for spec in answers}
         ids |= dict.fromkeys(spec_id(spec) for spec in (*_specs(experiment, part.plan()), *answers))
         choices += tuned
@@ -312,19 +297,10 @@ def _choices(experiment: Experiment, part: Study, store: Store) -> list[Choice]:
     if not part.nuisance:
         return []
     runs = store.runs(spec_id(spec) for spec in _specs(experiment, part.plan()))
-    return choose(
-        [{**run.spec, **run.row()} for run in runs],
-        by=experiment.choose_by,
-        over=list(part.nuisance),
-        within=list(part.scientific),
-        higher=experiment.choose_higher,
-    )
+    rows = [{**run.spec, **run.row()} for run in runs]
+    knobs = {"over": list(part.nuisance), "within": list(part.scientific)}
+    return choose(rows, by=experiment.choose_by, higher=experiment.choose_higher, **knobs)
 
 
 def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:
     return [{**choice.arm, **choice.setting} for choice in choices]
-
-
-def _answering_specs(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the specs that answer: every arm at its chosen setting, on the seeds that are judged."""
-    return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in part.judged]

@@ -40,7 +40,6 @@ class Ledger(Result):
     trouble: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Claim]:
-        """Go through the claims by paper."""
         return iter(self.claims)
 
     def __len__(self) -> int:

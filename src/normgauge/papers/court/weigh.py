@@ -18,9 +18,6 @@ def weigh(evidence: Sequence[Evidence]) -> Verdict:
     A correction that fails, a correction that is not tested, and a discrepancy neither rounding nor clear are the
     ledger's own mistakes: the status is `error`, and there is no verdict.
 
-    Args:
-        evidence: the gathered checks of one claim.
-
     Examples:
         >>> off, rounding = 0.3, 1e-16
         >>> weigh([Evidence("bound", "printed", rounding)]).verdict
@@ -58,11 +55,8 @@ def poll(margins: Mapping[str, Sequence[float]], least: Mapping[str, float] | No
     interval over its seeds. Every 95 % interval above zero: reproduced (all must be, so the level stays 2.5 %). One of
     m intervals of confidence `1 - 0.05 / m` at or below zero: contradicted, so that a true claim of many parts is not
     contradicted by luck. Anything else, fewer than three seeds, or an interval without width: too_small_to_tell, with
-    the number of seeds that would tell if mean and spread are as they look.
-
-    Args:
-        margins: per contrast its values over seeds.
-        least: per contrast the smallest effect, for the reader; it is subtracted already.
+    the number of seeds that would tell if mean and spread are as they look. `least` holds per contrast the smallest
+    effect, for the reader; it is subtracted already.
 
     Examples:
         >>> poll({"accuracy with minus without": [0.03, 0.02, 0.04, 0.03]}).outcome
