@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "momentum", "adamw", "muon", "sphere-sgd", "sphere-adam")
 NORMS = "Normalizers, by commas; `all`; `as built` for no factory [default: none,batch,layer,group,instance,weight]."
 ARM = "knob=value,value: compare these too, as optimizer=sgd,adamw, clip=none,1 or place=pre,post; again for more."
-DATA = (
-    "digits, text, gaussian; cifar10, cifar100, fashion-mnist (`normgauge data`), cifar10:10000/1000/2000 for so many; "
-)
-DATA += "a folder of images; or package.module:function [default: digits; gaussian for dln, text for gpt]."
+DATA = "digits, text, gaussian; cifar10, cifar100, fashion-mnist (`normgauge data`), cifar10:10000/1000/2000 for so "
+DATA += "many; a folder of images; or package.module:function [default: digits; gaussian for dln, text for gpt]."
 
 
 def compare(

@@ -16,7 +16,6 @@ from normgauge.errors import NormgaugeError, require
 if TYPE_CHECKING:
     from normgauge.lab.runs.executors import Workers
     from normgauge.lab.runs.progress import StudiesBar
-    from normgauge.papers.reproduce import Reproduced
 
 
 def reproduce(
@@ -91,6 +90,7 @@ def _reproduce_one(
     from normgauge.papers.reproduce import reproduce as run
     from normgauge.papers.reproduce import reproduce_shard
     from normgauge.records import plain
+    from normgauge.report import Picture, write_study
 
     note = bar.note if bar else console(stderr=True).print
     progress = bar or True
@@ -118,20 +118,14 @@ def _reproduce_one(
         note(failure)
     page: Path | None = None
     try:
-        page = _write(result)
+        pictures = [Picture(*entry) for entry in result.pictures()]
+        page = write_study(result.about, result.document(), pictures, result.store.parent)
     except (OSError, NormgaugeError) as error:
         note(f"The page was not written: {error} The runs are in {result.store}: the same command tries again.")
     if page is not None and not quiet:
         note(f"Open {page} for figures and numbers; `normgauge claims` knows these runs now.")
     answer = {**plain(result.about), **plain(result.document()), "failures": failures}
     return {**answer, "page": None if page is None else str(page), "store": str(result.store)}
-
-
-def _write(result: Reproduced) -> Path:
-    from normgauge.report import Picture, write_study
-
-    pictures = [Picture(*entry) for entry in result.pictures()]
-    return write_study(result.about, result.document(), pictures, result.store.parent)
 
 
 def _list(as_json: bool) -> None:

@@ -53,12 +53,8 @@ def read_index(paper: str | None = None) -> tuple[Entry, ...]:
     indexed = {id: it.folder / "index.toml" for id, it in PAPERS.items() if (it.folder / "index.toml").is_file()}
     if paper is not None and paper not in indexed:
         raise unknown_name("paper", paper, indexed)
-    return tuple(
-        _entry(id, item)
-        for id, file in indexed.items()
-        if paper in (None, id)
-        for item in tomllib.loads(file.read_text(encoding="utf-8"))["entry"]
-    )
+    texts = {id: file.read_text(encoding="utf-8") for id, file in indexed.items() if paper in (None, id)}
+    return tuple(_entry(id, item) for id, text in texts.items() for item in tomllib.loads(text)["entry"])
 
 
 def _entry(paper: str, item: dict[str, Any]) -> Entry:

@@ -70,7 +70,10 @@ def build(
     registry.get(norm)
     if model not in FACTORIES:
         raise unknown_name("model", model, FACTORIES, "Or pass package.module:factory")
-    network = _call_built_in(model, norm, shape, classes, knobs)
+    taken = inspect.signature(FACTORIES[model]).parameters
+    for knob in (knob for knob in knobs if knob not in taken):
+        raise unknown_name(f"knob of {model}", knob, list(taken)[3:], "Built-in models have these")
+    network = FACTORIES[model](norm, shape, classes, **knobs)
     _draw_weights(network, seed, gain=1.0 if model in ("dln", "gpt") else math.sqrt(2.0))
     for part in network.modules():
         if isinstance(part, Normalized):
@@ -96,14 +99,6 @@ def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
             layer.weight.copy_(drawn)
             if layer.bias is not None:
                 layer.bias.zero_()
-
-
-def _call_built_in(model: str, norm: str, shape: tuple[int, ...], classes: int, knobs: Mapping[str, Any]) -> nn.Module:
-    taken = inspect.signature(FACTORIES[model]).parameters
-    for knob in knobs:
-        if knob not in taken:
-            raise unknown_name(f"knob of {model}", knob, list(taken)[3:], "Built-in models have these")
-    return FACTORIES[model](norm, shape, classes, **knobs)
 
 
 def is_own(model: str) -> bool:

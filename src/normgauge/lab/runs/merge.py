@@ -61,7 +61,10 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
         joined.claim()
         _refuse_other_questions([joined, *shards])
         _refuse_conflicts([joined, *shards])
-        _adopt_question(joined, shards)
+        documents = [document for store in (joined, *shards) if (document := store.document(ComparisonDocument))]
+        if documents and joined.document(ComparisonDocument) is None:
+            # the question alone: what a shard's own runs said is no answer of the joined ones
+            joined.put_document(replace(documents[0], arms=(), answer="", decided=False, runs=()))
         for shard in shards:
             fresh, old = _copy(shard, joined)
             added, repeated = added + fresh, repeated + old
@@ -86,20 +89,11 @@ def _refuse_other_questions(stores: Sequence[Store]) -> None:
             raise StoreError(f"merge {store.path}", f"all shards must ask the same question as {first.path}", got, step)
 
 
-def _adopt_question(joined: Store, shards: Sequence[Store]) -> None:
-    """Give a joined store that is new the first question of its shards."""
-    documents = [document for store in (joined, *shards) if (document := store.document(ComparisonDocument))]
-    if documents and joined.document(ComparisonDocument) is None:
-        # the question alone: what a shard's own runs said is no answer of the joined ones
-        joined.put_document(replace(documents[0], arms=(), answer="", decided=False, runs=()))
-
-
 def _question(store: Store) -> Mapping[str, Any]:
     """Return what a store's runs are about: the question of its comparison, or the study that the specs name."""
     document = store.document(ComparisonDocument)
     if document is not None:
-        question: Mapping[str, Any] = plain(document.question)
-        return question
+        return dict(plain(document.question))
     named = sorted({str(run.spec.get("study")) for run in store.runs()})
     return {"name": named} if named else {}
 

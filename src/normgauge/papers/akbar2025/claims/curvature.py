@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, hessian
-from normgauge.papers.instances.draws import normal, sign, uniform, units
+from normgauge.papers.instances import gradient, hessian, normal, sign, uniform, units
 from normgauge.papers.instances.layers import factor, layers
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.scale_invariance import fit_hessian, polar_eigenvalues, polar_hessian

@@ -7,33 +7,13 @@ import torch
 from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed, unsaid
-from normgauge.papers.court.registry import bibliographic, theorem
-from normgauge.papers.instances.derivatives import Loss, gradient
-from normgauge.papers.instances.draws import normal, sign, uniform, wavy
+from normgauge.papers.court.registry import bibliographic, find, theorem
+from normgauge.papers.instances import Loss, gradient, normal, sign, uniform, wavy
 from normgauge.papers.instances.layers import Layer, layers
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.margins import margin_term
 from normgauge.theory.norm_growth import after_sgd_step, equivalent_rate, under_decay_flow
 from normgauge.theory.weight_normalization import normalized_weight
-
-KOHLER = (
-    "This allows gradient-based methods to leverage a favourable global structure in the loss landscape that we prove "
-    "to exist in Learning Halfspace problems and neural network training with Gaussian inputs. We thereby turn Batch "
-    "Normalization from an effective practical heuristic into a provably converging algorithm for these settings."
-)
-YANG = (
-    "We develop a mean field theory for batch normalization in fully-connected feedforward neural networks. ... Our "
-    "theory shows that gradient signals grow exponentially in depth and that these exploding gradients cannot be "
-    "eliminated by tuning the initial weight variances or by adjusting the nonlinear activation function."
-)
-THAN = (
-    "Kohler et al. (2019) established that BN can exponentially accelerate convergence, though their result holds only "
-    "for a perceptron model with Gaussian inputs."
-)
-ARTICLE = (
-    "a deep batchnorm network in fact suffers from gradient explosion at initialization time, no matter what it uses "
-    "for nonlinearity"
-)
 
 
 @theorem("S0-L5.1")
@@ -128,12 +108,13 @@ def _margin(generator: torch.Generator) -> Iterator[Check]:
 
 @bibliographic("S0-cite")
 def _citations(generator: torch.Generator) -> Iterator[Check]:
-    yield printed("Kohler: residual network, infinite width", unsaid(KOHLER, ["residual network", "infinite width"]))
-    yield printed("Yang: deep linear networks", unsaid(YANG, ["linear networks"]))
-    yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(KOHLER, ["learning halfspace", "gaussian inputs"]))
-    yield corrected("Yang: fully-connected, nonlinear", unsaid(YANG, ["fully-connected", "nonlinear activation"]))
-    yield corrected("Kohler in Than's words", unsaid(THAN, ["perceptron", "gaussian inputs"]))
-    yield corrected("Yang in the article's words", unsaid(ARTICLE, ["gradient explosion", "nonlinearity"]))
+    kohler, yang, than, article = find("S0-cite").quotes
+    yield printed("Kohler: residual network, infinite width", unsaid(kohler, ["residual network", "infinite width"]))
+    yield printed("Yang: deep linear networks", unsaid(yang, ["linear networks"]))
+    yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(kohler, ["learning halfspace", "gaussian inputs"]))
+    yield corrected("Yang: fully-connected, nonlinear", unsaid(yang, ["fully-connected", "nonlinear activation"]))
+    yield corrected("Kohler in Than's words", unsaid(than, ["perceptron", "gaussian inputs"]))
+    yield corrected("Yang in the article's words", unsaid(article, ["gradient explosion", "nonlinearity"]))
 
 
 @theorem("S0-balance")

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, gradient, jacobian
-from normgauge.papers.instances.draws import Unit, normal, sign, uniform, units, wavy
+from normgauge.papers.instances import Loss, Unit, gradient, jacobian, normal, sign, uniform, units, wavy
 from normgauge.papers.instances.layers import factor
 from normgauge.theory.batchnorm_calculus import project, pullback_gradient, standardize
 from normgauge.theory.weight_normalization import direction_gradient, length_gradient, normalized_weight

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, hessian, jacobian
-from normgauge.papers.instances.draws import normal
+from normgauge.papers.instances import gradient, hessian, jacobian, normal
 from normgauge.papers.instances.layers import factor, layers, normalize, nullity
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy

@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, jacobian
-from normgauge.papers.instances.draws import normal, uniform, units
+from normgauge.papers.instances import gradient, jacobian, normal, uniform, units
 from normgauge.papers.instances.layers import Layer, factor, layers, normalize, nullity
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import batch_norm_redundancy, layer_norm_redundancy, radial_derivative

@@ -60,10 +60,8 @@ def _recurrent(spec: Spec, record: Record) -> None:
 def _adversarial(spec: Spec, record: Record) -> None:
     seed, steps, batch = int(spec["seed"]), int(spec["steps"]), 128
     source = generator(seed)
-    made, judging = (
-        _mlp(outputs, norm, seed + 1000 * outputs) for outputs, norm in zip((2, 1), PLACES[spec["place"]], strict=True)
-    )
-    rate = float(spec["lr"])
+    places, rate = zip((2, 1), PLACES[spec["place"]], strict=True), float(spec["lr"])
+    made, judging = (_mlp(outputs, norm, seed + 1000 * outputs) for outputs, norm in places)
     optimizers = [torch.optim.Adam(net.parameters(), lr=rate, betas=(0.5, 0.999)) for net in (made, judging)]
     softplus = nn.functional.softplus
     for _ in range(steps):

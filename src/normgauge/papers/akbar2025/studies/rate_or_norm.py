@@ -66,11 +66,8 @@ def _outcome(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Row, ...
     """
     spec: Spec = {**dict(settings), "norm": norm}
     training, accuracies = _train_and_score(norm, settings)
-    values = {
-        "validation_accuracy": accuracies["validation"],
-        "reached": float(training.reached),
-        "diverged": float(training.diverged),
-    }
+    values = {"validation_accuracy": accuracies["validation"], "reached": float(training.reached)}
+    values["diverged"] = float(training.diverged)
     if math.isfinite(training.loss):
         values["train_loss"] = training.loss
     rows: list[Row] = [(step, "loss", value, {}) for step, value in training.course]

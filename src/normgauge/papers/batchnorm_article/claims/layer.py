@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import find, theorem
-from normgauge.papers.instances.derivatives import Loss, gradient
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
 from normgauge.theory.batchnorm_calculus import gradient_norm_squared, project, standardize
 from normgauge.theory.gradient_explosion import (
     RELU_LIMIT,

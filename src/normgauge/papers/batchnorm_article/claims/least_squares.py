@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 from normgauge.theory.rayleigh import (
     ascent_factor,
     best_length,

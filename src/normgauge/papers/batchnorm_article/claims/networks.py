@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, hessian
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, hessian, normal, uniform
 from normgauge.papers.instances.gaussian import GaussianLoss, bisection, misalignment, stationary_point
 from normgauge.theory.gdnp import bisection_bound
 from normgauge.theory.rayleigh import direction_quotient, direction_step

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 
 STEPS = 250  # enough for every norm to settle
 

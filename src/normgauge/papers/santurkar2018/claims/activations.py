@@ -7,8 +7,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, curvature, gradient, hessian, jacobian
-from normgauge.papers.instances.draws import Unit, normal, units
+from normgauge.papers.instances import Loss, Unit, curvature, gradient, hessian, jacobian, normal, units
 from normgauge.theory.batchnorm_calculus import (
     gradient_norm_squared,
     project,

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, curvature, gradient, hessian
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.instances import Loss, Unit, curvature, gradient, hessian, normal, uniform, units
 from normgauge.papers.instances.gaussian import bisection
 from normgauge.theory.batchnorm_calculus import pullback_hessian, standardize
 from normgauge.theory.smoothness import curvature_along_gradient, nearest_rescaling, worst_weight_gradient

@@ -27,11 +27,8 @@ def run(spec: Spec, record: Record) -> None:
             later = [entry for entry in layers[1:] if entry.status == "ok"]  # nothing moves before the first layer
             if not later:
                 continue
-            values = {
-                "cosine": fmean(entry.cosine for entry in later),
-                "l2": fmean(entry.l2 for entry in later),
-                "relative_l2": fmean(entry.l2 / entry.gradient_norm for entry in later),
-            }
+            values = {name: fmean(getattr(entry, name) for entry in later) for name in ("cosine", "l2")}
+            values["relative_l2"] = fmean(entry.l2 / entry.gradient_norm for entry in later)
             for name, value in values.items():
                 history.setdefault(name + suffix, []).append(value)
                 record(step, f"{name}{suffix}_now", value)

@@ -11,15 +11,7 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.papers.language import Record, Spec, register
-from normgauge.papers.santurkar2018.studies._setting import (
-    AS_TRAINED,
-    batch_objective,
-    follow,
-    prepare,
-    record_distribution,
-    record_medians,
-    spaced_steps,
-)
+from normgauge.papers.santurkar2018.studies import _setting as setting
 
 CHANGES = ("mean_change", "variance_change", "relative_mean_change")
 WINDOW = 10
@@ -28,9 +20,9 @@ WINDOW = 10
 @register("noisy-batchnorm")
 def run(spec: Spec, record: Record) -> None:
     """Train, and take the middle layer's moments on one batch before and after single steps of training."""
-    network, dataset = prepare(spec)
+    network, dataset = setting.prepare(spec)
     steps = int(spec["steps"])
-    before = spaced_steps(max(steps - 1, 1), int(spec["measures"]))
+    before = setting.spaced_steps(max(steps - 1, 1), int(spec["measures"]))
     last: dict[str, Tensor] = {}
     history: dict[str, list[float]] = {name: [] for name in CHANGES}
 
@@ -42,14 +34,15 @@ def run(spec: Spec, record: Record) -> None:
             for name, value in zip(CHANGES, (change, spread, change / float(variance.mean().sqrt())), strict=True):
                 history[name].append(value)
                 record(step, f"{name}_now", value)
-            record_distribution(record, step, batch_objective(copy.deepcopy(network), dataset, spec), histogram=False)
+            objective = setting.batch_objective(copy.deepcopy(network), dataset, spec)
+            setting.record_distribution(record, step, objective, histogram=False)
         last.update(mean=mean, variance=variance)
 
-    result = follow(spec, network, dataset, watch, at={step + more for step in before for more in (0, 1)})
+    result = setting.follow(spec, network, dataset, watch, at={step + more for step in before for more in (0, 1)})
     for end in range(WINDOW, len(result.losses) + 1, WINDOW):
         record(end, "loss", fmean(result.losses[end - WINDOW : end]))
-    record_medians(record, steps, history)
-    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
+    setting.record_medians(record, steps, history)
+    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **setting.AS_TRAINED).accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "diverged", float(result.diverged))
     if result.diverged and spec["norm"] != "noise":  # that noise alone prevents training is what is measured

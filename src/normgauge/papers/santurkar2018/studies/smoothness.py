@@ -7,13 +7,7 @@ from torch import nn
 
 from normgauge.measure.landscape.landscape import Landscape, landscape
 from normgauge.papers.language import Record, Spec, register
-from normgauge.papers.santurkar2018.studies._setting import (
-    batch_objective,
-    follow,
-    prepare,
-    record_medians,
-    spaced_steps,
-)
+from normgauge.papers.santurkar2018.studies import _setting as setting
 
 #: The paper's App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
 MULTIPLES = {"vgg": (0.5, 1.0, 2.0, 4.0), "dln": (0.01, 0.3, 1.0, 10.0, 30.0)}
@@ -25,15 +19,15 @@ MATCHED = {"vgg": 1.2, "dln": 0.5}  # training losses (of the first, for the lin
 @register("smoothness")
 def run(spec: Spec, record: Record) -> None:
     """Train, and look along the gradient and one random direction of its length at spaced steps of training."""
-    network, dataset = prepare(spec)
+    network, dataset = setting.prepare(spec)
     rate, steps = float(spec["lr"]), int(spec["steps"])
     multiples = MULTIPLES[spec["model"]]
-    at = spaced_steps(steps, int(spec["measures"]))
+    at = setting.spaced_steps(steps, int(spec["measures"]))
     history: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
     losses: list[float] = []
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = batch_objective(network, dataset, spec)
+        objective = setting.batch_objective(network, dataset, spec)
         view = landscape(objective, steps=[rate * m for m in multiples], random=1, seed=int(spec["seed"]))
         for name, value in zip(SUMMARIES, _summaries(view), strict=True):
             history[name].append(value)
@@ -47,8 +41,8 @@ def run(spec: Spec, record: Record) -> None:
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = follow(spec, network, dataset, watch)
-    record_medians(record, steps, history)
+    result = setting.follow(spec, network, dataset, watch)
+    setting.record_medians(record, steps, history)
     # the plain network sits on a plateau at first: compared where each arm has come as far down, and nowhere else
     level = MATCHED[spec["model"]] * (losses[0] if spec["model"] == "dln" else 1.0)
     there = next((k for k, loss in enumerate(losses) if loss <= level), None)

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, jacobian
-from normgauge.papers.instances.draws import normal, sign, uniform
+from normgauge.papers.instances import gradient, jacobian, normal, sign, uniform
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.effective_weights import covariance, effective_weights, unit_distance_squared
 

@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, gradient
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.effective_weights import covariance, effective_weights
 from normgauge.theory.norm_growth import after_sgd_step

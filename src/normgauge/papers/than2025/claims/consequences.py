@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal
+from normgauge.papers.instances import gradient, normal
 from normgauge.papers.instances.feedforward import layer_norm, random_network, with_population_statistics
 from normgauge.theory.lipschitz_norms import batch_norm_constant, layer_norm_constant
 from normgauge.theory.partition_bound import partition_slack

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import jacobian
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import jacobian, normal, uniform
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.lipschitz_norms import (
     batch_norm_constant,
