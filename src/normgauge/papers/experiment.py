@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 
 from normgauge.documents import NEEDED, SIZES, About
 from normgauge.errors import InputError, unknown_name
+from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
+from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import Training, train
 from normgauge.lab.study import Study
 from normgauge.papers.court import criteria
@@ -122,6 +124,18 @@ def read_sizes(name: str, parts: Sequence[Spec]) -> dict[str, list[Study]]:
             tries = min(tries, seeds) if prod(map(len, tuned.values())) > 1 else None
             sizes.setdefault(size, []).append(Study(name, "", arms, tuned, own, seeds=seeds, tuning_seeds=tries))
     return sizes
+
+
+def build(spec: Spec, **named: str) -> tuple[nn.Module, Dataset]:
+    """Return the network and the data of a run's spec; `model` and `norm` may be named beside it."""
+    dataset, told = data.load(spec["data"]), {**spec, **named}
+    return models.build(told["model"], told["norm"], dataset.shape, dataset.classes, int(spec["seed"])), dataset
+
+
+def record_accuracies(record: Record, step: int, network: nn.Module, dataset: Dataset, *splits: str) -> None:
+    """Record the accuracy on some splits, with stored statistics."""
+    for split in splits:
+        record(step, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
 
 
 def fit(

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.evaluate import evaluate
 from normgauge.nn import init
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, fit, record_accuracies, register
 from normgauge.papers.networks import dataset, relu_network
 
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
@@ -35,8 +34,7 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "loss", course.losses[step])
     # That a network cannot be trained is what is measured here: one that is no longer finite decides for the first
     # class, and its accuracy is that of a constant.
-    for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(network, digits, split).accuracy)
+    record_accuracies(record, steps, network, digits, "train", "validation")
     record(steps, "diverged", float(course.diverged))
 
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, record_accuracies, register
 
 
 class SeededDropout(nn.Module):
@@ -40,13 +39,11 @@ class SeededDropout(nn.Module):
 @register("dropout")
 def run(spec: Spec, record: Record) -> None:
     """Train an MLP with dropout behind every ReLU; record accuracies and the shift of the stored variances."""
-    dataset = data.load(spec["data"])
-    seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
-    network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
+    plain, dataset = build(spec, model="mlp")
+    steps, network = int(spec["steps"]), _insert_dropout(plain, float(spec["dropout"]), int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     result = fit(spec, network, dataset, optimizer)
-    for split in ("train", "validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
+    record_accuracies(record, steps, network, dataset, "train", "validation", "test")
     if spec["norm"] == "batch":
         ratios = _variance_ratios(network, dataset)
         for number, ratio in enumerate(ratios, start=1):

@@ -11,7 +11,7 @@ from normgauge.lab.models import Normalized
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.nn import init
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, record_accuracies, register
 from normgauge.rng import generator
 
 #: Where normalizers stand in a GAN: of the generator, of the discriminator.
@@ -52,8 +52,7 @@ def _recurrent(spec: Spec, record: Record) -> None:
     init.glorot(network, seed=seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
     train(network, digits, optimizer, steps=steps, batch=64, seed=seed, clip=1.0).whole()
-    for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, digits, split).accuracy)
+    record_accuracies(record, steps, network, digits, "validation", "test")
     record(steps, "score", evaluate(network, digits, "validation").accuracy)
 
 

@@ -6,9 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from normgauge.lab import data, models
-from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, record_accuracies, register
 
 #: A cell's rate is its optimizer's usual rate times the tuned factor.
 USUAL = {"sgd": 0.01, "adam": 1e-3}
@@ -17,13 +15,10 @@ USUAL = {"sgd": 0.01, "adam": 1e-3}
 @register("recipe")
 def run(spec: Spec, record: Record) -> None:
     """Train the cell's network and record its accuracies."""
-    dataset = data.load(spec["data"])
-    seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed)
+    (network, dataset), steps = build(spec, model="mlp"), int(spec["steps"])
     schedule = partial(_factor, str(spec["schedule"]), steps)
     result = fit(spec, network, dataset, _optimizer(network, spec), schedule=schedule)
-    for split in ("train", "validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
+    record_accuracies(record, steps, network, dataset, "train", "validation", "test")
     record(steps, "weight_norm", math.sqrt(sum(float(p.detach().square().sum()) for p in network.parameters())))
     result.whole()
 

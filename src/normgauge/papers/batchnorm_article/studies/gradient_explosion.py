@@ -5,9 +5,9 @@ import math
 import torch
 
 from normgauge.lab import data as datasets
-from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
+from normgauge.lab.runs.evaluate import recalibrated_copy
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, squared_gradients
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, fit, record_accuracies, register
 from normgauge.theory.gradient_explosion import squared_gradient_growth
 from normgauge.theory.mean_field import batchnorm_layer
 
@@ -51,5 +51,4 @@ def _train(spec: Spec, record: Record) -> None:
     settled = recalibrated_copy(network, [dataset.train[0]])
     # a network that broke answers all the same: whatever it says is its accuracy
     record(steps, "diverged", float(done.diverged))
-    for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(settled, dataset, split).accuracy)
+    record_accuracies(record, steps, settled, dataset, "train", "validation")

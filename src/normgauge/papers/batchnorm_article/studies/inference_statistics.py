@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import Batches
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.
@@ -54,9 +52,8 @@ class Tracker:
 @register("inference-statistics")
 def run(spec: Spec, record: Record) -> None:
     """Train once, then evaluate the same weights with every estimate of the population."""
-    dataset = datasets.load(spec["data"])
+    network, dataset = build(spec, norm="batch")
     seed, steps, size = int(spec["seed"]), int(spec["steps"]), int(spec["batch"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, seed)
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)

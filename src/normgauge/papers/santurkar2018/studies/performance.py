@@ -5,7 +5,7 @@ from statistics import fmean
 from torch import nn
 
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, record_accuracies, register
 from normgauge.papers.santurkar2018.studies import _setting as setting
 
 
@@ -26,6 +26,5 @@ def run(spec: Spec, record: Record) -> None:
         record(end, "loss", fmean(result.losses[end - window : end]))
     record(steps, "train_loss", fmean(result.losses[-window:]))
     record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **setting.AS_TRAINED).accuracy)
-    for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
+    record_accuracies(record, steps, network, dataset, "validation", "test")
     result.whole()

@@ -5,12 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models import Normalized
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.theory.effective_weights import covariance
 
 WATCHED = 1  # the first normalizer of the first residual block, as in the paper
@@ -20,9 +18,7 @@ RANK_TOLERANCE = 1e-6
 @register("gamma-sigma")
 def run(spec: Spec, record: Record) -> None:
     """Train, following gamma, sigma, beta, mu and the watched layer's ellipsoid."""
-    dataset = datasets.load(spec["data"])
-    seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, seed)
+    (network, dataset), steps = build(spec, norm="batch"), int(spec["steps"])
     batch = (dataset.train[0][: int(spec["batch"])], dataset.train[1][: int(spec["batch"])])
 
     def watch(step: int, network: nn.Module) -> None:

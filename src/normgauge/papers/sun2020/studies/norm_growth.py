@@ -6,11 +6,9 @@ import torch
 from torch import nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, joint_parameters, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
@@ -20,10 +18,8 @@ WATCHED = 1  # the second normalized layer: the first of the first block, as in 
 @register("norm-growth")
 def run(spec: Spec, record: Record) -> None:
     """Train with SGD without momentum (for which the law is exact) and follow one layer's weights at every step."""
-    dataset = datasets.load(spec["data"])
-    seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["lr"])
+    (network, dataset), steps, rate = build(spec), int(spec["steps"]), float(spec["lr"])
     decay = float(spec["decay"]) if spec["decayed"] else 0.0
-    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     part = normalized_layers(network)[WATCHED]
     weight, together = direction_weight(part), joint_parameters(part)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, weight_decay=decay)

@@ -6,10 +6,9 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.surgery import prune_norms, scale_l1
 
 WAYS = ("gamma", "similar", "random")
@@ -19,8 +18,7 @@ TUNED_AT = 50  # percent at which the pruned network is trained on for a while
 @register("pruning")
 def run(spec: Spec, record: Record) -> None:
     """Train a VGG with or without an l1 penalty on gamma, prune it in three ways at every sparsity, and tune."""
-    dataset = data.load(spec["data"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, int(spec["seed"]))
+    network, dataset = build(spec, norm="batch")
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     strength = float(spec["l1"])
     penalty = (lambda model: strength * scale_l1(model)) if strength else None

@@ -4,20 +4,15 @@ from typing import Any
 
 import torch
 
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, normalized_layers
-from normgauge.lab.runs.evaluate import evaluate
 from normgauge.measure.decisions.robustness import robustness
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, record_accuracies, register
 
 
 @register("robustness")
 def run(spec: Spec, record: Record) -> None:
     """Train with decay on some of the weights, then attack."""
-    dataset = datasets.load(spec["data"])
-    seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
+    (network, dataset), seed, steps = build(spec), int(spec["seed"]), int(spec["steps"])
     invariant = {id(direction_weight(part)) for part in normalized_layers(network)}
     held = [(id(p) in invariant) for p in network.parameters()]
     on = {"invariant": (True,), "rest": (False,), True: (True, False), False: ()}[spec["decayed"]]
@@ -29,7 +24,7 @@ def run(spec: Spec, record: Record) -> None:
     fit(spec, network, dataset, optimizer).whole()
     network.eval()
     record(steps, "weight_norm", joint_norm([direction_weight(part) for part in normalized_layers(network)]))
-    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
+    record_accuracies(record, steps, network, dataset, "train")
     batch = (dataset.test[0][: int(spec["attacked"])], dataset.test[1][: int(spec["attacked"])])
     noisy = robustness(network, batch, attack="gaussian", radius=float(spec["noise"]), seed=seed)
     record(steps, "clean_accuracy", noisy.clean)
