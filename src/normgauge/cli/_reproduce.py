@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normgauge.cli._compare import check_folder, list_failures
+from normgauge.cli._compare import check_folder, tell_failures
 from normgauge.cli._console import console
 from normgauge.errors import NormgaugeError, require
 
@@ -98,10 +98,7 @@ def _reproduce_one(
         if shard is not None:
             store = reproduce_shard(study, shard, size=size, out=out, executor=executor, progress=progress)
             note(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
-            failures = list_failures(store)
-            for failure in failures:
-                note(failure)
-            return {"study": study, "store": str(store), "failures": failures}
+            return {"study": study, "store": str(store), "failures": tell_failures(store, note)}
         result = run(study, size=size, out=out, executor=executor, progress=progress)
     except DataError as error:
         if bar is None:
@@ -113,9 +110,7 @@ def _reproduce_one(
         raise typer.Exit(130) from None
     if not quiet:  # the answer first: whatever becomes of the page, it is there
         console().print(str(result) + "\n")
-    failures = list_failures(result.store)
-    for failure in failures:
-        note(failure)
+    failures = tell_failures(result.store, note)
     page: Path | None = None
     try:
         pictures = [Picture(*entry) for entry in result.pictures()]

@@ -75,12 +75,10 @@ class Experiment:
         contrasts = (each for claim in criteria(self.name) for each in (*claim.premise, *claim.contrasts))
         parts = self.parts(size)
         knobs = [k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance]
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("place", "question", "finding", "proxy")}
         return About(
+            **own,
             papers=tuple(PAPERS[paper].name for paper in self.papers),
-            place=self.place,
-            question=self.question,
-            finding=self.finding,
-            proxy=self.proxy,
             knobs=tuple(dict.fromkeys(knobs)),
             columns=tuple(dict.fromkeys(name for each in contrasts for name in each.readings)),
             protocol=tuple(self._protocol(size)),

@@ -127,15 +127,9 @@ class Reproduced(Result):
 def criterion_document(claim: Claim, table: StudyTable) -> CriterionDocument:
     """Return a criterion and its verdict on a table, as a study's page shows them."""
     verdict = claim.judge_table(table)
-    return CriterionDocument(
-        id=claim.id,
-        printed=claim.printed,
-        criterion=claim.criterion,
-        outcome=verdict.word,
-        sentence=verdict.sentence,
-        margins=_margins(verdict),
-        sensitivity=tuple(_sensitivity(claim, table)) if verdict.evidence else (),
-    )
+    others = tuple(_sensitivity(claim, table)) if verdict.evidence else ()
+    told = (claim.id, claim.printed, claim.criterion, verdict.word, verdict.sentence)
+    return CriterionDocument(*told, margins=_margins(verdict), sensitivity=others)
 
 
 def other_sizes(study: str, size: str, folder: Path) -> tuple[SizedVerdict, ...]:
