@@ -62,7 +62,8 @@ def compare(
     """Train the same network in several ways and say which one to use here, or what it would cost to tell.
 
     Each arm's learning rate is tuned on validation data; arms are compared on test data, paired by seed. Finished runs
-    are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
+    are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs. Print the
+    comparison, or take its `.frame()`, `.chart()`, `.answer`.
 
     With `minutes` the arms race: rates are searched by halving on seeds of their own (`lab.race.halve`), then seeds are
     added where they decide (`lab.race.race`) until the answer is known or the time is spent. Without, every arm gets
@@ -95,9 +96,6 @@ def compare(
         out: the folder of the store.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
         progress: show a progress bar on stderr.
-
-    Returns:
-        The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
     """
     if isinstance(model, nn.Module):
         model = models.keep_model(model, Path(out))

@@ -27,25 +27,15 @@ ROUNDING = 1e-6  # of the largest gradient: below, a tensor is dead and its step
 
 @dataclass(frozen=True)
 class LayerRate:
-    """What one tensor is trained with.
+    """What one tensor is trained with."""
 
-    Attributes:
-        parameter: its name.
-        optimizer: of the translation: for "muon" matrices get Muon, the rest AdamW.
-        rate: learning rate.
-        decay: weight decay.
-        angle: rms angle in radians by which ten steps turn it, before.
-        shrink: share by which decay shrinks it per step, before and after.
-        ratio: angle of ten steps after the translation over that before, over the steps tried; nan for a dead tensor.
-    """
-
-    parameter: str
-    optimizer: str
+    parameter: str  # its name
+    optimizer: str  # of the translation: for "muon" matrices get Muon, the rest AdamW
     rate: float
     decay: float
-    angle: float
-    shrink: float
-    ratio: float
+    angle: float  # rms angle in radians by which ten steps turn it, before
+    shrink: float  # share by which decay shrinks it per step, before and after
+    ratio: float  # angle of ten steps after over before the translation, over the steps tried; nan for a dead tensor
 
 
 @dataclass(frozen=True)

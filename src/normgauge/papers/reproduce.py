@@ -168,14 +168,10 @@ def reproduce(
 
     Args:
         name: a study; `normgauge reproduce` lists them.
-        size: "smoke" (proves it works), "small" (an answer in minutes), "medium" (hours,
-            for the studies that decide much) or "paper" (the published setting).
+        size: "smoke" (proves it works), "small" (minutes), "medium" (hours, for some) or "paper" (as published).
         out: the folder of stores and pages.
         executor: a `concurrent.futures.Executor`, `Workers`, a number of processes, or `None` for one per core.
         progress: show a bar on stderr; or the bar of many studies to move.
-
-    Returns:
-        The verdicts, table and remarks; the page is `out/NAME-SIZE/index.html`.
 
     Raises:
         UnknownNameError: for an unknown study or size.

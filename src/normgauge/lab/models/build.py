@@ -46,18 +46,11 @@ def build(
 ) -> nn.Module:
     """Build a model under a normalizer with weights that depend on the seed only, not on the normalizer.
 
-    Weights have variance 2 / fan-in (1 / fan-in for dln and gpt); a module in a file has its own.
-
-    Args:
-        model: a built-in name, `package.module:factory` with `factory(norm) -> nn.Module`, or `package.module:network`
-            with `network() -> nn.Module`, or a file of a module, whose normalizers are exchanged by `ng.swap_norms`.
-        norm: a name of the normalizer registry; "as built" leaves a network without a factory as it is; "fixup": a
-            built-in residual network without normalizer, started by `init.fixup`.
-        shape: of one input.
-        classes: the number of outputs.
-        seed: draws the weights.
-        example: some inputs.
-        knobs: further arguments of the factory.
+    Weights have variance 2 / fan-in (1 / fan-in for dln and gpt); a module in a file has its own. The model is a
+    built-in name, `package.module:factory` with `factory(norm, **knobs) -> nn.Module`, or `package.module:network` with
+    `network() -> nn.Module` or a file of a module, whose normalizers are exchanged by `ng.swap_norms` on the `example`.
+    "as built" leaves those as they are; "fixup" is a built-in residual network without normalizer, started by
+    `init.fixup`; any other norm is a name of the normalizer registry.
 
     Raises:
         InputError: for unknown names, and a factory that cannot be imported or gives no module.
