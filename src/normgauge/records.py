@@ -197,6 +197,11 @@ def format_number(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
+def spoken(word: Any) -> str:
+    """Return a word of the code as people say it."""
+    return str(word).replace("_", " ")
+
+
 def dash_holes(text: str) -> str:
     """Return text with a dash wherever a number that is none was written into it.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from normgauge.documents import About, CriterionDocument, Margin, StudyDocument, write_whole
-from normgauge.records import Row, format_number, plain
-from normgauge.report._markup import Markup, render, spoken
+from normgauge.records import Row, format_number, plain, spoken
+from normgauge.report._markup import Markup, render
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import CONFIDENCE, POWER, interval, natural_bounds, student_quantile
 
