@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data, models
+from normgauge.lab import models
 from normgauge.lab.data import Dataset
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.train import Training
 from normgauge.measure.signal.activations import activations
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.language import Record, Spec, fit
+from normgauge.papers.language import Record, Spec, build, fit
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
@@ -59,9 +59,7 @@ class ActivationNoise(nn.Module):
 
 def prepare(spec: Spec) -> tuple[nn.Module, Dataset]:
     """Return network and data of a spec: Glorot weights that depend on the seed only, as in the paper."""
-    dataset = data.load(spec["data"])
-    seed = int(spec["seed"])
-    network = models.build(spec["network"], NORMS[spec["norm"]], dataset.shape, dataset.classes, seed)
+    (network, dataset), seed = build(spec, model=spec["network"], norm=NORMS[spec["norm"]]), int(spec["seed"])
     init.glorot(network, seed=seed)
     if spec["norm"] == "noise":
         for number, part in enumerate(normalized_layers(network)):
