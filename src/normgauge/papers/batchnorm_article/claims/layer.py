@@ -82,7 +82,7 @@ def _population(generator: torch.Generator) -> Iterator[Check]:
         coupled = m / (m - 1) * behind.var(1, correction=0).mean()
         yield fact("behind another BN layer and ReLU: told over true", coupled / behind.var(correction=0))
         if m < count:
-            picks = [pick for pick in product(range(count), repeat=m) if len(set(pick)) == m] or [range(count)]
+            picks = [pick for pick in product(range(count), repeat=m) if len(set(pick)) == m] or [(*range(count),)]
             epoch = m / (m - 1) * torch.stack([x[list(pick)] for pick in picks]).var(1, correction=0).mean()
             yield fact("without repetition: told over true", epoch / variance)
 

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +57,10 @@ def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
 
 def scale_to_ball(dataset: Dataset, radius: float = 1.0) -> Dataset:
     """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does, times a radius."""
-    largest, names = float(dataset.train[0].flatten(1).norm(dim=1).max()), ("train", "validation", "test")
-    splits: dict[str, Any] = {name: getattr(dataset, name) for name in names}
-    return replace(dataset, **{name: (radius * (x / largest), y) for name, (x, y) in splits.items()})
+    splits = (dataset.train, dataset.validation, dataset.test)
+    largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
+    train, validation, test = ((radius * (inputs / largest), targets) for inputs, targets in splits)
+    return replace(dataset, train=train, validation=validation, test=test)
 
 
 def train_and_watch(spec: Spec, record: Record) -> None:
