@@ -225,8 +225,7 @@ def conclude(experiment: Experiment, size: str, store: Store) -> Reproduced:
     remarks: list[str] = []
     for part in experiment.parts(size):
         tuned = _choices(experiment, part, store)
-        chosen = [{**part.fixed, **arm, "seed": seed} for arm in _settings(tuned) for seed in part.judged]
-        answers = _specs(experiment, chosen if part.nuisance else part.plan())
+        answers = _specs(experiment, _answering_specs(part, _settings(tuned)) if part.nuisance else part.plan())
         answering |= {spec_id(spec) for spec in answers}
         ids |= dict.fromkeys(spec_id(spec) for spec in (*_specs(experiment, part.plan()), *answers))
         choices += tuned
@@ -294,3 +293,8 @@ def _choices(experiment: Experiment, part: Study, store: Store) -> list[Choice]:
 
 def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:
     return [{**choice.arm, **choice.setting} for choice in choices]
+
+
+def _answering_specs(part: Study, settings: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the specs that answer: every arm at its chosen setting, on the seeds that are judged."""
+    return [{**dict(part.fixed), **arm, "seed": seed} for arm in settings for seed in part.judged]
