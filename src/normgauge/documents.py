@@ -238,9 +238,8 @@ def _build(kind: Any, data: Any) -> Any:
         return float("nan") if data is None else float(data)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        return kind(
-            **{item.name: _build(hints[item.name], data[item.name]) for item in fields(kind) if item.name in data}
-        )
+        there = [item.name for item in fields(kind) if item.name in data]
+        return kind(**{name: _build(hints[name], data[name]) for name in there})
     if origin is tuple:
         inner = arguments[0] if arguments[-1] is Ellipsis else None
         pairs = zip(data, [inner] * len(data) if inner else arguments, strict=True)

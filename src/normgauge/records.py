@@ -83,19 +83,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where numbers came from: versions, machine, code revision; never names of people or hosts.
+    """Where numbers came from: versions, machine, code revision; never names of people or hosts."""
 
-    Attributes:
-        python: version of Python.
-        versions: package -> version, `None` where it is not installed.
-        machine: system, processor, device, threads.
-        revision: of a source checkout, with `+dirty` if it had uncommitted changes; `None` elsewhere.
-    """
-
-    python: str = ""
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    machine: Mapping[str, str | int] = field(default_factory=dict)
-    revision: str | None = None
+    python: str = ""  # its version
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # package -> version, `None` if not installed
+    machine: Mapping[str, str | int] = field(default_factory=dict)  # system, processor, device, threads
+    revision: str | None = None  # of a source checkout, with `+dirty` if it had uncommitted changes; `None` elsewhere
 
     @property
     def code(self) -> str:
@@ -109,14 +102,6 @@ class Run:
 
     A run that diverged, died or failed is no measurement: its readings are there to be looked at, `row()` has none.
 
-    Args:
-        spec: what it was told; its hash is the run's identity.
-        status: ok, skipped (no data), diverged, nonconverged or error.
-        sentence: why, where the status is not `ok`.
-        readings: in the order they were made.
-        seconds: how long it took.
-        provenance: where it ran.
-
     Examples:
         >>> run = Run({"lr": 0.1, "seed": 0})
         >>> run.record(0, "loss", 2.0)
@@ -125,12 +110,12 @@ class Run:
         ([2.0, 1.0], 1.0, 1.0)
     """
 
-    spec: Spec
-    status: Status = "ok"
-    sentence: str = ""
-    readings: list[Reading] = field(default_factory=list)
-    seconds: float = 0.0
-    provenance: Provenance = field(default_factory=Provenance)
+    spec: Spec  # what it was told; its hash is the run's identity
+    status: Status = "ok"  # skipped: no data
+    sentence: str = ""  # why, where the status is not `ok`
+    readings: list[Reading] = field(default_factory=list)  # in the order they were made
+    seconds: float = 0.0  # how long it took
+    provenance: Provenance = field(default_factory=Provenance)  # where it ran
 
     @property
     def ok(self) -> bool:
@@ -210,6 +195,11 @@ def format_number(value: Any, digits: int = 4) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def spoken(word: Any) -> str:
+    """Return a word of the code as people say it."""
+    return str(word).replace("_", " ")
 
 
 def dash_holes(text: str) -> str:

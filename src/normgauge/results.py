@@ -42,19 +42,14 @@ FORWARD, PRODUCT = 1 / 3, 2.2
 class Cost:
     """Counted calls, each a pass over the data of whoever made it; part of the data is part of a call.
 
-    Args:
-        forwards: forward passes without a backward one.
-        gradients: forward passes with their backward one.
-        products: products with a curvature matrix or a Jacobian.
-
     Examples:
         >>> print(Cost(9, 3, 3))
         cost 12.6 gradients' worth (9 forwards, 3 gradients, 3 products)
     """
 
-    forwards: float = 0.0
-    gradients: float = 0.0
-    products: float = 0.0
+    forwards: float = 0.0  # forward passes without a backward one
+    gradients: float = 0.0  # forward passes with their backward one
+    products: float = 0.0  # products with a curvature matrix or a Jacobian
 
     @property
     def gradients_worth(self) -> float:
@@ -65,7 +60,6 @@ class Cost:
         return Cost(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Cost)))
 
     def __str__(self) -> str:
-        """Return the sum and its parts."""
         counts = {item.name: getattr(self, item.name) for item in fields(self)}
         parts = [f"{n:.3g} {name.removesuffix('s') if n == 1 else name}" for name, n in counts.items() if n]
         return f"cost {self.gradients_worth:.3g} gradients' worth ({', '.join(parts)})" if parts else "cost none"
@@ -140,13 +134,10 @@ def instrument(measure: Callable[P, R]) -> Callable[P, R]:
         def complete(result: R) -> R:
             spent = cost()
             differentiated = spent.gradients or spent.products
-            return replace(
-                result,
-                sentence=result.sentence or (objective.remark if objective is not None and differentiated else ""),
-                mode=result.mode if objective is None else objective.mode,
-                seed=bound.arguments.get("seed", result.seed),
-                cost=spent if spent.gradients_worth else result.cost,
-            )
+            told = result.sentence or (objective.remark if objective is not None and differentiated else "")
+            mode = result.mode if objective is None else objective.mode
+            seed, counted = bound.arguments.get("seed", result.seed), spent if spent.gradients_worth else result.cost
+            return replace(result, sentence=told, mode=mode, seed=seed, cost=counted)
 
         with preserved_rng(), torch.inference_mode(False), torch.enable_grad(), counting() as cost:
             try:
@@ -268,9 +259,8 @@ class Result:
 
     def __str__(self) -> str:
         """Return the table, what it means, and the line a person needs before publishing the numbers."""
-        return format_table(
-            self._printed_rows(), title=dash_holes(self._title()), footer=f"{self.meaning()}\n{self._footer()}".strip()
-        )
+        footer = f"{self.meaning()}\n{self._footer()}".strip()
+        return format_table(self._printed_rows(), title=dash_holes(self._title()), footer=footer)
 
     def __repr__(self) -> str:
         """Return the class, the headline number and the status in one line."""

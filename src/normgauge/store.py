@@ -119,10 +119,8 @@ class Store:
         if owner != APPLICATION_ID and tables and not tables >= _TABLES:
             raise self._stranger(f"tables {', '.join(sorted(tables)[:5])}")
         if version not in (0, SCHEMA_VERSION):
-            rule, step = (
-                f"this normgauge reads stores of version {SCHEMA_VERSION}",
-                "Upgrade normgauge, or another --out",
-            )
+            rule = f"this normgauge reads stores of version {SCHEMA_VERSION}"
+            step = "Upgrade normgauge, or another --out"
             raise StoreError(f"store {self.path.name}", rule, f"version {version}", step)
         (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if state != "ok":
@@ -219,21 +217,16 @@ class Store:
         ids = None if ids is None else sorted(set(ids))  # asked for twice below
         table, digest = ("runs LEFT JOIN digests ON digests.run = id", "digest") if self._digested else ("runs", "NULL")
         columns = f"runs.rowid, {digest}, id, spec, status, sentence, seconds, provenance"
-        with self._explain_errors("its runs can be read"), self._snapshot():
-            heads = {head[2]: head for head in sorted(self._select(columns, table, "runs.rowid", "id", ids))}
-            lines: dict[str, list[tuple[Any, ...]]] = {identity: [] for identity in heads}
-            for line in self._select("*", "readings", "rowid", "run", ids):
-                lines[line[0]].append(line)
+        with self._explain_errors("its runs can be read"):
+            self._connection.execute("BEGIN")  # one state of the file: a run may be written between two queries
+            try:
+                heads = {head[2]: head for head in sorted(self._select(columns, table, "runs.rowid", "id", ids))}
+                lines: dict[str, list[tuple[Any, ...]]] = {identity: [] for identity in heads}
+                for line in self._select("*", "readings", "rowid", "run", ids):
+                    lines[line[0]].append(line)
+            finally:
+                self._connection.execute("ROLLBACK")
             return [self._run(digest, tuple(row), lines[row[0]]) for _, digest, *row in heads.values()]
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[None]:
-        """Read from one state of the file: a run may be written between two queries."""
-        self._connection.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._connection.execute("ROLLBACK")
 
     def _run(self, digest: str | None, row: tuple[Any, ...], rows: list[tuple[Any, ...]]) -> Run:
         if digest is not None and digest != _digest(row, rows):

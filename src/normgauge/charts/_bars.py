@@ -32,10 +32,8 @@ def bars(
     )
     if series is not None:
         names = series_order(data, order)
-        encoded = encoded.encode(
-            color=alt.Color("series:N", scale=alt.Scale(domain=names)),
-            xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=names)),
-        )
+        scale = alt.Scale(domain=names)
+        encoded = encoded.encode(color=alt.Color("series:N", scale=scale), xOffset=alt.XOffset("series:N", scale=scale))
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
     return frame_chart(encoded.encode(tooltip=tooltip), data, title, 420, 260)
 

@@ -38,40 +38,25 @@ def heatmap(
     for row in data:
         row["x0"], row["x1"] = x_edges[row["x"]]
         row["y0"], row["y1"] = y_edges[row["y"]]
-    exact = alt.Scale(nice=False, zero=False)
-    cells = (
-        alt.Chart(alt.NamedData(name=ROWS))
-        .mark_rect()
-        .encode(
-            alt.X("x0:Q", title=x, scale=exact, axis=alt.Axis(format="~g")),
-            alt.X2("x1:Q"),
-            alt.Y("y0:Q", title=y, scale=exact, axis=alt.Axis(format="~g")),
-            alt.Y2("y1:Q"),
-            color=alt.Color("value:Q", title=value).legend(orient="right"),
-            tooltip=[
-                alt.Tooltip("x:Q", title=x, format=NUMBER),
-                alt.Tooltip("y:Q", title=y, format=NUMBER),
-                alt.Tooltip("value:Q", title=value, format=NUMBER),
-            ],
-        )
+    exact, ends = alt.Scale(nice=False, zero=False), (alt.X2("x1:Q"), alt.Y2("y1:Q"))
+    named = (("x", x), ("y", y), ("value", value))
+    cells = alt.Chart(alt.NamedData(name=ROWS)).mark_rect()
+    cells = cells.encode(
+        alt.X("x0:Q", title=x, scale=exact, axis=alt.Axis(format="~g")),
+        alt.Y("y0:Q", title=y, scale=exact, axis=alt.Axis(format="~g")),
+        *ends,
+        color=alt.Color("value:Q", title=value).legend(orient="right"),
+        tooltip=[alt.Tooltip(f"{field}:Q", title=name, format=NUMBER) for field, name in named],
     )
     table = {(row["x"], row["y"]): row["value"] for row in data}
     grid = np.array([[table.get((a, b)) for a in xs] for b in ys], dtype=float)
     segments = [s for level in _heights(grid, levels) for s in contour_segments(xs, ys, grid, level)]
     if not segments:
         return frame_chart(cells, data, title, width, height)
-    lines = (
-        alt.Chart(alt.Data(values=segments))
-        .mark_rule(style="contour")
-        .encode(
-            alt.X("x0:Q", scale=exact),
-            alt.Y("y0:Q", scale=exact),
-            alt.X2("x1:Q"),
-            alt.Y2("y1:Q"),
-            tooltip=alt.Tooltip("level:Q", format=NUMBER),
-        )
-    )
-    return frame_chart(alt.layer(cells, lines), data, title, width, height)
+    lines = alt.Chart(alt.Data(values=segments)).mark_rule(style="contour")
+    starts, tooltip = (alt.X("x0:Q", scale=exact), alt.Y("y0:Q", scale=exact)), alt.Tooltip("level:Q", format=NUMBER)
+    drawn = alt.layer(cells, lines.encode(*starts, *ends, tooltip=tooltip))
+    return frame_chart(drawn, data, title, width, height)
 
 
 def contour_segments(
@@ -99,10 +84,8 @@ def contour_segments(
                 if (here >= level) != (there >= level):
                     part = (level - here) / (there - here)
                     (ax, ay), (bx, by) = _CORNERS[edge], _CORNERS[(edge + 1) % 4]
-                    crossings[edge] = (
-                        xs[i + ax] + part * (xs[i + bx] - xs[i + ax]),
-                        ys[j + ay] + part * (ys[j + by] - ys[j + ay]),
-                    )
+                    x, y = xs[i + ax], ys[j + ay]
+                    crossings[edge] = (x + part * (xs[i + bx] - x), y + part * (ys[j + by] - y))
             for first, second in _pairs(corner, list(crossings), level):
                 (x0, y0), (x1, y1) = crossings[first], crossings[second]
                 ends = {"x0": x0, "y0": y0, "x1": x1, "y1": y1, "level": level}
@@ -158,17 +141,9 @@ def surface(
     if not paths:
         return ground
     points = tidy("charts.surface", paths, {"x": x, "y": y, "series": "path", "low": "step"})
-    lines = (
-        alt.Chart(alt.Data(values=points))
-        .mark_line(point=True, stroke="#ffffff", strokeWidth=1.5)
-        .encode(
-            alt.X("x:Q"),
-            alt.Y("y:Q"),
-            order=alt.Order("low:Q"),
-            detail="series:N",
-            tooltip=[alt.Tooltip("series:N", title="path"), alt.Tooltip("low:Q", title="step")],
-        )
-    )
+    lines = alt.Chart(alt.Data(values=points)).mark_line(point=True, stroke="#ffffff", strokeWidth=1.5)
+    tooltip = [alt.Tooltip("series:N", title="path"), alt.Tooltip("low:Q", title="step")]
+    lines = lines.encode(alt.X("x:Q"), alt.Y("y:Q"), order=alt.Order("low:Q"), detail="series:N", tooltip=tooltip)
     kept = ground.datasets
     ground.datasets = ground.config = alt.Undefined  # rows and theme belong to the whole, not to a layer
     layered = themed(alt.layer(ground, lines))

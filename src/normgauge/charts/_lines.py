@@ -59,33 +59,25 @@ def curves(
     data = tidy("charts.curves", rows, {"x": x, "y": y, "low": low, "high": high, "series": series}, detail)
     names = series_order(data, order)
     kind = scale_type([row[key] for row in data for key in ("y", "low", "high") if key in row], y_scale)
-    y_axis = alt.Axis(**value_axis(kind))
-    colour = alt.Color("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None)
-    base = alt.Chart(alt.NamedData(name=ROWS)).encode(
-        alt.X("x:Q", title=x if x_title is None else x_title, scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6)),
-        color=colour,
-    )
-    heading = y if y_title is None else y_title
-    value = alt.Y("y:Q", title=heading, scale=alt.Scale(**free_scale(kind)), axis=y_axis)
+    colour, shape = _looks(names, legend)
+    heading_x, heading = x if x_title is None else x_title, y if y_title is None else y_title
+    across = alt.X("x:Q", title=heading_x, scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6))
+    base = alt.Chart(alt.NamedData(name=ROWS)).encode(across, color=colour)
+    value = alt.Y("y:Q", title=heading, scale=alt.Scale(**free_scale(kind)), axis=alt.Axis(**value_axis(kind)))
     shown_fields = [(series, "series", ""), (x, "x", "~g"), (y, "y", NUMBER)]
     shown_fields += [(edge, edge, NUMBER) for edge in ("low", "high") if edge in data[0]]
     shown_fields += [(name, detail_field(i, name), "") for i, name in enumerate(detail)]
-    near = alt.selection_point(
-        name="near", nearest=True, on="pointerover", clear="pointerout", fields=["x"], empty=False
-    )
-    shape = alt.Shape("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None)
+    how = {"on": "pointerover", "clear": "pointerout", "fields": ["x"]}
+    near = alt.selection_point(name="near", nearest=True, empty=False, **how)
+    size, faint = (alt.condition(near, alt.value(a), alt.value(b)) for a, b in ((80, 22), (0.25, 0)))
+    # the target of the pointer is invisible and wide; the small points only show where data is
+    target = base.mark_point(size=400, opacity=0, tooltip=alt.ExprRef(_tooltip(shown_fields)))
+    rule = base.mark_rule(style="quiet", strokeDash=[3, 3])
     layers = [
         base.mark_line().encode(value),
-        base.mark_point(filled=True, opacity=1).encode(
-            value, shape=shape, size=alt.condition(near, alt.value(80), alt.value(22))
-        ),
-        # the target of the pointer is invisible and wide; the small points above only show where data is
-        base.mark_point(size=400, opacity=0, tooltip=alt.ExprRef(_tooltip(shown_fields)))
-        .encode(value)
-        .add_params(near),
-        base.mark_rule(style="quiet", strokeDash=[3, 3]).encode(
-            color=alt.value("#888888"), opacity=alt.condition(near, alt.value(0.25), alt.value(0))
-        ),
+        base.mark_point(filled=True, opacity=1).encode(value, shape=shape, size=size),
+        target.encode(value).add_params(near),
+        rule.encode(color=alt.value("#888888"), opacity=faint),
     ]
     if low is not None and high is not None:
         layers.insert(0, base.mark_area(opacity=0.14).encode(alt.Y("low:Q", title=heading), alt.Y2("high:Q")))
@@ -94,6 +86,13 @@ def curves(
         layers[1 if low else 0] = layers[1 if low else 0].add_params(shown)
         layers = [layer.transform_filter(shown) for layer in layers]
     return frame_chart(alt.layer(*layers), data, title, 520, 280)
+
+
+def _looks(names: Sequence[str], legend: bool) -> list[Any]:
+    """Return colour and shape of the series, which say the same."""
+    alt = require("altair", "lab", "charts")
+    told: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": alt.Legend() if legend else None}
+    return [channel("series:N", **told) for channel in (alt.Color, alt.Shape)]
 
 
 def legend_toggle(names: Sequence[str]) -> altair.Parameter:
@@ -111,9 +110,8 @@ def _tooltip(fields: Sequence[tuple[str, str, str]]) -> str:
     entries = []
     for title, field, number_format in fields:
         value = f"(datum.datum || datum)[{json.dumps(field)}]"
-        entries.append(
-            f"{json.dumps(title)}: " + (f"format({value}, {json.dumps(number_format)})" if number_format else value)
-        )
+        shown = f"format({value}, {json.dumps(number_format)})" if number_format else value
+        entries.append(f"{json.dumps(title)}: {shown}")
     return "{" + ", ".join(entries) + "}"
 
 
@@ -159,45 +157,32 @@ def against(
     y_kind = scale_type([row[key] for row in data for key in ("y", "low", "high") if key in row], y_scale)
     ticks = sorted({row["x"] for row in data if row["x"] is not None})
     x_axis = alt.Axis(values=ticks, format="~g") if len(ticks) <= 9 else alt.Axis(format="~g", tickCount=6)
-    base = alt.Chart(alt.NamedData(name=ROWS)).encode(
-        alt.X(
-            "x:Q",
-            title=x if x_title is None else x_title,
-            scale=alt.Scale(**free_scale(x_kind), nice=False, padding=18),
-            axis=x_axis,
-        ),
-        color=alt.Color("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None),
-    )
-    heading = y if y_title is None else y_title
+    x_room = alt.Scale(**free_scale(x_kind), nice=False, padding=18)
+    heading_x, heading = x if x_title is None else x_title, y if y_title is None else y_title
+    colour, shape = _looks(names, legend)
+    across = alt.X("x:Q", title=heading_x, scale=x_room, axis=x_axis)
+    base = alt.Chart(alt.NamedData(name=ROWS)).encode(across, color=colour)
     # the range keeps the strip free of lines; it is in pixels, as the lanes are
     y_room = alt.Scale(**free_scale(y_kind), range=[height, strip])
     y_axis = alt.Axis(**value_axis(y_kind))
     value = alt.Y("y:Q", title=heading, scale=y_room, axis=y_axis)
-    shape = alt.Shape("series:N", scale=alt.Scale(domain=names), legend=alt.Legend() if legend else None)
     tooltip = [alt.Tooltip("series:N", title=series), alt.Tooltip("x:Q", title=x, format="~g")]
     numbers = [alt.Tooltip("y:Q", title=y, format=NUMBER)]
     numbers += [alt.Tooltip(f"{edge}:Q", title=edge, format=NUMBER) for edge in ("low", "high") if edge in data[0]]
     counts = [alt.Tooltip(f"{name}:Q", title=channels[name]) for name in ("failed", "total") if channels[name]]
-    layers = [
-        base.mark_line(strokeWidth=1.5, strokeOpacity=0.75).encode(value),
-        base.mark_point(filled=True, opacity=1, size=70).encode(
-            value, shape=shape, tooltip=[*tooltip, *numbers, *counts]
-        ),
-    ]
+    points, told = base.mark_point(filled=True, opacity=1, size=70), [*tooltip, *numbers, *counts]
+    layers = [base.mark_line(strokeWidth=1.5, strokeOpacity=0.75).encode(value)]
+    layers.append(points.encode(value, shape=shape, tooltip=told))
     if low is not None and high is not None:
         spread = alt.Y("low:Q", title=heading, scale=y_room, axis=y_axis)
         layers.insert(0, base.mark_rule(strokeWidth=3, opacity=0.35).encode(spread, alt.Y2("high:Q")))
     if strip:
-        layers.append(
-            base.mark_point(shape="M-1,-1L1,1M-1,1L1,-1", size=60, strokeWidth=2.4, filled=False).encode(
-                alt.Y("lane:Q", scale=None, axis=None, title=None),
-                opacity=alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.25, 1]), legend=None),
-                tooltip=[*tooltip, *counts],
-            )
-        )
-        note = alt.Chart(alt.Data(values=[{"text": failed_label}])).mark_text(
-            style="note", align="left", baseline="top"
-        )
+        crosses = base.mark_point(shape="M-1,-1L1,1M-1,1L1,-1", size=60, strokeWidth=2.4, filled=False)
+        lane = alt.Y("lane:Q", scale=None, axis=None, title=None)
+        share = alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.25, 1]), legend=None)
+        layers.append(crosses.encode(lane, opacity=share, tooltip=[*tooltip, *counts]))
+        note = alt.Chart(alt.Data(values=[{"text": failed_label}]))
+        note = note.mark_text(style="note", align="left", baseline="top")
         layers.append(note.encode(text="text:N", x=alt.value(0), y=alt.value(0)))
     if legend:
         shown = legend_toggle(names)
@@ -233,35 +218,18 @@ def intervals(
     longest = max(map(len, names))
     # long labels get room for a reader's font that is wider than the one they are measured by
     labels = alt.Axis(labelFontSize=12, labelLimit=420, minExtent=min(500, 7 * longest) if longest > 20 else 0)
-    tooltip = [
-        alt.Tooltip("series:N", title=series),
-        *(
-            alt.Tooltip(f"{field}:Q", title=name, format=NUMBER)
-            for field, name in (("x", value), ("low", low), ("high", high))
-        ),
-        *(alt.Tooltip(f"{detail_field(i, name)}:N", title=name) for i, name in enumerate(detail)),
-    ]
-    base = alt.Chart(alt.NamedData(name=ROWS)).encode(
-        alt.Y(
-            "series:N",
-            sort=names,
-            scale=alt.Scale(domain=names),
-            title=None,
-            axis=labels,
-        ),
-        color=alt.Color("series:N", scale=alt.Scale(domain=names), legend=None),
-        tooltip=tooltip,
-    )
-    axis = alt.Axis(**value_axis(kind, grid=True))
-    x_scale = alt.Scale(**free_scale(kind), padding=12)
-    heading = value if x_title is None else x_title
-    bar = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round").encode(
-        alt.X("low:Q", title=heading, axis=axis, scale=x_scale), alt.X2("high:Q")
-    )
-    dot = base.mark_point(filled=True, opacity=1, size=110).encode(
-        alt.X("x:Q", title=heading, axis=axis, scale=x_scale),
-        shape=alt.Shape("series:N", scale=alt.Scale(domain=names), legend=None),
-    )
+    numbers = (("x", value), ("low", low), ("high", high))
+    tooltip = [alt.Tooltip("series:N", title=series)]
+    tooltip += [alt.Tooltip(f"{field}:Q", title=name, format=NUMBER) for field, name in numbers]
+    tooltip += [alt.Tooltip(f"{detail_field(i, name)}:N", title=name) for i, name in enumerate(detail)]
+    colour, shape = _looks(names, legend=False)
+    lines = alt.Y("series:N", sort=names, scale=alt.Scale(domain=names), title=None, axis=labels)
+    base = alt.Chart(alt.NamedData(name=ROWS)).encode(lines, color=colour, tooltip=tooltip)
+    across: dict[str, Any] = {"title": value if x_title is None else x_title}
+    across |= {"axis": alt.Axis(**value_axis(kind, grid=True)), "scale": alt.Scale(**free_scale(kind), padding=12)}
+    bar = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round")
+    bar = bar.encode(alt.X("low:Q", **across), alt.X2("high:Q"))
+    dot = base.mark_point(filled=True, opacity=1, size=110).encode(alt.X("x:Q", **across), shape=shape)
     return frame_chart(alt.layer(bar, dot), data, title, width, row_height * len(names))
 
 

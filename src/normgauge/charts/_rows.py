@@ -82,9 +82,8 @@ def scale_type(values: Iterable[Any], scale: Scale, span: float = 100.0) -> str:
     numbers = [v for v in values if isinstance(v, (int, float))]
     positive = bool(numbers) and min(numbers) > 0
     if scale == "log" and not positive:
-        raise InputError(
-            "charts", "a log axis needs positive values", f"{min(numbers, default=None)}", "Use scale='linear'"
-        )
+        least = f"{min(numbers, default=None)}"
+        raise InputError("charts", "a log axis needs positive values", least, "Use scale='linear'")
     if scale == "auto":
         return "log" if positive and max(numbers) >= span * min(numbers) else "linear"
     return scale

@@ -38,7 +38,10 @@ def save(chart: altair.TopLevelMixin, path: str | Path, *, scale: float = 2.0) -
         raise InputError("charts.save", f"the file ends in {', '.join(_ENDINGS)}", target.name, "Choose one of them")
     target.parent.mkdir(parents=True, exist_ok=True)
     if ending == ".html":
-        target.write_text(_html(chart, target.stem), encoding="utf-8")
+        # Altair's own inline page leaves `</script>` in a name of the data as it is, and may be opened with network.
+        page = Template((files("normgauge.charts") / "page.html").read_text(encoding="utf-8"))
+        told = {"policy": POLICY, "title": escape(target.stem), "spec": script_json(chart.to_dict())}
+        target.write_text(page.substitute(told, runtime=javascript()), encoding="utf-8")
     else:
         chart.save(str(target), format=ending[1:], scale_factor=scale if ending == ".png" else 1)
     return target
@@ -87,10 +90,3 @@ def script_json(value: Any) -> str:
 def _drawing(chart: altair.TopLevelMixin) -> str:
     converter = require("vl_convert", "lab", "charts.svg")
     return str(converter.vegalite_to_svg(chart.to_dict()))
-
-
-def _html(chart: altair.TopLevelMixin, title: str) -> str:
-    # Altair's own inline page leaves `</script>` in a name of the data as it is, and may be opened with network.
-    page = Template((files("normgauge.charts") / "page.html").read_text(encoding="utf-8"))
-    spec = script_json(chart.to_dict())
-    return page.substitute(policy=POLICY, title=escape(title), spec=spec, runtime=javascript())

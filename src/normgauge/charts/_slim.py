@@ -42,9 +42,8 @@ def slim(text: str, title: str = "") -> str:
         ElementTree.SubElement(root, "title").text = title
     for child in source:
         if child.tag == "g":
-            common: dict[str, str] = {
-                name: child.attrib.pop(name) for name in ("fill", "stroke-miterlimit") if name in child.attrib
-            }
+            shared = [name for name in ("fill", "stroke-miterlimit") if name in child.attrib]
+            common: dict[str, str] = {name: child.attrib.pop(name) for name in shared}
             fonts = {text.get("font-family", "") for text in child.iter("text")}
             if len(fonts) == 1:
                 common["font-family"] = fonts.pop()
@@ -184,9 +183,8 @@ def _move_path(path: str, x: float, y: float) -> str:
                 # Half a circle: radii that do not reach are stretched until they do, longer ones would move its centre.
                 lead[:2] = [math.floor(50 * math.hypot(*steps)) / 100] * 2
             numerals = _join_numerals([*lead, *{"h": steps[:1], "v": steps[1:]}.get(word, steps)])
-            pieces.append(
-                numerals if said == word and numerals[0] == "-" else (" " if said == word else word) + numerals
-            )
+            between = word if said != word else "" if numerals[0] == "-" else " "
+            pieces.append(between + numerals)
             said = word
     return "".join(pieces)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "momentum", "adamw", "muon", "sphere-sgd", "sphere-adam")
 NORMS = "Normalizers, by commas; `all`; `as built` for no factory [default: none,batch,layer,group,instance,weight]."
 ARM = "knob=value,value: compare these too, as optimizer=sgd,adamw, clip=none,1 or place=pre,post; again for more."
-DATA = (
-    "digits, text, gaussian; cifar10, cifar100, fashion-mnist (`normgauge data`), cifar10:10000/1000/2000 for so many; "
-)
-DATA += "a folder of images; or package.module:function [default: digits; gaussian for dln, text for gpt]."
+DATA = "digits, text, gaussian; cifar10, cifar100, fashion-mnist (`normgauge data`), cifar10:10000/1000/2000 for so "
+DATA += "many; a folder of images; or package.module:function [default: digits; gaussian for dln, text for gpt]."
 
 
 def compare(
@@ -99,17 +97,12 @@ def compare(
         raise typer.Exit(130) from None
     if isinstance(result, ShardDone):
         typer.echo(result)
-        failures = list_failures(result.store)
-        for failure in failures:
-            notes.print(failure)
-        raise typer.Exit(1 if failures else 0)
-    failures = list_failures(result.store, result.document.runs)
+        raise typer.Exit(1 if tell_failures(result.store, notes.print) else 0)
     if not as_json:  # the answer first: whatever becomes of the page, it is there
         console().print(str(result))
         trouble = ", ".join(f"{count} {status}" for status, count in result.counts.items() if status != "ok")
         notes.print(f"\n{result.counts.get('ok', 0)} runs ok{', ' + trouble if trouble else ''}.")
-    for failure in failures:
-        notes.print(failure)
+    failures = tell_failures(result.store, notes.print, result.document.runs)
     page: Path | None = None
     try:
         page = page_of_store(result.store, out / "report.html")
@@ -125,8 +118,8 @@ def compare(
         raise typer.Exit(1)
 
 
-def list_failures(store: Path, ids: Sequence[str] | None = None) -> list[str]:
-    """Name the stored runs that failed, those of one reason in one line, and say how to go on."""
+def tell_failures(store: Path, tell: Callable[[str], object], ids: Sequence[str] | None = None) -> list[str]:
+    """Name the stored runs that failed, those of one reason in one line, and say how to go on; return the lines."""
     from normgauge.store import DONE, Store, spec_id
 
     reasons: dict[str, list[str]] = {}
@@ -140,7 +133,10 @@ def list_failures(store: Path, ids: Sequence[str] | None = None) -> list[str]:
     for why, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         lines.append(f"{'; '.join(names[:3])}{more}: {why}")
-    return [*lines, "The same command tries them again."] if lines else []
+    lines += ["The same command tries them again."] if lines else []
+    for line in lines:
+        tell(line)
+    return lines
 
 
 def check_folder(out: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
@@ -31,21 +31,18 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=text_width() is None, highlighter=_Verdicts(), markup=False, theme=theme)
 
 
-def judging_bar(notes: Console, total: int) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Return what shows how far the judges are: a bar on a terminal, a line for every quarter elsewhere."""
+@contextmanager
+def judging_bar(notes: Console, total: int) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield what shows how far the judges are: a bar on a terminal, a line for every quarter elsewhere."""
     from rich.progress import Progress
 
-    @contextmanager
-    def show() -> Iterator[Callable[[str, int, int], None]]:
-        if not notes.is_terminal:
-            quarters = {math.ceil(total * k / 4) for k in (1, 2, 3, 4)}
-            yield lambda name, done, total: notes.print(f"judged {done} of {total}") if done in quarters else None
-            return
-        with Progress(console=notes, transient=True) as bar:
-            task = bar.add_task("judging", total=total)
-            yield lambda name, done, total: bar.update(task, completed=done, description=name)
-
-    return show()
+    if not notes.is_terminal:
+        quarters = {math.ceil(total * k / 4) for k in (1, 2, 3, 4)}
+        yield lambda name, done, total: notes.print(f"judged {done} of {total}") if done in quarters else None
+        return
+    with Progress(console=notes, transient=True) as bar:
+        task = bar.add_task("judging", total=total)
+        yield lambda name, done, total: bar.update(task, completed=done, description=name)
 
 
 class FullSentences(TyperGroup):

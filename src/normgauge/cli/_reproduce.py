@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normgauge.cli._compare import check_folder, list_failures
+from normgauge.cli._compare import check_folder, tell_failures
 from normgauge.cli._console import console
 from normgauge.errors import NormgaugeError, require
 
 if TYPE_CHECKING:
     from normgauge.lab.runs.executors import Workers
     from normgauge.lab.runs.progress import StudiesBar
-    from normgauge.papers.reproduce import Reproduced
 
 
 def reproduce(
@@ -91,6 +90,7 @@ def _reproduce_one(
     from normgauge.papers.reproduce import reproduce as run
     from normgauge.papers.reproduce import reproduce_shard
     from normgauge.records import plain
+    from normgauge.report import Picture, write_study
 
     note = bar.note if bar else console(stderr=True).print
     progress = bar or True
@@ -98,10 +98,7 @@ def _reproduce_one(
         if shard is not None:
             store = reproduce_shard(study, shard, size=size, out=out, executor=executor, progress=progress)
             note(f"Shard done: {store}. Join the shards: normgauge merge STORE... --out {out}/{study}-{size}")
-            failures = list_failures(store)
-            for failure in failures:
-                note(failure)
-            return {"study": study, "store": str(store), "failures": failures}
+            return {"study": study, "store": str(store), "failures": tell_failures(store, note)}
         result = run(study, size=size, out=out, executor=executor, progress=progress)
     except DataError as error:
         if bar is None:
@@ -113,25 +110,17 @@ def _reproduce_one(
         raise typer.Exit(130) from None
     if not quiet:  # the answer first: whatever becomes of the page, it is there
         console().print(str(result) + "\n")
-    failures = list_failures(result.store)
-    for failure in failures:
-        note(failure)
+    failures = tell_failures(result.store, note)
     page: Path | None = None
     try:
-        page = _write(result)
+        pictures = [Picture(*entry) for entry in result.pictures()]
+        page = write_study(result.about, result.document(), pictures, result.store.parent)
     except (OSError, NormgaugeError) as error:
         note(f"The page was not written: {error} The runs are in {result.store}: the same command tries again.")
     if page is not None and not quiet:
         note(f"Open {page} for figures and numbers; `normgauge claims` knows these runs now.")
     answer = {**plain(result.about), **plain(result.document()), "failures": failures}
     return {**answer, "page": None if page is None else str(page), "store": str(result.store)}
-
-
-def _write(result: Reproduced) -> Path:
-    from normgauge.report import Picture, write_study
-
-    pictures = [Picture(*entry) for entry in result.pictures()]
-    return write_study(result.about, result.document(), pictures, result.store.parent)
 
 
 def _list(as_json: bool) -> None:

@@ -50,8 +50,7 @@ def serve_live(page: Callable[[], str], say: Callable[[str], object]) -> Iterato
     """Serve a page on a free port of 127.0.0.1 meanwhile, and say where."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _handler({"/": page})) as server:
         say(f"http://127.0.0.1:{server.server_address[1]}/ shows the runs as they finish")
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+        Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield
         finally:

@@ -209,9 +209,8 @@ def advise(
         raise InputError("advise", "steps and batch are positive", f"steps={steps}, batch={size}", "Correct them")
     file = None if out is None else Path(out) / "advise.json"
     own = norm or default_norm(model_or_factory)
-    trials = Trials(
-        model_or_factory, parts, optimizer, loss or guess_loss, steps, size, norm=own, budget=allowed, file=file
-    )
+    how: dict[str, Any] = {"norm": own, "budget": allowed, "file": file}
+    trials = Trials(model_or_factory, parts, optimizer, loss or guess_loss, steps, size, **how)
     own_order = not isinstance(data, (str, tuple, Dataset)) and not isinstance(next(iter(data)), Tensor)
     several = trials.objective(4)
     first = list(itertools.islice(data, 64)) if own_order else [batch for _, batch in several.batches()]

@@ -62,7 +62,8 @@ def compare(
     """Train the same network in several ways and say which one to use here, or what it would cost to tell.
 
     Each arm's learning rate is tuned on validation data; arms are compared on test data, paired by seed. Finished runs
-    are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs.
+    are kept in `out/runs.sqlite`: call again with the same settings and only what is missing runs. Print the
+    comparison, or take its `.frame()`, `.chart()`, `.answer`.
 
     With `minutes` the arms race: rates are searched by halving on seeds of their own (`lab.race.halve`), then seeds are
     added where they decide (`lab.race.race`) until the answer is known or the time is spent. Without, every arm gets
@@ -95,9 +96,6 @@ def compare(
         out: the folder of the store.
         executor: a `concurrent.futures.Executor`, a number of processes, or `None` for one per core.
         progress: show a progress bar on stderr.
-
-    Returns:
-        The comparison: print it, or take `.frame()`, `.chart()`, `.answer`.
     """
     if isinstance(model, nn.Module):
         model = models.keep_model(model, Path(out))
@@ -106,15 +104,9 @@ def compare(
                 rule = "other processes must know the module: its class stands in a file of its own, and can be pickled"
                 raise InputError("compare", rule, model, "Move the class there, or leave executor out")
             executor = 1
-    asked: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "norms": norms,
-        "rates": rates,
-        "seeds": seeds,
-        "steps": steps,
-    }
-    asked |= {"batch": batch, "size": size, "ddp": ddp, "statistics": statistics, "recipe": recipe, "arms": arms}
+    asked: dict[str, Any] = {"model": model, "data": data, "norms": norms, "rates": rates, "seeds": seeds}
+    asked |= {"steps": steps, "batch": batch, "size": size, "ddp": ddp, "statistics": statistics}
+    asked |= {"recipe": recipe, "arms": arms}
     study = comparison_study(**asked, raced=minutes is not None)
     with Store(Path(out) / STORE_NAME) as store:
         if minutes is not None:
@@ -287,12 +279,8 @@ def compare_shard(
     and then `compare` on the joined store, which tries rates beyond the grid and runs the remaining seeds, or shards
     again on copies of it: one more round for the rates beyond the grid, if any, and one for the seeds.
 
-    Args:
-        shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
-        study: of `comparison_study`, the same for all shards.
-        out: the folder of this shard's store; no two shards may share one.
-        executor: as in `compare`.
-        progress: as in `compare`.
+    `shard` is `(i, n)`, see `normgauge.lab.runs.sweep.part_of`; the study, of `comparison_study`, is the same for all
+    shards, and no two of them may share a folder `out`. Other arguments are those of `compare`.
     """
     plan, label = first_round(study), f"shard {shard[0]}/{shard[1]}"
     with Store(Path(out) / STORE_NAME) as store:

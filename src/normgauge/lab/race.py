@@ -8,19 +8,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
+from normgauge import stats
 from normgauge.errors import InputError
-from normgauge.stats import (
-    CONFIDENCE,
-    FREE,
-    LEAST_SEEDS,
-    MOST_SEEDS,
-    POWER,
-    Bounds,
-    Interval,
-    choose,
-    paired_difference,
-    student_quantile,
-)
+from normgauge.stats import LEAST_SEEDS, Bounds, Interval
 
 #: An arm and a seed.
 Pair = tuple[str, int]
@@ -54,7 +44,7 @@ def look_confidence(seeds: int, arms: int) -> float:
     """
     place = next(number for number, look in enumerate(looks()) if look >= seeds)
     share = 0.95 / EARLY if place < EARLY else 0.05 * 0.5 ** (place - EARLY + 1)
-    return 1 - (1 - CONFIDENCE) * share / max(arms - 1, 1)
+    return 1 - (1 - stats.CONFIDENCE) * share / max(arms - 1, 1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ class Race:
         if self.decided:
             return ""
         if self.more_seeds is None:
-            return f"no number of seeds up to {MOST_SEEDS:,}"
+            return f"no number of seeds up to {stats.MOST_SEEDS:,}"
         return f"{self.more_seeds:,} more seeds, about {in_words(self.more_seconds)}"
 
 
@@ -103,7 +93,7 @@ def race(
     higher: bool = True,
     margin: float = 0.0,
     least: float = 0.0,
-    bounds: Bounds = FREE,
+    bounds: Bounds = stats.FREE,
     seeds: int = 64,
     first_seed: int = 0,
     budget: float = math.inf,
@@ -208,7 +198,7 @@ def halve(
 
     def best(arm: str, among: Sequence[float]) -> float | None:
         tried = [row for row in rows[arm] if row["setting"] in among]
-        choices = choose(tried, by="score", over=["setting"], higher=higher)
+        choices = stats.choose(tried, by="score", over=["setting"], higher=higher)
         return float(choices[0].setting["setting"]) if choices else None
 
     for seed in itertools.count(first_seed):
@@ -295,7 +285,7 @@ class _Track:
                 pair = (judged[best], judged[other]) if self.higher else (judged[other], judged[best])
                 common = max(len(judged[best].keys() & judged[other].keys()), 2)
                 level = look_confidence(size if other in self.running else common, len(self.arms))
-                leads[other] = paired_difference(*pair, bounds=self.bounds, confidence=level)
+                leads[other] = stats.paired_difference(*pair, bounds=self.bounds, confidence=level)
         for other in [arm for arm in self.running if arm != best]:
             if not judged[other] or self._beats(leads[other]):
                 self.running.remove(other)
@@ -330,9 +320,9 @@ class _Track:
             if gap <= 0 or abs(fmean(differences)) < self.least > self.margin:
                 return None
             gaps.append((gap, stdev(differences)))
-        for look in itertools.takewhile(lambda look: look <= MOST_SEEDS, looks()):
+        for look in itertools.takewhile(lambda look: look <= stats.MOST_SEEDS, looks()):
             least = EQUAL_SEEDS if any(spread == 0 for _, spread in gaps) else size + 1
-            if look > size and look >= least and all(self._power(look, *gap) >= POWER for gap in gaps):
+            if look > size and look >= least and all(self._power(look, *gap) >= stats.POWER for gap in gaps):
                 return look - size
         return None
 
@@ -341,7 +331,7 @@ class _Track:
 
         if spread == 0:
             return 1.0 if self.margin > 0 else 0.0
-        quantile = student_quantile(look_confidence(seeds, len(self.arms)), seeds)
+        quantile = stats.student_quantile(look_confidence(seeds, len(self.arms)), seeds)
         return float(nct.sf(quantile, seeds - 1, math.sqrt(seeds) * gap / spread))
 
 

@@ -8,20 +8,12 @@ from typing import Any, Self
 
 import torch
 
+from normgauge import stats
 from normgauge.documents import Arm, Metric
 from normgauge.lab.data import Dataset
 from normgauge.lab.race import Race
 from normgauge.records import Run
-from normgauge.stats import (
-    LEAST_SEEDS,
-    MOST_SEEDS,
-    Interval,
-    above_chance,
-    interval,
-    joint_confidence,
-    leads,
-    seeds_to_decide,
-)
+from normgauge.stats import LEAST_SEEDS, Interval
 
 #: One seed is named as the cause where without it the interval is this many times narrower.
 LONE_SEED = 2.0
@@ -120,7 +112,7 @@ def write_answer(
     judged = [run for run in runs if ended is None or ended.covers(run.spec["seed"])]
     scores = {arm.title: _scores(metric, _at_setting(arm, judged)) for arm in distinct}
     higher = metric.better == "higher"
-    ahead = dict(race.leads) if race else leads(scores, best, higher=higher, bounds=metric.bounds)
+    ahead = dict(race.leads) if race else stats.leads(scores, best, higher=higher, bounds=metric.bounds)
     order = sorted(ahead, key=lambda norm: (math.isnan(ahead[norm].mean), ahead[norm].mean))
     if race:
         beaten = [norm for norm in order if norm in race.beaten and ahead[norm].n]
@@ -195,7 +187,7 @@ def _guess(arm: Arm, metric: Metric, exam: Exam | None, arms: int) -> str:
         return ""
     mean = arm.values[metric.name].mean
     if metric.unit == "%":
-        if above_chance(mean, exam.samples, exam.majority, confidence=joint_confidence(arms)):
+        if stats.above_chance(mean, exam.samples, exam.majority, confidence=stats.joint_confidence(arms)):
             return ""
         share = f"{100 * exam.majority:.1f} % of the {exam.samples} test samples"
         return f"always giving the most frequent label gets {share}"
@@ -226,12 +218,9 @@ def twins(arms: Sequence[Arm], runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _describe_failures(runs: Sequence[Run]) -> str:
-    counts = Counter(run.status for run in runs)
-    tally = ", ".join(f"{count} {status}" for status, count in counts.items())
-    first = next((run for run in runs if run.status == "error"), None)
-    if first is not None:
-        return f"every run diverged or failed ({tally}). The first error: {first.sentence}"
-    return f"every run diverged or failed ({tally}). Try smaller rates (--rates)."
+    tally = ", ".join(f"{count} {status}" for status, count in Counter(run.status for run in runs).items())
+    errors = [f"The first error: {run.sentence}" for run in runs if run.status == "error"]
+    return f"every run diverged or failed ({tally}). {next(iter(errors), 'Try smaller rates (--rates).')}"
 
 
 def _notes(arms: Sequence[Arm], runs: Sequence[Run], same: Mapping[str, str]) -> list[str]:
@@ -278,15 +267,14 @@ def _lone_seed(best: Mapping[int, float], rival: Mapping[int, float], metric: Me
     differences = {seed: best[seed] - rival[seed] for seed in sorted(best.keys() & rival.keys())}
     if len(differences) <= LEAST_SEEDS:
         return ""
-    whole = interval(differences.values())
+    whole = stats.interval(differences.values())
     centre = sorted(differences.values())[len(differences) // 2]
     seed = max(differences, key=lambda key: abs(differences[key] - centre))
-    rest = interval(value for key, value in differences.items() if key != seed)
+    rest = stats.interval(value for key, value in differences.items() if key != seed)
     if whole.high - whole.low < LONE_SEED * (rest.high - rest.low):
         return ""
-    reached = " and ".join(
-        f"{name} {_result(scores[seed], metric)}" for name, scores in zip(names, (best, rival), strict=True)
-    )
+    there = zip(names, (best, rival), strict=True)
+    reached = " and ".join(f"{name} {_result(scores[seed], metric)}" for name, scores in there)
     return f", wide because of seed {seed} alone (there {reached})"
 
 
@@ -295,11 +283,11 @@ def _seeds_needed(lead: Interval, best: Mapping[int, float], rival: Mapping[int,
     if lead.n < LEAST_SEEDS:
         return f"It takes at least {LEAST_SEEDS} seeds that finish in both to"
     differences = [best[seed] - rival[seed] for seed in sorted(best.keys() & rival.keys())]
-    seeds = seeds_to_decide(differences, confidence=joint_confidence(others))
+    seeds = stats.seeds_to_decide(differences, confidence=stats.joint_confidence(others))
     if not lead.has_width or lead.excludes_zero:
         return "More test samples would"
     if seeds is None:
-        return f"If lead and spread stay as they are, no number of seeds up to {MOST_SEEDS:,} would"
+        return f"If lead and spread stay as they are, no number of seeds up to {stats.MOST_SEEDS:,} would"
     return f"If lead and spread stay as they are, about {seeds:,} seeds would"
 
 

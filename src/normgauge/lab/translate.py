@@ -27,25 +27,15 @@ ROUNDING = 1e-6  # of the largest gradient: below, a tensor is dead and its step
 
 @dataclass(frozen=True)
 class LayerRate:
-    """What one tensor is trained with.
+    """What one tensor is trained with."""
 
-    Attributes:
-        parameter: its name.
-        optimizer: of the translation: for "muon" matrices get Muon, the rest AdamW.
-        rate: learning rate.
-        decay: weight decay.
-        angle: rms angle in radians by which ten steps turn it, before.
-        shrink: share by which decay shrinks it per step, before and after.
-        ratio: angle of ten steps after the translation over that before, over the steps tried; nan for a dead tensor.
-    """
-
-    parameter: str
-    optimizer: str
+    parameter: str  # its name
+    optimizer: str  # of the translation: for "muon" matrices get Muon, the rest AdamW
     rate: float
     decay: float
-    angle: float
-    shrink: float
-    ratio: float
+    angle: float  # rms angle in radians by which ten steps turn it, before
+    shrink: float  # share by which decay shrinks it per step, before and after
+    ratio: float  # angle of ten steps after over before the translation, over the steps tried; nan for a dead tensor
 
 
 @dataclass(frozen=True)
@@ -179,7 +169,7 @@ def translate(
         got, step = f"{type(optimizer).__name__}, {iterations} steps", "Pass the one you train with"
         raise InputError("translate", rule, got, step)
     groups = _groups_of(optimizer, objective)
-    memory = max(_memory(group) for group in groups.values())
+    memory = max(float(group.get("momentum") or group.get("betas", (0.0,))[0]) for group in groups.values())
     memory = {"sgd": 0.0, "momentum": memory or 0.9}.get(kind, memory)
     memory = float(options.pop("momentum", options.get("betas", (memory,))[0]))
     single = [objective.replace(data=batch) for _, batch in objective.batches()]
@@ -201,23 +191,20 @@ def translate(
         decay = _decay(_part(kind, shadows[name]), shrink, rate, memory, size, slope)
         layers[name] = {"rate": rate, "decay": decay, "angle": _rms(moved), "shrink": shrink}
     named = dict(objective.model.named_parameters())
-    made = _make(
-        kind, {name: (named[name], own["rate"], own["decay"]) for name, own in layers.items()}, memory, options
-    )
+    held = {name: (named[name], own["rate"], own["decay"]) for name, own in layers.items()}
+    made = _make(kind, held, memory, options)
     after = _Walk(objective, made)
     sentence = after.run(single, iterations)
-    turned = {
-        name: _rms(after.windows(name)) / _rms(before.windows(name)) if name in alive else math.nan for name in layers
-    }
+    turned = dict.fromkeys(layers, math.nan)
+    turned |= {name: _rms(after.windows(name)) / _rms(before.windows(name)) for name in alive}
     tail = max(1, iterations // 4)
     first, ends = before.losses[0], [sum(walk.losses[-tail:]) / tail for walk in (before, after)]
     gap = abs(ends[1] - ends[0]) / max(abs(first - ends[0]), 1e-12)
     off = [name for name in alive if not 1 / TURNED <= turned[name] <= TURNED]
     entries = [sum(shadows[name].numel() for name in some) for some in (off, shadows)]
     if not sentence and gap > EQUIVALENT:
-        sentence = (
-            f"its loss is {ends[1]:.3g} and not {ends[0]:.3g} after {iterations} steps, {gap:.0%} of the progress off"
-        )
+        sentence = f"its loss is {ends[1]:.3g} and not {ends[0]:.3g} after {iterations} steps, "
+        sentence += f"{gap:.0%} of the progress off"
     elif not sentence and entries[0] > OFF * entries[1]:
         sentence = f"{off[0]} turns {turned[off[0]]:.2g} times as far, and {len(off) - 1} tensors more over {TURNED:g}"
     rows = tuple(LayerRate(name, _part(kind, shadows[name]), **layers[name], ratio=turned[name]) for name in layers)
@@ -268,10 +255,6 @@ def _groups_of(optimizer: torch.optim.Optimizer, objective: Objective) -> dict[s
         step = "Make it from objective.model"
         raise InputError("translate", "the optimizer holds the model's parameters", "another model's", step)
     return groups
-
-
-def _memory(group: Mapping[str, Any]) -> float:
-    return float(group.get("momentum") or group.get("betas", (0.0,))[0])
 
 
 def _shrink(name: str, group: Mapping[str, Any], size: int, slope: float) -> float:

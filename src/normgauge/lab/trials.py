@@ -38,7 +38,6 @@ class Setting(NamedTuple):
     batch: int = 0
 
     def __str__(self) -> str:
-        """Return it in words."""
         return f"{self.norm}, lr {self.rate:.3g}, decay {self.decay:.3g}" + (f", batch {self.batch}" * bool(self.batch))
 
 
@@ -87,7 +86,6 @@ class Trials:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Read the options of the optimizer, and what earlier calls kept."""
         self.network = self.build(self.norm, 0)
         self.template = self.make_optimizer(self.network)
         head = self.template.param_groups[0]
@@ -173,14 +171,10 @@ class Trials:
                 self.scores[key] = self._run(*key)
                 self.budget.spent, self.seconds = self.budget.spent + 1, self.seconds + time.monotonic() - begin
                 if self.file is not None:
-                    self._keep()
+                    whole = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+                    rows = [[list(s), seed, None if math.isnan(v) else v] for (s, seed), v in self.scores.items()]
+                    write_whole(self.file, json.dumps({**whole, self.identity: rows}))
         return {key: self.scores[key] for key in wanted if key in self.scores}
-
-    def _keep(self) -> None:
-        assert self.file is not None
-        whole = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        rows = [[list(s), seed, None if math.isnan(v) else v] for (s, seed), v in self.scores.items()]
-        write_whole(self.file, json.dumps({**whole, self.identity: rows}))
 
     def _run(self, setting: Setting, seed: int) -> float:
         network = self.build(setting.norm, seed)

@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 
 from normgauge.documents import NEEDED, SIZES, About
 from normgauge.errors import InputError, unknown_name
+from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
+from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import Training, train
 from normgauge.lab.study import Study
 from normgauge.papers.court import criteria
@@ -18,7 +20,9 @@ from normgauge.papers.figures import Figure
 from normgauge.papers.shelf import PAPERS
 from normgauge.records import Spec
 
+#: `record(step, name, value, layer=, kind=)` writes a reading; the last value of each name is the run's result.
 Record = Callable[..., None]
+Execute = Callable[[Spec, Record], None]
 
 
 @dataclass(frozen=True)
@@ -26,39 +30,27 @@ class Experiment:
     """A named study of a paper: what it asks, what the paper found, how it runs at each size, how it is shown.
 
     All but `run` is declared in its paper's `studies.toml`, its criteria too; seeds that knobs are tuned on are never
-    judged.
-
-    Args:
-        name: what `normgauge reproduce NAME` is told.
-        papers: `S0` ... `S4`; `place` in them, `question`, `finding` (what the paper says came out).
-        proxy: how the small size differs from the published setting.
-        sizes: size -> one study, or several where arms have different knobs.
-        run: `run(spec, record)`: one run; `record(step, name, value, layer=, kind=)` writes readings, the last value
-            of each name is the run's result. It raises `NonFiniteError` when it diverged; what was recorded stays.
-        figures: the pictures of its page, beside the one that decides.
-        choose_by: the reading that tuned knobs are chosen by (on validation data), the larger the better or not.
-        data: data sets it needs at small and paper size; `minutes`: on two cores, per size.
+    judged. `run` raises `NonFiniteError` when it diverged; what was recorded stays.
 
     Raises:
         InputError: when a size is missing, or knobs are tuned and nothing says by what.
     """
 
-    name: str
-    papers: tuple[str, ...]
-    place: str
+    name: str  # what `normgauge reproduce NAME` is told
+    papers: tuple[str, ...]  # `S0` ... `S4`
+    place: str  # in them
     question: str
-    finding: str
-    proxy: str
-    sizes: Mapping[str, Study | Sequence[Study]]
-    run: Callable[[Spec, Record], None]
-    figures: tuple[Figure, ...]
-    choose_by: str = ""
+    finding: str  # what the paper says came out
+    proxy: str  # how the small size differs from the published setting
+    sizes: Mapping[str, Study | Sequence[Study]]  # several where arms have different knobs
+    run: Execute
+    figures: tuple[Figure, ...]  # the pictures of its page, beside the one that decides
+    choose_by: str = ""  # the reading that tuned knobs are chosen by, on validation data
     choose_higher: bool = True
-    data: tuple[str, ...] = ()
-    minutes: Mapping[str, float] = field(default_factory=dict)
+    data: tuple[str, ...] = ()  # sets it needs at small and paper size
+    minutes: Mapping[str, float] = field(default_factory=dict)  # on two cores, per size
 
     def __post_init__(self) -> None:
-        """Refuse an experiment that could not be run at a promised size."""
         missing = [size for size in NEEDED if size not in self.sizes]
         tuned = any(study.nuisance for size in self.sizes for study in self.parts(size))
         if missing or (tuned and not self.choose_by):
@@ -83,12 +75,10 @@ class Experiment:
         contrasts = (each for claim in criteria(self.name) for each in (*claim.premise, *claim.contrasts))
         parts = self.parts(size)
         knobs = [k for p in parts for k in p.scientific] + [k for p in parts for k in p.nuisance]
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("place", "question", "finding", "proxy")}
         return About(
+            **own,
             papers=tuple(PAPERS[paper].name for paper in self.papers),
-            place=self.place,
-            question=self.question,
-            finding=self.finding,
-            proxy=self.proxy,
             knobs=tuple(dict.fromkeys(knobs)),
             columns=tuple(dict.fromkeys(name for each in contrasts for name in each.readings)),
             protocol=tuple(self._protocol(size)),
@@ -108,51 +98,47 @@ class Experiment:
         return list(dict.fromkeys(lines))
 
 
-def grid(
-    name: str, arms: Mapping[str, Sequence[Any]], tuned: Mapping[str, Sequence[Any]] | None = None, **sizes: Spec
-) -> dict[str, Study]:
-    """Return size -> study: the arms, the knobs tuned for each of them, and per size what is fixed.
+def read_sizes(name: str, parts: Sequence[Spec]) -> dict[str, list[Study]]:
+    """Return size -> studies, as `studies.toml` tells them: parts with arms, tuned knobs, and what all sizes share.
 
     A size may give an arm's knob or a tuned one other values. `seeds` (3 unless told) are judged and `tuning_seeds`
     (2) tuned on.
 
-    Args:
-        name: of the study.
-        arms: knob -> values compared.
-        tuned: knob -> values tuned.
-        **sizes: size -> its knobs.
-
     Examples:
-        >>> sizes = grid("s", {"norm": ["none", "batch"]}, {"lr": [0.1, 1]}, small={"seeds": 4, "steps": 9})
-        >>> sizes["small"].fixed, sizes["small"].tried
+        >>> part = {"arms": {"norm": ["none", "batch"]}, "tuned": {"lr": [0.1, 1]}, "small": {"seeds": 4, "steps": 9}}
+        >>> (study,) = read_sizes("s", [part])["small"]
+        >>> study.fixed, study.tried
         ({'steps': 9}, 2)
     """
-    studies = {}
-    for size, knobs in sizes.items():
-        own = dict(knobs)
-        seeds, tries = own.pop("seeds", 3), own.pop("tuning_seeds", 2)
-        scientific = {knob: own.pop(knob, values) for knob, values in arms.items()}
-        nuisance = {knob: own.pop(knob, values) for knob, values in (tuned or {}).items()}
-        several = prod(len(list(values)) for values in nuisance.values()) > 1
-        studies[size] = Study(
-            name, "", scientific, nuisance, own, seeds=seeds, tuning_seeds=min(tries, seeds) if several else None
-        )
-    return studies
-
-
-def read_sizes(name: str, parts: Sequence[Spec]) -> dict[str, list[Study]]:
-    """Return size -> studies, as `studies.toml` tells them: parts with arms and tuned knobs, what all sizes share."""
     sizes: dict[str, list[Study]] = {}
     for part in parts:
-        own = {size: {**part.get("all", {}), **part[size]} for size in SIZES if size in part}
-        for size, study in grid(name, part["arms"], part.get("tuned"), **own).items():
-            sizes.setdefault(size, []).append(study)
+        for size in (size for size in SIZES if size in part):
+            own = {**part.get("all", {}), **part[size]}
+            seeds, tries = own.pop("seeds", 3), own.pop("tuning_seeds", 2)
+            arms, tuned = (
+                {knob: own.pop(knob, values) for knob, values in part.get(role, {}).items()}
+                for role in ("arms", "tuned")
+            )
+            tries = min(tries, seeds) if prod(map(len, tuned.values())) > 1 else None
+            sizes.setdefault(size, []).append(Study(name, "", arms, tuned, own, seeds=seeds, tuning_seeds=tries))
     return sizes
+
+
+def build(spec: Spec, **named: str) -> tuple[nn.Module, Dataset]:
+    """Return the network and the data of a run's spec; `model` and `norm` may be named beside it."""
+    dataset, told = data.load(spec["data"]), {**spec, **named}
+    return models.build(told["model"], told["norm"], dataset.shape, dataset.classes, int(spec["seed"])), dataset
+
+
+def record_accuracies(record: Record, step: int, network: nn.Module, dataset: Dataset, *splits: str) -> None:
+    """Record the accuracy on some splits, with stored statistics."""
+    for split in splits:
+        record(step, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
 
 
 def fit(
     spec: Spec, network: nn.Module, data: Dataset | tuple[Tensor, Tensor], optimizer: Optimizer, **more: Any
 ) -> Training:
-    """Train by `lab.runs.train.train` for the steps, with the batch and the seed that a run's spec has."""
-    steps, batch, seed = (int(spec[name]) for name in ("steps", "batch", "seed"))
-    return train(network, data, optimizer, steps=steps, batch=batch, seed=seed, **more)
+    """Train by `lab.runs.train.train` with the steps, batch and seed of a run's spec, or those of `more`."""
+    usual: dict[str, Any] = {name: int(spec[name]) for name in ("steps", "batch", "seed") if name not in more}
+    return train(network, data, optimizer, **usual, **more)

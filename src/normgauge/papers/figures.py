@@ -24,26 +24,20 @@ MOST_LINES = 11  # of one picture, where every layer is a line
 class Figure:
     """One picture of a study's page; one for each value of a knob that is `EACH`.
 
-    Args:
-        y: a reading, or reading -> what its lines are called.
-        x: "step", "layer" (a number), a knob, another reading of the same run and step, or "reading" (names of `y`).
-        series: the knobs that name a line; "layer" too.
-        where: which runs; a `Pick` is resolved in the table.
-        kind: lines, intervals (a dot and its interval per series), bars, histogram, or surface (the layer is "x y", and
-            the readings `x` and `y` are a path on it).
-        note: what to see in it, beside what is drawn.
+    Its kind is lines, intervals (a dot and its interval per series), bars, histogram, or surface (the layer is "x y",
+    and the readings `x` and `y` are a path on it).
     """
 
-    y: str | Mapping[str, str]
-    x: str = "step"
-    series: tuple[str, ...] = ("norm",)
-    where: Mapping[str, Any] = field(default_factory=dict)
+    y: str | Mapping[str, str]  # a reading, or reading -> what its lines are called
+    x: str = "step"  # or "layer", a knob, another reading of the same run and step, or "reading" (names of `y`)
+    series: tuple[str, ...] = ("norm",)  # the knobs that name a line; "layer" too
+    where: Mapping[str, Any] = field(default_factory=dict)  # which runs; a `Pick` is resolved in the table
     kind: Literal["lines", "intervals", "bars", "histogram", "surface"] = "lines"
-    note: str = ""
+    note: str = ""  # what to see in it, beside what is drawn
 
     @property
     def first(self) -> str:
-        """The first reading, by which the paper's `studies.toml` knows what to see in it."""
+        """The first reading, after which it is named."""
         return self.y if isinstance(self.y, str) else next(iter(self.y))
 
     @property

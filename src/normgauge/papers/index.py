@@ -20,29 +20,17 @@ STATES = ("implemented", "in part", "open")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing a paper says, shows or advises.
+    """One thing a paper says, shows or advises."""
 
-    Attributes:
-        paper: the letter its claims begin with.
-        at: where in the paper.
-        kind: theorem, definition, algorithm, figure, table, experiment, recommendation, ...
-        says: what it is, in a few words.
-        code: public names that implement or measure it (`ng.` stands for `normgauge.`).
-        tests: where that is tested: file, or file::function.
-        claims: ids of the ledger that judge it.
-        studies: names for `normgauge reproduce`.
-        hole: what is missing, and why; empty where nothing is.
-    """
-
-    paper: str
-    at: str
-    kind: str
-    says: str
-    code: tuple[str, ...] = ()
-    tests: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    studies: tuple[str, ...] = ()
-    hole: str = ""
+    paper: str  # the letter its claims begin with
+    at: str  # where in the paper
+    kind: str  # theorem, definition, algorithm, figure, table, experiment, recommendation, ...
+    says: str  # what it is, in a few words
+    code: tuple[str, ...] = ()  # public names that implement or measure it (`ng.` stands for `normgauge.`)
+    tests: tuple[str, ...] = ()  # where that is tested: file, or file::function
+    claims: tuple[str, ...] = ()  # ids of the ledger that judge it
+    studies: tuple[str, ...] = ()  # names for `normgauge reproduce`
+    hole: str = ""  # what is missing, and why; empty where nothing is
 
     @property
     def state(self) -> str:
@@ -65,12 +53,8 @@ def read_index(paper: str | None = None) -> tuple[Entry, ...]:
     indexed = {id: it.folder / "index.toml" for id, it in PAPERS.items() if (it.folder / "index.toml").is_file()}
     if paper is not None and paper not in indexed:
         raise unknown_name("paper", paper, indexed)
-    return tuple(
-        _entry(id, item)
-        for id, file in indexed.items()
-        if paper in (None, id)
-        for item in tomllib.loads(file.read_text(encoding="utf-8"))["entry"]
-    )
+    texts = {id: file.read_text(encoding="utf-8") for id, file in indexed.items() if paper in (None, id)}
+    return tuple(_entry(id, item) for id, text in texts.items() for item in tomllib.loads(text)["entry"])
 
 
 def _entry(paper: str, item: dict[str, Any]) -> Entry:
@@ -117,12 +101,11 @@ def index_text(entries: Sequence[Entry], book: Ledger) -> str:
 
 def index_json(entries: Sequence[Entry], book: Ledger) -> str:
     """Return the index as a JSON list, with state, verdicts and sizes."""
-    return json.dumps([_record(entry, book) for entry in entries], indent=2, ensure_ascii=False)
-
-
-def _record(entry: Entry, book: Ledger) -> dict[str, Any]:
-    own = {name: value for name, value in asdict(entry).items() if name != "claims"}
-    return {**own, "state": entry.state, "verdicts": verdict_words(entry, book), "studies": study_sizes(entry)}
+    records = []
+    for entry in entries:
+        told = {"state": entry.state, "verdicts": verdict_words(entry, book), "studies": study_sizes(entry)}
+        records.append({**{name: value for name, value in asdict(entry).items() if name != "claims"}, **told})
+    return json.dumps(records, indent=2, ensure_ascii=False)
 
 
 def _lines(entry: Entry, book: Ledger) -> list[str]:

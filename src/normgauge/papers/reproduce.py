@@ -35,26 +35,18 @@ from normgauge.store import STORE_NAME, Store, spec_id
 class Reproduced(Result):
     """What became of a paper's experiment here.
 
-    Attributes:
-        experiment: what was asked.
-        size: smoke, small, medium or paper.
-        table: the runs.
-        verdicts: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study,
-            and the study's own finding.
-        remarks: sentences with the numbers.
-        seconds: processor seconds of all runs together.
-        store: where the runs are.
-        origins: provenance of the runs, one for each code revision that made some, in the order of the runs.
+    `verdicts`: id -> what each of its criteria says of these runs: the claims of the ledger judged from this study, and
+    the study's own finding.
     """
 
-    experiment: Experiment
-    size: str
-    table: StudyTable
+    experiment: Experiment  # what was asked
+    size: str  # smoke, small, medium or paper
+    table: StudyTable  # the runs
     verdicts: Mapping[str, Verdict]
-    remarks: tuple[str, ...]
-    seconds: float
-    store: Path
-    origins: tuple[Provenance, ...]
+    remarks: tuple[str, ...]  # sentences with the numbers
+    seconds: float  # processor seconds of all runs together
+    store: Path  # where the runs are
+    origins: tuple[Provenance, ...]  # of the runs, one for each code revision that made some, in the order of the runs
 
     @property
     def about(self) -> About:
@@ -123,7 +115,6 @@ class Reproduced(Result):
         return " ".join(self._sentences)
 
     def __str__(self) -> str:
-        """Return the margins, the verdicts and the remarks."""
         failed = sum(row["status"] != "ok" for row in self.table.trials)
         account = (
             f"estimate, 95 % intervals over seeds; size {self.size}; {len(self.table.trials)} runs, {failed} not ok, "
@@ -136,15 +127,9 @@ class Reproduced(Result):
 def criterion_document(claim: Claim, table: StudyTable) -> CriterionDocument:
     """Return a criterion and its verdict on a table, as a study's page shows them."""
     verdict = claim.judge_table(table)
-    return CriterionDocument(
-        id=claim.id,
-        printed=claim.printed,
-        criterion=claim.criterion,
-        outcome=verdict.word,
-        sentence=verdict.sentence,
-        margins=_margins(verdict),
-        sensitivity=tuple(_sensitivity(claim, table)) if verdict.evidence else (),
-    )
+    others = tuple(_sensitivity(claim, table)) if verdict.evidence else ()
+    told = (claim.id, claim.printed, claim.criterion, verdict.word, verdict.sentence)
+    return CriterionDocument(*told, margins=_margins(verdict), sensitivity=others)
 
 
 def other_sizes(study: str, size: str, folder: Path) -> tuple[SizedVerdict, ...]:
@@ -183,14 +168,10 @@ def reproduce(
 
     Args:
         name: a study; `normgauge reproduce` lists them.
-        size: "smoke" (proves it works), "small" (an answer in minutes), "medium" (hours,
-            for the studies that decide much) or "paper" (the published setting).
+        size: "smoke" (proves it works), "small" (minutes), "medium" (hours, for some) or "paper" (as published).
         out: the folder of stores and pages.
         executor: a `concurrent.futures.Executor`, `Workers`, a number of processes, or `None` for one per core.
         progress: show a bar on stderr; or the bar of many studies to move.
-
-    Returns:
-        The verdicts, table and remarks; the page is `out/NAME-SIZE/index.html`.
 
     Raises:
         UnknownNameError: for an unknown study or size.
@@ -224,15 +205,8 @@ def reproduce_shard(
     """Run one of n parts of an experiment into a store of its own, for job arrays, and return the store's path.
 
     Knobs are chosen when all runs of the first round are there: the shards, `normgauge merge`, then `reproduce` on the
-    joined store, which runs the remaining seeds.
-
-    Args:
-        name: a study.
-        shard: `(i, n)`; see `normgauge.lab.runs.sweep.part_of`.
-        size: as in `reproduce`.
-        out: the folder; the store is `out/NAME-SIZE-shard-i-n/runs.sqlite`.
-        executor: as in `reproduce`.
-        progress: show a bar on stderr.
+    joined store, which runs the remaining seeds. `shard` is `(i, n)`, see `normgauge.lab.runs.sweep.part_of`; the store
+    is `out/NAME-SIZE-shard-i-n/runs.sqlite`; other arguments are those of `reproduce`.
     """
     experiment = find(name)
     specs = [spec for part in experiment.parts(size) for spec in _specs(experiment, part.plan())]
@@ -312,13 +286,9 @@ def _choices(experiment: Experiment, part: Study, store: Store) -> list[Choice]:
     if not part.nuisance:
         return []
     runs = store.runs(spec_id(spec) for spec in _specs(experiment, part.plan()))
-    return choose(
-        [{**run.spec, **run.row()} for run in runs],
-        by=experiment.choose_by,
-        over=list(part.nuisance),
-        within=list(part.scientific),
-        higher=experiment.choose_higher,
-    )
+    rows = [{**run.spec, **run.row()} for run in runs]
+    knobs = {"over": list(part.nuisance), "within": list(part.scientific)}
+    return choose(rows, by=experiment.choose_by, higher=experiment.choose_higher, **knobs)
 
 
 def _settings(choices: Iterable[Choice]) -> list[dict[str, Any]]:

@@ -12,17 +12,11 @@ from normgauge.references import bibliography, title
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """One paper, or the sentences of today's practice, which are judged the same way and have no studies.
+    """One paper, or the sentences of today's practice, which are judged the same way and have no studies."""
 
-    Attributes:
-        id: what the ids of its claims begin with.
-        key: its folder here, and its key in the bibliography.
-        name: author and year, as people say it.
-    """
-
-    id: str
-    key: str
-    name: str
+    id: str  # what the ids of its claims begin with
+    key: str  # its folder here, and its key in the bibliography
+    name: str  # author and year, as people say it
 
     @property
     def heading(self) -> str:
@@ -45,17 +39,15 @@ class Paper:
         return [f"normgauge.papers.{self.key}.{room}.{stem}" for stem in stems]
 
 
-PAPERS = {
-    paper.id: paper
-    for paper in (
-        Paper("S0", "akbar2025", "Akbar 2025"),
-        Paper("S1", "santurkar2018", "Santurkar et al. 2018"),
-        Paper("S2", "than2025", "Than 2025"),
-        Paper("S3", "batchnorm_article", "the encyclopedia article"),
-        Paper("S4", "sun2020", "Sun et al. 2020"),
-        Paper("P", "practice", "practice today"),
-    )
-}
+_SHELF = (
+    Paper("S0", "akbar2025", "Akbar 2025"),
+    Paper("S1", "santurkar2018", "Santurkar et al. 2018"),
+    Paper("S2", "than2025", "Than 2025"),
+    Paper("S3", "batchnorm_article", "the encyclopedia article"),
+    Paper("S4", "sun2020", "Sun et al. 2020"),
+    Paper("P", "practice", "practice today"),
+)
+PAPERS = {paper.id: paper for paper in _SHELF}
 
 
 @cache

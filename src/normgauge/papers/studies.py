@@ -1,53 +1,42 @@
 """Name -> experiment, and the task that workers are given: a run's spec names the study it belongs to."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from normgauge.errors import NormgaugeError, unknown_name
 from normgauge.lab.runs.run import guard_run
-from normgauge.lab.study import Study
 from normgauge.papers.court import empirical
 from normgauge.papers.court.contrast import read_contrast
-from normgauge.papers.experiment import Experiment, Record, read_sizes
-from normgauge.papers.figures import Figure, read_figure
+from normgauge.papers.experiment import Execute, Experiment, read_sizes
+from normgauge.papers.figures import read_figure
 from normgauge.papers.shelf import studies, study_words
 from normgauge.records import Run, Spec
 
 _EXPERIMENTS: dict[str, Experiment] = {}
 
 
-def register(
-    name: str,
-    *,
-    run: Callable[[Spec, Record], None],
-    sizes: Mapping[str, Study | Sequence[Study]] | None = None,
-    figures: tuple[Figure, ...] = (),
-    **more: Any,
-) -> Experiment:
-    """Add an experiment to those of `normgauge reproduce`: what is done in a run.
+def register(name: str) -> Callable[[Execute], Execute]:
+    """Add an experiment to those of `normgauge reproduce`; the decorated function is what is done in a run.
 
-    What is asked, compared and drawn is in its paper's `studies.toml`; its sizes too, unless they are computed.
+    What is asked, compared and drawn, and how it runs at each size, is in its paper's `studies.toml`.
 
     Raises:
         NormgaugeError: when the name is taken.
     """
     if name in _EXPERIMENTS:
         raise NormgaugeError("register", "an experiment's name is its own", name, "Choose another name")
-    words = {**study_words()[name], **more}
+    words = dict(study_words()[name])
     for id, told in words.pop("criteria").items():
         if "contrasts" in told:
             rules = {key: [read_contrast(each) for each in told.get(key, ())] for key in ("contrasts", "premise")}
             empirical(id, name, **rules)
-    notes, parts = words.pop("figures", {}), words.pop("parts", ())
-    if not figures:
-        shown = tuple(map(read_figure, notes))
-    else:
-        shown = tuple(replace(figure, note=notes.get(figure.first, figure.note)) for figure in figures)
-    made = Experiment(name=name, sizes=sizes or read_sizes(name, parts), run=run, figures=shown, **words)
-    _EXPERIMENTS[name] = made
-    return made
+    words |= {"sizes": read_sizes(name, words.pop("parts")), "figures": tuple(map(read_figure, words.pop("figures")))}
+
+    def enter(run: Execute) -> Execute:
+        _EXPERIMENTS[name] = Experiment(name=name, run=run, **words)
+        return run
+
+    return enter
 
 
 def experiments() -> dict[str, Experiment]:

@@ -36,9 +36,8 @@ def changes_between(store: Path, before: Path) -> Changes:
     (new, runs), (old, earlier) = _read(store), _read(before)
     olds = {arm.title: arm for arm in old.arms}
     shared = [arm for arm in new.arms if arm.title in olds]
-    metrics = [
-        m for m in new.metrics if any(m.name in arm.values and m.name in olds[arm.title].values for arm in shared)
-    ]
+    both = {name for arm in shared for name in arm.values if name in olds[arm.title].values}
+    metrics = [metric for metric in new.metrics if metric.name in both]
     lines, real = [], []
     for arm in shared if metrics else ():
         pair = _scores(runs, arm, metrics[0], new), _scores(earlier, olds[arm.title], metrics[0], old)

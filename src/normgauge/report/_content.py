@@ -198,12 +198,10 @@ def _final(content: PageContent, name: str, knob: str) -> dict[str, Any] | None:
     if len({row[knob] for row in rows}) < 2 or not any(row["mean"] is not None for row in rows):
         return None
     statuses = {run.status for run in content.runs} & set(FAILED)
-    words = {
-        "x_title": {"lr": "learning rate"}.get(knob, knob),
-        "failed_label": "diverged" if statuses == {"diverged"} else "diverged or failed",
-    }
-    failures: Any = {"failed": "failed", "total": "runs", **words}
-    chart = charts.against(rows, x=knob, **SPREAD, **failures, order=content.arms, height=360)
+    label = "diverged" if statuses == {"diverged"} else "diverged or failed"
+    failures: Any = {"failed": "failed", "total": "runs", "failed_label": label}
+    title = "learning rate" if knob == "lr" else knob
+    chart = charts.against(rows, x=knob, **SPREAD, **failures, x_title=title, order=content.arms, height=360)
     return {**_entry(content, "final", content.metrics[name], chart), "knob": knob}
 
 

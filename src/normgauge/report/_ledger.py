@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from normgauge.papers.shelf import PAPERS
+from normgauge.records import spoken
 from normgauge.references import bibliography, title
-from normgauge.report._markup import Markup, render, spoken
+from normgauge.report._markup import Markup, render
 
 if TYPE_CHECKING:
     from normgauge.papers.court import Claim, Evidence

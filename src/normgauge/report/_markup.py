@@ -49,11 +49,6 @@ def number(value: Any, unit: str = "") -> str:
     return f"{value:.1f}" if unit == "%" and isinstance(value, (int, float)) else format_number(value)
 
 
-def spoken(word: str) -> str:
-    """Return a word of the code as people say it."""
-    return word.replace("_", " ")
-
-
 def seconds(value: Any) -> str:
     """Write a duration as people say it.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from normgauge.documents import About, CriterionDocument, Margin, StudyDocument, write_whole
-from normgauge.records import Row, format_number, plain
-from normgauge.report._markup import Markup, render, spoken
+from normgauge.records import Row, format_number, plain, spoken
+from normgauge.report._markup import Markup, render
 from normgauge.report._markup import seconds as duration
 from normgauge.stats import CONFIDENCE, POWER, interval, natural_bounds, student_quantile
 
@@ -72,23 +72,12 @@ def study_markdown(about: About, document: StudyDocument, pictures: Sequence[Pic
 def study_html(about: About, document: StudyDocument, pictures: Sequence[Picture]) -> str:
     """Return the page as one self-contained HTML file."""
     deciding, rest = _sort_pictures(pictures)
-    tiles: list[tuple[str, Any]] = [
-        ("runs", document.runs),
-        ("not ok", len(document.failed)),
-        ("seeds", document.seeds),
-    ]
-    tiles += [("size", document.size), ("compute time", duration(document.seconds))]
-    return render(
-        "study.html",
-        {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code},
-        document=document,
-        origin=_origin(about),
-        question=about.question,
-        tally=tally(document),
-        tiles=tiles,
-        deciding=deciding,
-        blocks=blocks(about, document, rest),
-    )
+    tiles = [("runs", document.runs), ("not ok", len(document.failed)), ("seeds", document.seeds)]
+    parts: dict[str, Any] = {"origin": _origin(about), "question": about.question, "tally": tally(document)}
+    parts["tiles"] = [*tiles, ("size", document.size), ("compute time", duration(document.seconds))]
+    filters = {"spoken": spoken, "sentence": verdict_sentence, "safe_svg": Markup, "code": _code}
+    told = blocks(about, document, rest)
+    return render("study.html", filters, document=document, deciding=deciding, blocks=told, **parts)
 
 
 def write_study(about: About, document: StudyDocument, pictures: Sequence[Picture], folder: str | Path) -> Path:
@@ -167,10 +156,8 @@ def _trend(document: StudyDocument) -> Block:
         if not same:  # what was judged there was another contrast, a premise for instance
             rows.append((other.id, "-", *there, "-", "-", "-"))
     head = ("criterion", "contrast", "other size", "its verdict", "effect there", f"at {document.size}", "trend")
-    told = (
-        "The same contrasts from runs of another size; a trend is told where the two intervals exclude that there is "
-    )
-    return Block("Two sizes", (f"{told}none. They decide nothing.",) if rows else (), head, tuple(rows))
+    told = "The same contrasts from runs of another size; a trend is told where the two intervals exclude that there is"
+    return Block("Two sizes", (f"{told} none. They decide nothing.",) if rows else (), head, tuple(rows))
 
 
 def _tendency(other: Margin, now: Margin) -> str:

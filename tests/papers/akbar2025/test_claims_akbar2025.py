@@ -129,6 +129,11 @@ def one_more(function):
     return lambda *args, **kwargs: 1 + function(*args, **kwargs)
 
 
+def quoting(place, text):
+    """Return a `find` of claims whose quotation at this place says something else."""
+    return lambda id: replace(find(id), quotes=(*find(id).quotes[:place], text, *find(id).quotes[place + 1 :]))
+
+
 def whitened(w, X, gamma=1.0):
     return gamma**2 / X.shape[1] * torch.eye(X.shape[1])
 
@@ -193,8 +198,8 @@ def whitened(w, X, gamma=1.0):
         ("S0-WD", dynamics, "under_decay_flow", lambda n, decay, t: norm_growth.under_decay_flow(n, decay / 2, t)),
         ("S0-efflr", dynamics, "equivalent_rate", lambda rate, factor: rate * factor),
         ("S0-margin", dynamics, "margin_term", lambda margin, norm, X: margins.margin_term(margin**2, norm, X) / 9),
-        ("S0-cite", dynamics, "KOHLER", "a residual network with BN at infinite width"),
-        ("S0-cite", dynamics, "THAN", "their result holds for every network"),
+        ("S0-cite", dynamics, "find", quoting(0, "a residual network with BN at infinite width")),
+        ("S0-cite", dynamics, "find", quoting(2, "their result holds for every network")),
         ("S0-lam", curvature, "_scaled_mismatch", lambda w, X, goal, gamma: (3 * X @ w - goal).square().sum()),
         ("S0-7.1", landscape, "_several_fits", lambda p, X, t: (X @ p[: X.shape[1]] - t[:, 0]).square().mean()),
         ("S0-sphere", curvature, "_great_circle_hessian", lambda w, X, goal: 2 * torch.eye(len(w) - 1)),

@@ -147,7 +147,7 @@ def quick(monkeypatch):
     """Leave out how many seeds would tell, which is most of the time of a verdict and no part of the word."""
     judge = sys.modules[poll.__module__]  # the package has a function of that name
     monkeypatch.setattr(judge, "seeds_to_decide", lambda *values, **more: 1)
-    monkeypatch.setattr("normgauge.stats.intervals.student_quantile", functools.cache(student_quantile))
+    monkeypatch.setattr("normgauge.stats.student_quantile", functools.cache(student_quantile))
 
 
 def rate(spread, outcome, truths, share=0.5):

@@ -6,7 +6,7 @@ import torch
 from mutation import judged, promoted, settled, swapped
 from normgauge.papers.court import ledger
 from normgauge.papers.instances.draws import Unit
-from normgauge.papers.sun2020.claims import batchnorm, methods, printed_tables
+from normgauge.papers.sun2020.claims import batchnorm, methods
 from normgauge.theory import batchnorm_calculus as calculus
 from normgauge.theory import effective_weights as effective
 
@@ -107,12 +107,12 @@ def flipped(first, second, gamma=1.0):
         ("S4-SN", torch.linalg, "matrix_norm", lambda W, order: W.norm()),
         ("S4-WN", methods, "effective_weights", unscaled),
         ("S4-SNnoise", methods, "_relu_net", lambda weights, x: torch.tanh(x @ weights[0].T + 1)),
-        ("S4-tab", printed_tables, "IMAGES", 10_000),
+        ("S4-tab", methods, "IMAGES", 10_000),
         (
             "S4-tab",
-            printed_tables,
+            methods,
             "CLEAN",
-            (tuple(v + 0.01 for v in printed_tables.CLEAN[0]), printed_tables.CLEAN[1]),
+            (tuple(v + 0.01 for v in methods.CLEAN[0]), methods.CLEAN[1]),
         ),
         ("S4-WS", methods, "_centred_unit_rows", lambda W: W / W.norm(dim=1, keepdim=True)),
         ("S4-L2", methods, "_loss_by_weights", lambda unit, X: lambda w: unit.normalized_loss(X @ w, 0.5)),
@@ -122,8 +122,8 @@ def flipped(first, second, gamma=1.0):
         ("S4-5.4", methods, "project", lambda yh: torch.eye(len(yh)) - yh.outer(yh) / len(yh)),
         ("S4-conv", methods, "standardize", uncentred),
         ("S4-gauge", methods, "standardize", lambda y, eps=0.0: (y - y.mean(-1, keepdim=True), torch.ones(()))),
-        ("S4-tab", printed_tables, "ATTACK", printed_tables.CLEAN),
-        ("S4-tab", printed_tables, "MISPRINTS", {}),
+        ("S4-tab", methods, "ATTACK", methods.CLEAN),
+        ("S4-tab", methods, "MISPRINTS", {}),
     ],
 )
 def test_a_broken_ingredient_changes_the_verdict(monkeypatch, id, module, name, mutant):

@@ -82,16 +82,13 @@ class State:
 
 
 def fetch(name: str, folder: str | Path | None = None, *, say: Callable[[str], None] = lambda _: None) -> Prepared:
-    """Bring a dataset to this machine once, check it, and return it; what is here and whole is not fetched again.
+    """Bring a dataset here once, check it, return it memory-mapped; what is here and whole is not fetched again.
 
     Args:
         name: cifar10, cifar100 or fashion-mnist.
         folder: a folder or archive that holds the data in a usual layout, which is then read instead of any
             download; or an empty or new folder to keep the data in instead of the platform's cache folder.
         say: called with a sentence at each step.
-
-    Returns:
-        The dataset, memory-mapped.
 
     Raises:
         UnknownNameError: for a name that is not known.

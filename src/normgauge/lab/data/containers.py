@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from normgauge.errors import DataError
 
@@ -24,18 +24,6 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 #: What the readers of broken archives raise.
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, RuntimeError, NotImplementedError, zlib.error)
 Archive = TypeVar("Archive", tarfile.TarFile, zipfile.ZipFile)
-
-
-class Container(Protocol):
-    """Something that holds files: their names (posix, relative) and their bytes."""
-
-    path: Path
-
-    def names(self) -> list[str]:
-        """Return the names of the regular files inside."""
-
-    def read(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of these files."""
 
 
 class Folder:
@@ -117,6 +105,10 @@ class Zip:
                 sizes.add(name, archive.getinfo(name).file_size)
                 contents[name] = archive.read(name)
         return contents
+
+
+#: Something that holds files: their names (posix, relative) and their bytes.
+Container = Folder | Tar | Zip
 
 
 def containers(path: Path) -> Iterator[Container]:

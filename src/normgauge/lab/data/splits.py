@@ -218,7 +218,10 @@ def _split(name: str, path: str, counts: tuple[int, int, int], stamp: tuple[int,
     order = torch.randperm(there, generator=generator(0)).numpy()
     others = there + torch.randperm(len(rows) - there, generator=generator(1)).numpy()
     chosen = order[: counts[0]], order[counts[0] : counts[0] + counts[1]], others[: counts[2]]
-    parts = [_tensors(rows, np.sort(part)) for part in chosen]
+    parts = []
+    for part in map(np.sort, chosen):
+        pixels = torch.from_numpy(rows["pixels"][part].astype(np.float32))  # torch computes little with 16 bits
+        parts.append((pixels, torch.from_numpy(rows["label"][part].astype(np.int64))))
     inputs = parts[0][0]
     mean = inputs.mean(dim=(0, 2, 3), keepdim=True)
     deviation = inputs.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)
@@ -226,11 +229,6 @@ def _split(name: str, path: str, counts: tuple[int, int, int], stamp: tuple[int,
         images.sub_(mean).div_(deviation)
     train, validation, test = parts
     return Dataset(name, "classification", train, validation, test, classes=int(rows["label"].max()) + 1)
-
-
-def _tensors(rows: np.ndarray, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-    pixels = torch.from_numpy(rows["pixels"][chosen].astype(np.float32))  # torch computes little with 16 bits
-    return pixels, torch.from_numpy(rows["label"][chosen].astype(np.int64))
 
 
 def _load_from_function(path: str) -> Dataset:

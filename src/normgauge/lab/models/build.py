@@ -46,18 +46,11 @@ def build(
 ) -> nn.Module:
     """Build a model under a normalizer with weights that depend on the seed only, not on the normalizer.
 
-    Weights have variance 2 / fan-in (1 / fan-in for dln and gpt); a module in a file has its own.
-
-    Args:
-        model: a built-in name, `package.module:factory` with `factory(norm) -> nn.Module`, or `package.module:network`
-            with `network() -> nn.Module`, or a file of a module, whose normalizers are exchanged by `ng.swap_norms`.
-        norm: a name of the normalizer registry; "as built" leaves a network without a factory as it is; "fixup": a
-            built-in residual network without normalizer, started by `init.fixup`.
-        shape: of one input.
-        classes: the number of outputs.
-        seed: draws the weights.
-        example: some inputs.
-        knobs: further arguments of the factory.
+    Weights have variance 2 / fan-in (1 / fan-in for dln and gpt); a module in a file has its own. The model is a
+    built-in name, `package.module:factory` with `factory(norm, **knobs) -> nn.Module`, or `package.module:network` with
+    `network() -> nn.Module` or a file of a module, whose normalizers are exchanged by `ng.swap_norms` on the `example`.
+    "as built" leaves those as they are; "fixup" is a built-in residual network without normalizer, started by
+    `init.fixup`; any other norm is a name of the normalizer registry.
 
     Raises:
         InputError: for unknown names, and a factory that cannot be imported or gives no module.
@@ -70,7 +63,10 @@ def build(
     registry.get(norm)
     if model not in FACTORIES:
         raise unknown_name("model", model, FACTORIES, "Or pass package.module:factory")
-    network = _call_built_in(model, norm, shape, classes, knobs)
+    taken = inspect.signature(FACTORIES[model]).parameters
+    for knob in (knob for knob in knobs if knob not in taken):
+        raise unknown_name(f"knob of {model}", knob, list(taken)[3:], "Built-in models have these")
+    network = FACTORIES[model](norm, shape, classes, **knobs)
     _draw_weights(network, seed, gain=1.0 if model in ("dln", "gpt") else math.sqrt(2.0))
     for part in network.modules():
         if isinstance(part, Normalized):
@@ -96,14 +92,6 @@ def _draw_weights(network: nn.Module, seed: int, gain: float) -> None:
             layer.weight.copy_(drawn)
             if layer.bias is not None:
                 layer.bias.zero_()
-
-
-def _call_built_in(model: str, norm: str, shape: tuple[int, ...], classes: int, knobs: Mapping[str, Any]) -> nn.Module:
-    taken = inspect.signature(FACTORIES[model]).parameters
-    for knob in knobs:
-        if knob not in taken:
-            raise unknown_name(f"knob of {model}", knob, list(taken)[3:], "Built-in models have these")
-    return FACTORIES[model](norm, shape, classes, **knobs)
 
 
 def is_own(model: str) -> bool:

@@ -41,9 +41,8 @@ class MBConv(nn.Module):
         first = [Normalized(nn.Conv2d(fan_in, wide, 1, bias=False), norm, 2), nn.SiLU()] if expand > 1 else []
         depthwise = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False)
         self.expand = nn.Sequential(*first, Normalized(depthwise, norm, 2), nn.SiLU())
-        self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, squeezed, 1), nn.SiLU(), nn.Conv2d(squeezed, wide, 1), nn.Sigmoid()
-        )
+        squeeze, excite = nn.Conv2d(wide, squeezed, 1), nn.Conv2d(squeezed, wide, 1)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), squeeze, nn.SiLU(), excite, nn.Sigmoid())
         self.project = Normalized(nn.Conv2d(wide, fan_out, 1, bias=False), norm, 2)
         self.residual = fan_in == fan_out and stride == 1
 

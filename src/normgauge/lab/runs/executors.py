@@ -84,11 +84,9 @@ class Workers:
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Workers:
-        """Return the workers."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End them."""
         self.dismiss()
 
     def pool(self) -> ProcessPoolExecutor:

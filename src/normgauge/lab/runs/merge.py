@@ -35,9 +35,6 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
         stores: files `runs.sqlite` or folders that hold one.
         out: the file or folder to join them in; it is made when it does not exist, and may be one of the stores.
 
-    Returns:
-        The counts.
-
     A run that failed in one store and is done in another is taken from there. Nothing is copied before all stores were
     looked at.
 
@@ -61,10 +58,17 @@ def merge(stores: Sequence[str | Path], out: str | Path) -> Merged:
         joined.claim()
         _refuse_other_questions([joined, *shards])
         _refuse_conflicts([joined, *shards])
-        _adopt_question(joined, shards)
-        for shard in shards:
-            fresh, old = _copy(shard, joined)
-            added, repeated = added + fresh, repeated + old
+        documents = [document for store in (joined, *shards) if (document := store.document(ComparisonDocument))]
+        if documents and joined.document(ComparisonDocument) is None:
+            # the question alone: what a shard's own runs said is no answer of the joined ones
+            joined.put_document(replace(documents[0], arms=(), answer="", decided=False, runs=()))
+        for shard in shards:  # what failed in one may have gone well in another
+            there = {True: joined.finished(), False: joined.ids()}
+            runs = shard.runs()
+            fresh = [run for run in runs if spec_id(run.spec) not in there[run.status in DONE]]
+            for run in fresh:
+                joined.put(run)
+            added, repeated = added + len(fresh), repeated + len(runs) - len(fresh)
         return Merged(target, len(sources), added, repeated, len(joined.ids()))
 
 
@@ -86,20 +90,11 @@ def _refuse_other_questions(stores: Sequence[Store]) -> None:
             raise StoreError(f"merge {store.path}", f"all shards must ask the same question as {first.path}", got, step)
 
 
-def _adopt_question(joined: Store, shards: Sequence[Store]) -> None:
-    """Give a joined store that is new the first question of its shards."""
-    documents = [document for store in (joined, *shards) if (document := store.document(ComparisonDocument))]
-    if documents and joined.document(ComparisonDocument) is None:
-        # the question alone: what a shard's own runs said is no answer of the joined ones
-        joined.put_document(replace(documents[0], arms=(), answer="", decided=False, runs=()))
-
-
 def _question(store: Store) -> Mapping[str, Any]:
     """Return what a store's runs are about: the question of its comparison, or the study that the specs name."""
     document = store.document(ComparisonDocument)
     if document is not None:
-        question: Mapping[str, Any] = plain(document.question)
-        return question
+        return dict(plain(document.question))
     named = sorted({str(run.spec.get("study")) for run in store.runs()})
     return {"name": named} if named else {}
 
@@ -132,13 +127,3 @@ def _difference(first: Run, second: Run) -> str:
             there, here = ("no reading" if each is None else f"{each} at step {each.step}" for each in (one, two))
             return f"{here} here, {there} there"
     return ""
-
-
-def _copy(source: Store, joined: Store) -> tuple[int, int]:
-    """Return how many runs were new, and how many were there already; what failed here may have gone well there."""
-    runs, here, done = source.runs(), joined.ids(), joined.finished()
-    there = {True: done, False: here}
-    fresh = [run for run in runs if spec_id(run.spec) not in there[run.status in DONE]]
-    for run in fresh:
-        joined.put(run)
-    return len(fresh), len(runs) - len(fresh)

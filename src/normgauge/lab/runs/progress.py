@@ -82,12 +82,10 @@ class StudiesBar(RunsBar):
         self.ran = 0  # its runs
 
     def __enter__(self) -> StudiesBar:
-        """Show the bar."""
         self._whole.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the bar as it is."""
         self._whole.stop()
 
     @property

@@ -123,10 +123,8 @@ def make_optimizer(network: nn.Module, spec: Spec, data: Dataset | None = None) 
         if not isinstance(made, torch.optim.Optimizer):
             raise InputError(f"optimizer {name!r}", "it gives a torch optimizer", type(made).__name__, "Return it")
         return made
-    if name == "sgd":
-        return torch.optim.SGD(given, lr=rate, **decay)
-    if name == "momentum":
-        return torch.optim.SGD(given, lr=rate, momentum=momentum, **decay)
+    if name in ("sgd", "momentum"):
+        return torch.optim.SGD(given, lr=rate, momentum=momentum if name == "momentum" else 0.0, **decay)
     if name == "adamw":
         return torch.optim.AdamW(given, lr=rate, **decay)
     if name == "muon":

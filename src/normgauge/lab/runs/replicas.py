@@ -43,11 +43,8 @@ def launch(run: Run, statement: str) -> None:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(spec), encoding="utf-8")
         command = [sys.executable, "-c", statement, str(path), str(os.getpid())]
-        processes = [
-            subprocess.Popen([*command, str(rank)], env=_environment(), stderr=subprocess.PIPE, text=True)
-            for rank in range(world)
-        ]
-        _wait(processes)
+        how: dict[str, Any] = {"env": _environment(), "stderr": subprocess.PIPE, "text": True}
+        _wait([subprocess.Popen([*command, str(rank)], **how) for rank in range(world)])
         done = pickle.loads((Path(folder) / _RESULT).read_bytes())
     run.status, run.sentence, run.readings = done.status, done.sentence, done.readings
 

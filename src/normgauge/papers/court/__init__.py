@@ -7,8 +7,7 @@ from normgauge.papers.court.registry import criteria, empirical, finding
 from normgauge.papers.court.sources import DEFAULT_FOLDER, Source, shipped
 from normgauge.papers.court.table import StudyTable
 from normgauge.papers.court.typeset import typeset
-from normgauge.papers.court.verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict
-from normgauge.papers.court.weigh import poll, weigh
+from normgauge.papers.court.verdict import OUTCOMES, STANDINGS, WORDS, Evidence, Verdict, poll, weigh
 
 __all__ = ["Claim", "Contrast", "DEFAULT_FOLDER", "EACH", "Evidence", "FAULTS", "LARGEST", "Ledger", "OUTCOMES"]
 __all__ += ["SMALLEST", "STANDINGS", "Source", "StudyTable", "Verdict", "WORDS", "criteria", "each_but"]

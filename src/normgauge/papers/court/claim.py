@@ -13,8 +13,7 @@ from normgauge.papers.court.checks import Check, gather
 from normgauge.papers.court.contrast import Contrast, NotRun, least_effects, measure
 from normgauge.papers.court.sources import Source, choose_source
 from normgauge.papers.court.table import StudyTable
-from normgauge.papers.court.verdict import Evidence, Outcome, Standing, Verdict, Word
-from normgauge.papers.court.weigh import poll, weigh
+from normgauge.papers.court.verdict import Evidence, Outcome, Standing, Verdict, Word, poll, weigh
 from normgauge.rng import generator, preserved_rng, seed_everything
 
 Sort = Literal["theorem", "empirical", "bibliographic", "finding"]

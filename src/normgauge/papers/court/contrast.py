@@ -13,7 +13,7 @@ from typing import Any
 
 from normgauge.errors import DataError
 from normgauge.papers.court.table import StudyTable
-from normgauge.records import Row, format_number
+from normgauge.records import Row, format_number, spoken
 
 Arm = Mapping[str, Any]
 
@@ -86,7 +86,7 @@ class Contrast:
         if self.name:
             return self.name
         arms = (" over " if self.log else " minus ").join(_words(arm) for arm in (self.more, self.less) if arm)
-        told = f"{'log10 of ' * self.log}{f'spread over {self.spread} of ' * bool(self.spread)}{_spell(self.reading)}"
+        told = f"{'log10 of ' * self.log}{f'spread over {self.spread} of ' * bool(self.spread)}{spoken(self.reading)}"
         told = ": ".join(part for part in (told, arms) if part)
         told += f", minus the same of {' and '.join(map(_words, self.control))}" if self.control else ""
         told += f" ({_words(self.at)})" if self.at else ""
@@ -131,7 +131,7 @@ class Contrast:
             raise NotRun(f"no run of {_words(knobs) or 'it'}")
         reading = str(arm.get("reading", self.reading))
         if rows and not any(reading in row for row in table.rows):
-            raise NotRun(f"no run recorded {_spell(reading)}")
+            raise NotRun(f"no run recorded {spoken(reading)}")
         groups: dict[int, list[tuple[Row, float]]] = {}
         for row in (row for row in rows if row.get(reading) is not None):
             value = self.of(row[reading])
@@ -186,7 +186,7 @@ def resolve(knobs: Arm, table: StudyTable) -> Iterator[dict[str, Any]]:
     pick, rows = knobs[picks[0]], table.where(**{k: v for k, v in knobs.items() if k not in picks})
     values = list(dict.fromkeys(row[picks[0]] for row in rows if row.get(picks[0]) is not None))
     if not values:
-        raise NotRun(f"no run has a {_spell(picks[0])}")
+        raise NotRun(f"no run has a {spoken(picks[0])}")
     each = [value for value in values if value not in pick.but]
     for value in each if pick.which == "each" else [max(values) if pick is LARGEST else min(values)]:
         yield from resolve({**knobs, picks[0]: value}, table)
@@ -208,11 +208,7 @@ def least_effects(contrasts: Sequence[Contrast], table: StudyTable) -> dict[str,
 
 def _words(arm: Arm | None) -> str:
     named = arm or {}
-    return ", ".join(_spell(v) if k == "reading" else f"{_spell(k)} {_value(v)}" for k, v in named.items())
-
-
-def _spell(name: Any) -> str:
-    return str(name).replace("_", " ")
+    return ", ".join(spoken(v) if k == "reading" else f"{spoken(k)} {_value(v)}" for k, v in named.items())
 
 
 def _value(value: Any) -> str:

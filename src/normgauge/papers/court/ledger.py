@@ -19,7 +19,7 @@ from normgauge.papers.court.registry import find, registered_claims
 from normgauge.papers.court.sources import own_runs
 from normgauge.papers.court.verdict import Verdict
 from normgauge.papers.shelf import PAPERS
-from normgauge.records import Chart, Reading, format_table, plain
+from normgauge.records import Chart, Reading, format_table, plain, spoken
 from normgauge.results import Result
 
 Progress = Callable[[str, int, int], None]
@@ -40,7 +40,6 @@ class Ledger(Result):
     trouble: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Claim]:
-        """Go through the claims by paper."""
         return iter(self.claims)
 
     def __len__(self) -> int:
@@ -77,7 +76,7 @@ class Ledger(Result):
         words = Counter(_word(claim.result) for claim in claims)
         flaws = ", ".join(f"{n} {flaw}" for flaw, n in replace(self, claims=tuple(claims)).faults().items() if n)
         split = {"false_as_stated": f" ({flaws})"} if flaws else {}
-        return ", ".join(f"{n} {_spell(word)}{split.get(word, '')}" for word, n in sorted(words.items()))
+        return ", ".join(f"{n} {spoken(word)}{split.get(word, '')}" for word, n in sorted(words.items()))
 
     def json(self) -> str:
         """Return a JSON list: id, verdict, outcome, status, printed, corrected, evidence and what explains them."""
@@ -97,11 +96,11 @@ class Ledger(Result):
             ("criterion", claim.criterion),
             *(("evidence", str(item)) for item in verdict.evidence),
             ("rests on", verdict.rests_on),
-            *(("beside it", f"{_spell(v.word)}: {v.sentence} ({v.rests_on})") for v in verdict.beside),
+            *(("beside it", f"{spoken(v.word)}: {v.sentence} ({v.rests_on})") for v in verdict.beside),
             ("reproduce", claim.command),
             ("cite", ", ".join(claim.cite)),
         ]
-        head = f"{claim.id} ({_name(claim.paper)}, {claim.place}; {claim.kind}): {_spell(verdict.word)}"
+        head = f"{claim.id} ({_name(claim.paper)}, {claim.place}; {claim.kind}): {spoken(verdict.word)}"
         told = f"verdict {verdict.verdict or 'none'}, status {verdict.status}"
         told += f", float64, seed {self.seed}" if claim.trial else ""
         return "\n".join([head, *(f"{label + ':':<13}{text}" for label, text in parts if text), told])
@@ -111,7 +110,7 @@ class Ledger(Result):
         from normgauge.charts import bars
 
         rows = [
-            {"paper": _name(paper), "verdict": _spell(word), "claims": number}
+            {"paper": _name(paper), "verdict": spoken(word), "claims": number}
             for paper, words in self.counts().items()
             for word, number in words.items()
         ]
@@ -121,7 +120,7 @@ class Ledger(Result):
     def readings(self) -> tuple[Reading, ...]:
         """Return how often each verdict fell."""
         total = Counter(_word(claim.result) for claim in self.claims)
-        return tuple(Reading(f"claims {_spell(word)}", number) for word, number in sorted(total.items()))
+        return tuple(Reading(f"claims {spoken(word)}", number) for word, number in sorted(total.items()))
 
     def _meaning(self) -> str:
         return f"Of {len(self)} claims: {self.tally()}. ledger.explain(id) says why, and what holds instead."
@@ -131,7 +130,7 @@ class Ledger(Result):
         tables = []
         for paper in self.counts():
             own = [claim for claim in self.claims if claim.paper == paper]
-            rows = [{"id": c.id, "verdict": _spell(c.result.word), "sentence": f"{c.printed} ({c.place})"} for c in own]
+            rows = [{"id": c.id, "verdict": spoken(c.result.word), "sentence": f"{c.printed} ({c.place})"} for c in own]
             title = f"{_name(paper, 'other')} ({paper}): {len(rows)} claims ({self.tally(paper)})"
             tables.append(format_table(rows, title=title))
         return "\n\n".join([*tables, format_table([], footer=self._footer())])
@@ -224,10 +223,6 @@ def _judge_by_id(id: str, seed: int) -> Verdict:
 
 def _word(verdict: Verdict) -> str:
     return verdict.status if verdict.status != "judged" else str(verdict.verdict)
-
-
-def _spell(word: str) -> str:
-    return word.replace("_", " ")
 
 
 def _name(paper: str, other: str | None = None) -> str:

@@ -35,13 +35,8 @@ def bibliographic(id: str, **fields: Any) -> Callable[[Trial], Trial]:
 def empirical(id: str, study: str, *, contrasts: Sequence[Contrast], premise: Sequence[Contrast] = ()) -> Claim:
     """Register a statement about experiments, in the file of the study that decides it and nowhere else.
 
-    What the paper says, where, and what controls it is in the paper's `studies.toml`.
-
-    Args:
-        id: in the ledger; a finding has the name of its study.
-        study: by name.
-        contrasts: what must come out, all of them, each with the smallest effect of interest.
-        premise: what the sentence presupposes.
+    What the paper says, where, and what controls it is in the paper's `studies.toml`; a finding has the name of its
+    study as id. All `contrasts` must come out, where what the sentence presupposes, `premise`, holds.
     """
     words = study_words()[study]["criteria"][id]
     kind: Sort = "finding" if id == study else "empirical"
@@ -72,7 +67,12 @@ def registered_claims() -> tuple[Claim, ...]:
     _open_files()
     listed = (claim for claim in _CLAIMS.values() if claim.kind != "finding")
     order = {paper: place for place, paper in enumerate(PAPERS)}
-    return tuple(sorted(listed, key=lambda claim: (order.get(claim.paper, len(order)), claim.paper, _file(claim))))
+
+    def place(claim: Claim) -> tuple[int, str, str]:  # a file that was imported before the others keeps its place
+        module = studies().get(claim.study, str(getattr(claim.trial, "__module__", "")))
+        return order.get(claim.paper, len(order)), claim.paper, module
+
+    return tuple(sorted(listed, key=place))
 
 
 def criteria(study: str) -> tuple[Claim, ...]:
@@ -81,11 +81,6 @@ def criteria(study: str) -> tuple[Claim, ...]:
     The file of the study must have been imported: that is where they are written.
     """
     return tuple(claim for claim in _CLAIMS.values() if claim.study == study)
-
-
-def _file(claim: Claim) -> str:
-    """Return the module a claim is written in: a file that was imported before the others keeps its place."""
-    return studies().get(claim.study, str(getattr(claim.trial, "__module__", "")))
 
 
 def find(id: str) -> Claim:

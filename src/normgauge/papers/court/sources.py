@@ -22,15 +22,10 @@ DEFAULT_FOLDER = "normgauge-studies"
 
 @dataclass(frozen=True)
 class Source:
-    """The runs of one study at one size, and where they came from.
-
-    Attributes:
-        document: what the study left.
-        place: the folder of the reader's own runs; empty for the table that ships with the package.
-    """
+    """The runs of one study at one size (`document`, what the study left), and where they came from."""
 
     document: StudyDocument
-    place: str = ""
+    place: str = ""  # the folder of the reader's own runs; empty for the table that ships with the package
 
     @property
     def rank(self) -> int:
@@ -86,10 +81,6 @@ def choose_source(study: str, reader: Sequence[Source]) -> tuple[Source | None, 
 
     The reader's own runs supersede those shipped only at equal or larger size; of several the largest counts. Runs of
     which none finished measured nothing, and supersede nothing.
-
-    Args:
-        study: its name.
-        reader: the reader's own runs of it.
     """
     chosen = shipped_runs = shipped().get(study)
     empty = [source for source in reader if not source.table.rows]

@@ -20,10 +20,6 @@ def typeset(claim: Claim, part: Part) -> str:
 
     A claim of somebody else's has no typeset form; its plain text is returned, escaped.
 
-    Args:
-        claim: from the ledger.
-        part: `printed`, `corrected`, `hypotheses` or `note`.
-
     Examples:
         >>> from normgauge.papers.court.registry import find
         >>> typeset(find("S0-ginv"), "printed").startswith("the gradient is inversely proportional")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from normgauge.papers.instances.derivatives import gradient, hessian
 
 Elementwise = Callable[[Tensor], Tensor]
+Number = TypeVar("Number", float, Tensor)
 
 
 def gaussian_grid(dimension: int, reach: float = 8.5, step: float = 0.2) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,7 @@ class GaussianLoss:
         return self.weights @ first.detach(), self.weights @ second
 
 
-def bisection(slope: Callable[[float], Tensor], low: float, high: float, halvings: int) -> float:
+def bisection(slope: Callable[[Number], Tensor], low: Number, high: Number, halvings: int) -> Number:
     """Return the left end after halving `[low, high]` around a zero of a function that rises through it."""
     for _ in range(halvings):
         middle = (low + high) / 2

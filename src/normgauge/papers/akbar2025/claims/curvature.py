@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, gradient, hessian
-from normgauge.papers.instances.draws import normal, sign, uniform, units
+from normgauge.papers.instances import gradient, hessian, normal, sign, uniform, units
 from normgauge.papers.instances.layers import factor, layers
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.scale_invariance import fit_hessian, polar_eigenvalues, polar_hessian
@@ -56,7 +55,8 @@ def _polar(generator: torch.Generator) -> Iterator[Check]:
         r, angle = factor(generator), uniform(generator, -3, 3)
         for goal in (t, standardize(X @ _unit_vector(angle))[0]):
             w = r * _unit_vector(angle)
-            slope, bend = _two_derivatives(angle, X, goal)
+            at = torch.tensor(angle)
+            slope, bend = (derivative(_mismatch_by_angle, at, X, goal) for derivative in (gradient, hessian))
             H = hessian(_mismatch, w, X, goal)
             eigenvalues, right = torch.linalg.eigvalsh(H), polar_eigenvalues(slope, bend, r)
             size = bend.abs() / r**2 + slope.abs() / r**2
@@ -134,7 +134,8 @@ def _sphere_hessian(generator: torch.Generator) -> Iterator[Check]:
 def _negative_curvature(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 8)):
         zh, s, m = unit.yh, unit.s, unit.m
-        H = hessian(replace(unit, loss=_squared_distance_to(unit.z)).normalized_loss, unit.y)
+        fit = replace(unit, loss=lambda z, goal=unit.z: (z - goal).square().sum() / 2)
+        H = hessian(fit.normalized_loss, unit.y)
         size = (unit.gamma / s) ** 2
         along = zh @ H @ zh / m
         yield printed("the eigenvalue along zh", gap(along, size * (1 - m), size))
@@ -196,10 +197,6 @@ def _great_circle_hessian(w: Tensor, X: Tensor, goal: Tensor) -> Tensor:
     return (mixed - pure[:, None] - pure) / 2
 
 
-def _squared_distance_to(goal: Tensor) -> Loss:
-    return lambda z: (z - goal).square().sum() / 2
-
-
 def _unit_vector(angle: float | Tensor) -> Tensor:
     angle = torch.as_tensor(angle)
     return torch.stack([angle.cos(), angle.sin()])
@@ -211,8 +208,3 @@ def _mismatch_by_angle(angle: Tensor, X: Tensor, goal: Tensor) -> Tensor:
 
 def _mismatch_in_polar(point: Tensor, X: Tensor, goal: Tensor) -> Tensor:
     return _mismatch(point[0] * _unit_vector(point[1]), X, goal)
-
-
-def _two_derivatives(angle: float, X: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    at = torch.tensor(angle)
-    return gradient(_mismatch_by_angle, at, X, goal), hessian(_mismatch_by_angle, at, X, goal)

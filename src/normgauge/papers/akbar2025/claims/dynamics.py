@@ -7,34 +7,13 @@ import torch
 from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed, unsaid
-from normgauge.papers.court.registry import bibliographic, theorem
-from normgauge.papers.instances.derivatives import Loss, gradient
-from normgauge.papers.instances.draws import normal, sign, uniform, wavy
+from normgauge.papers.court.registry import bibliographic, find, theorem
+from normgauge.papers.instances import Loss, gradient, normal, sign, uniform, wavy
 from normgauge.papers.instances.layers import Layer, layers
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.margins import margin_term
 from normgauge.theory.norm_growth import after_sgd_step, equivalent_rate, under_decay_flow
 from normgauge.theory.weight_normalization import normalized_weight
-
-KOHLER = (
-    "This allows gradient-based methods to leverage a favourable global structure in the loss landscape that we prove "
-    "to exist in Learning Halfspace problems and neural network training with Gaussian inputs. We thereby turn Batch "
-    "Normalization from an effective practical heuristic into a provably converging algorithm for these settings."
-)
-YANG = (
-    "We develop a mean field theory for batch normalization in fully-connected feedforward neural networks. ... Our "
-    "theory shows that gradient signals grow exponentially in depth and that these exploding gradients cannot be "
-    "eliminated by tuning the initial weight variances or by adjusting the nonlinear activation function."
-)
-THAN = (
-    "Kohler et al. (2019) established that BN can exponentially accelerate convergence, though their result holds only "
-    "for a perceptron model with Gaussian inputs."
-)
-ARTICLE = (
-    "a deep batchnorm network in fact suffers from gradient explosion at initialization time, no matter what it uses "
-    "for "
-    "nonlinearity"
-)
 
 
 @theorem("S0-L5.1")
@@ -61,7 +40,8 @@ def _frobenius(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("d(|W|_F^2 + |b|^2)/dt = 0", gap(-2 * both, 0.0, layer.size))
         size = layer.size / layer.W.norm()
         yield corrected("sums over the units stay", gap(torch.cat([W.sum(0), b.sum()[None]]), 0.0, size))
-        bare = gradient(_loss_without_bias, layer.W, layer)
+        zeros = torch.zeros_like(layer.b)
+        bare = gradient(lambda W, layer, b: layer.head(layer.activations(W, b)), layer.W, layer, zeros)
         yield conclusion("without bias d|W|_F^2/dt = 0", gap(-2 * (bare * layer.W).sum(), 0.0, layer.size))
 
 
@@ -90,7 +70,8 @@ def _weight_decay(generator: torch.Generator) -> Iterator[Check]:
         speed = 2 * (layer.W * (-slope - decay * layer.W)).sum()
         size = decay * squared
         yield printed("-lambda |w|^2", gap(speed, -decay * squared, size))
-        law = gradient(_squared_norm_under_decay, torch.tensor(0.0), squared, decay)
+        zero = torch.tensor(0.0)
+        law = gradient(lambda t, n, decay: torch.as_tensor(under_decay_flow(n, decay, t)), zero, squared, decay)
         yield corrected("-2 lambda |w|^2", gap(speed, law, size))
         yield conclusion("the norm decays, whatever the loss", excess(speed, 0.0, size))
 
@@ -106,8 +87,8 @@ def _initial_scale(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("rate c^2 eta", gap(_outputs_after_descent(layer, c, equivalent_rate(rate, c)), plain))
             first = gradient(layer.loss, c * layer.theta)
             yield corrected("the first turn is c^2 times smaller", gap(c**2 * (first / c), slope))
-        start = layer.outputs(layer.W, layer.b)
-        yield fact("change of the outputs from 100 W over that from W", _relative_change(layer, 100.0, rate, start))
+        start, far = layer.outputs(layer.W, layer.b), _outputs_after_descent(layer, 100.0, rate)
+        yield fact("change of the outputs from 100 W over that from W", (far - start).norm() / (plain - start).norm())
 
 
 @theorem("S0-margin")
@@ -127,12 +108,13 @@ def _margin(generator: torch.Generator) -> Iterator[Check]:
 
 @bibliographic("S0-cite")
 def _citations(generator: torch.Generator) -> Iterator[Check]:
-    yield printed("Kohler: residual network, infinite width", unsaid(KOHLER, ["residual network", "infinite width"]))
-    yield printed("Yang: deep linear networks", unsaid(YANG, ["linear networks"]))
-    yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(KOHLER, ["learning halfspace", "gaussian inputs"]))
-    yield corrected("Yang: fully-connected, nonlinear", unsaid(YANG, ["fully-connected", "nonlinear activation"]))
-    yield corrected("Kohler in Than's words", unsaid(THAN, ["perceptron", "gaussian inputs"]))
-    yield corrected("Yang in the article's words", unsaid(ARTICLE, ["gradient explosion", "nonlinearity"]))
+    kohler, yang, than, article = find("S0-cite").quotes
+    yield printed("Kohler: residual network, infinite width", unsaid(kohler, ["residual network", "infinite width"]))
+    yield printed("Yang: deep linear networks", unsaid(yang, ["linear networks"]))
+    yield corrected("Kohler: halfspaces, Gaussian inputs", unsaid(kohler, ["learning halfspace", "gaussian inputs"]))
+    yield corrected("Yang: fully-connected, nonlinear", unsaid(yang, ["fully-connected", "nonlinear activation"]))
+    yield corrected("Kohler in Than's words", unsaid(than, ["perceptron", "gaussian inputs"]))
+    yield corrected("Yang in the article's words", unsaid(article, ["gradient explosion", "nonlinearity"]))
 
 
 @theorem("S0-balance")
@@ -140,7 +122,6 @@ def _balance(generator: torch.Generator) -> Iterator[Check]:
     for m, n in ((12, 3), (20, 4)):
         X, goal = normal(generator, m, n), normal(generator, m, n)
         first, second = 10 * normal(generator, n, n), 0.1 * normal(generator, n, n)
-
         theta = torch.stack([first, second]).flatten()
         slopes = gradient(_two_layers, theta, X, goal).reshape(2, -1)
         norms, growth = theta.reshape(2, -1).norm(dim=1), slopes.norm(dim=1)
@@ -165,26 +146,12 @@ def _loss_by_direction(v: Tensor, g: float, loss: Loss) -> Tensor:
     return loss(g * v / v.norm())
 
 
-def _loss_without_bias(W: Tensor, layer: Layer) -> Tensor:
-    return layer.head(layer.activations(W, torch.zeros_like(layer.b)))
-
-
-def _squared_norm_under_decay(time: Tensor, squared: Tensor, decay: float) -> Tensor:
-    return torch.as_tensor(under_decay_flow(squared, decay, time))
-
-
 def _outputs_after_descent(layer: Layer, c: float, rate: float) -> Tensor:
     """Return the outputs after three steps of gradient descent on (W, b) from c times the weights."""
     theta = c * layer.theta
     for _ in range(3):
         theta = theta - rate * gradient(layer.loss, theta)
     return layer.outputs(*layer.unpack(theta))
-
-
-def _relative_change(layer: Layer, c: float, rate: float, start: Tensor) -> Tensor:
-    return (_outputs_after_descent(layer, c, rate) - start).norm() / (
-        _outputs_after_descent(layer, 1.0, rate) - start
-    ).norm()
 
 
 def _capacity(w: Tensor, X: Tensor, y: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, gradient, jacobian
-from normgauge.papers.instances.draws import Unit, normal, sign, uniform, units, wavy
+from normgauge.papers.instances import Loss, Unit, gradient, jacobian, normal, sign, uniform, units, wavy
 from normgauge.papers.instances.layers import factor
 from normgauge.theory.batchnorm_calculus import project, pullback_gradient, standardize
 from normgauge.theory.weight_normalization import direction_gradient, length_gradient, normalized_weight
@@ -53,7 +52,7 @@ def _layer_backward(generator: torch.Generator) -> Iterator[Check]:
 @theorem("S0-A1.1")
 def _jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
-        truth = jacobian(_standardize, unit.y)
+        truth = jacobian(lambda y: standardize(y)[0], unit.y)
         zh, s, m = unit.yh, unit.s, unit.m
         centred = unit.y - unit.y.mean()
         formula = torch.eye(m) / s - 1 / (m * s) - torch.outer(centred, centred) / s**3
@@ -61,9 +60,8 @@ def _jacobian(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("with 1/m", gap(truth, project(zh) / s, 1 / s))
         pulled = unit.gamma * truth.T @ unit.g
         size = abs(unit.gamma) / s * unit.g.norm()
-        yield conclusion(
-            "the final formula it leads to", gap(pulled, pullback_gradient(unit.y, unit.g, unit.gamma), size)
-        )
+        final = pullback_gradient(unit.y, unit.g, unit.gamma)
+        yield conclusion("the final formula it leads to", gap(pulled, final, size))
 
 
 @theorem("S0-A1.1f")
@@ -166,10 +164,8 @@ def _diagonal(generator: torch.Generator) -> Iterator[Check]:
 def _flat_direction(generator: torch.Generator) -> Iterator[Check]:
     for v, g, loss in _weights(generator):
         slope = gradient(loss, normalized_weight(v, g))
-        by_direction, by_length = (
-            gradient(_loss_by_direction, v, g, loss),
-            gradient(_loss_by_length, torch.tensor(g), v, loss),
-        )
+        by_direction = gradient(_loss_by_direction, v, g, loss)
+        by_length = gradient(_loss_by_length, torch.tensor(g), v, loss)
         size = abs(g) * slope.norm()
         yield printed("grad_v . v = g dL/dg", gap(by_direction @ v, g * by_length, size))
         yield corrected("grad_v . v = 0", gap(by_direction @ v, 0.0, size))
@@ -211,10 +207,6 @@ def _loss_by_length(g: Tensor, v: Tensor, loss: Loss) -> Tensor:
 
 def _loss_after_layer_norm(z: Tensor, gamma: Tensor, beta: Tensor, loss: Loss, eps: float) -> Tensor:
     return loss(gamma * standardize(z, eps)[0] + beta)
-
-
-def _standardize(y: Tensor) -> Tensor:
-    return standardize(y)[0]
 
 
 def _loss_by_weights(w: Tensor, unit: Unit, X: Tensor, b: float, eps: float) -> Tensor:

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, hessian, jacobian
-from normgauge.papers.instances.draws import normal
-from normgauge.papers.instances.layers import Layer, factor, layers, normalize, nullity
+from normgauge.papers.instances import gradient, hessian, jacobian, normal
+from normgauge.papers.instances.layers import factor, layers, normalize, nullity
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import excess_loss, linear_network_redundancy
 
@@ -56,9 +55,8 @@ def _critical_points(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("with gain", broken(gains.norm() > 1e-4))
         yield corrected("the first is no saddle", excess(-values[1], 0.0, 1.0))
         yield corrected("the second is one, strictly", broken(values[0] < -1e-6))
-        yield fact(
-            "two outputs: gain at the saddle", (standardize(X @ vectors[:, 0])[0][:, None] * targets).mean(0).norm()
-        )
+        gains = (standardize(X @ vectors[:, 0])[0][:, None] * targets).mean(0)
+        yield fact("two outputs: gain at the saddle", gains.norm())
 
 
 @theorem("S0-7.1m")
@@ -77,9 +75,8 @@ def _critical_points_of_layers(generator: torch.Generator) -> Iterator[Check]:
             lowest[chosen] = torch.linalg.eigvalsh(H)[0] / H.abs().max()
             yield corrected("singular pairs: critical", gap(gradient(_layer_fit, here, X, T, units), 0.0, spread))
             yield corrected("the loss there", gap(loss, (spread - s[pairs].square().sum()) / 2, spread))
-            yield printed(
-                "critical points are global minima", excess(loss, (spread - s[:units] @ s[:units]) / 2, spread)
-            )
+            least = (spread - s[:units] @ s[:units]) / 2
+            yield printed("critical points are global minima", excess(loss, least, spread))
         first, *others = lowest.values()
         yield corrected("the first pairs: no saddle", excess(-first, 0.0, 1.0))
         yield corrected("all others: strict saddles", broken(max(others) < -1e-6))
@@ -120,11 +117,10 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
         hidden = sum(widths[1:-1])
         yield printed("fewer zero modes with BN", excess(zero_modes["trained"], zero_modes["none"] - hidden))
         yield printed("with gamma fixed", excess(zero_modes["fixed"], zero_modes["none"] - hidden))
-        yield corrected("without BN", gap(zero_modes["none"], linear_network_redundancy(widths)))
-        yield corrected("BN, gamma fixed: as many", gap(zero_modes["fixed"], linear_network_redundancy(widths)))
-        yield corrected(
-            "BN, gamma trained: k more", gap(zero_modes["trained"], linear_network_redundancy(widths, True))
-        )
+        redundant, more = linear_network_redundancy(widths), linear_network_redundancy(widths, True)
+        yield corrected("without BN", gap(zero_modes["none"], redundant))
+        yield corrected("BN, gamma fixed: as many", gap(zero_modes["fixed"], redundant))
+        yield corrected("BN, gamma trained: k more", gap(zero_modes["trained"], more))
         alpha, n, k = factor(generator), widths[0], widths[1]
         before, first = _linear_outputs(theta, X, widths, "trained"), slice(0, n * k)
         scales, second = slice(n * k, n * k + k), slice(n * k + k, n * k + k + k * widths[2])
@@ -133,9 +129,8 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
         shared = _linear_outputs(_multiply_parts(theta, (scales, alpha), (second, 1 / alpha)), X, widths, "trained")
         yield corrected("gamma times, W2 over alpha", gap(shared, before))
         if len(widths) == 3:  # a further BN would hide the factor
-            broken_up = _linear_outputs(
-                _multiply_parts(theta, (first, alpha), (second, 1 / alpha)), X, widths, "trained"
-            )
+            parts = _multiply_parts(theta, (first, alpha), (second, 1 / alpha))
+            broken_up = _linear_outputs(parts, X, widths, "trained")
             yield corrected("W1 times, W2 over alpha: the output over alpha", gap(broken_up, before / alpha))
 
 
@@ -143,7 +138,7 @@ def _zero_modes(generator: torch.Generator) -> Iterator[Check]:
 def _fisher(generator: torch.Generator) -> Iterator[Check]:
     for layer in layers(generator):
         theta = layer.theta
-        J = jacobian(_packed_outputs, theta, layer)
+        J = jacobian(lambda theta, layer: layer.outputs(*layer.unpack(theta)), theta, layer)
         p = torch.softmax(layer.outputs(layer.W, layer.b), 1)
         curvature = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
         fisher = torch.einsum("moi,mop,mpj->ij", J, curvature, J)
@@ -170,10 +165,6 @@ def _several_fits(packed: Tensor, X: Tensor, targets: Tensor) -> Tensor:
     """Return the mean squared loss of one BN unit with a gain and a shift for each output: (w, gains, shifts)."""
     w, gains, shifts = packed.split([X.shape[1], targets.shape[1], targets.shape[1]])
     return (standardize(X @ w)[0][:, None] * gains + shifts - targets).square().sum(1).mean() / 2
-
-
-def _packed_outputs(theta: Tensor, layer: Layer) -> Tensor:
-    return layer.outputs(*layer.unpack(theta))
 
 
 def _multiply_parts(theta: Tensor, *factors: tuple[slice, float]) -> Tensor:

@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, jacobian
-from normgauge.papers.instances.draws import normal, uniform, units
+from normgauge.papers.instances import gradient, jacobian, normal, uniform, units
 from normgauge.papers.instances.layers import Layer, factor, layers, normalize, nullity
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.scale_invariance import batch_norm_redundancy, layer_norm_redundancy, radial_derivative
@@ -41,10 +40,8 @@ def _scale(generator: torch.Generator) -> Iterator[Check]:
         s = Z.std(0, correction=0)
         yield fact("stored statistics: change of (z - mean)/s", gap((c * Z - Z.mean(0)) / s, (Z - Z.mean(0)) / s))
         eps = float(0.1 * s.square().mean())
-        yield fact(
-            "eps = 0.1 var: change of the activations",
-            gap(layer.activations(c * layer.W, c * layer.b, eps), layer.activations(layer.W, layer.b, eps)),
-        )
+        here, there = (layer.activations(k * layer.W, k * layer.b, eps) for k in (1.0, c))
+        yield fact("eps = 0.1 var: change of the activations", gap(there, here))
 
 
 @theorem("S0-P4.1c")
@@ -52,7 +49,8 @@ def _group(generator: torch.Generator) -> Iterator[Check]:
     for widths in ((2, 2), (3, 2)):
         X = normal(generator, 40, 3)
         for bias in (False, True):
-            used = _deep_size(X.shape[1], widths, bias)
+            weights = sum(w * n for n, w in pairwise((X.shape[1], *widths)))
+            used = weights + (3 if bias else 2) * sum(widths) + 2 * widths[-1]
             theta = normal(generator, used)
             theta = theta + 0.5 * theta.sign()  # a scale or head near 0 would hide a direction that is seen
             J = jacobian(_deep_outputs, theta, X, widths, bias).reshape(-1, used)
@@ -84,12 +82,11 @@ def _unit_variance(generator: torch.Generator) -> Iterator[Check]:
         variance = unit.y.var(correction=0)
         for eps in (0.0, 0.1):
             zh = standardize(unit.y, eps)[0]
-            yield printed("variance is 1", gap(zh.var(correction=0), 1.0))
-            yield corrected(
-                "variance is sigma^2/(sigma^2 + eps)", gap(zh.var(correction=0), variance / (variance + eps))
-            )
+            own = zh.var(correction=0)
+            yield printed("variance is 1", gap(own, 1.0))
+            yield corrected("variance is sigma^2/(sigma^2 + eps)", gap(own, variance / (variance + eps)))
             yield corrected("mean is 0", gap(zh.mean(), 0.0, 1.0))
-            off = (1 - zh.var(correction=0)).abs()
+            off = (1 - own).abs()
             yield conclusion("the variance is 1 up to eps/sigma^2", excess(off, eps / variance, 1.0))
         flat = standardize(torch.full_like(unit.y, 2.0), 0.1)[0]
         yield corrected("a constant batch gives 0", gap(flat, 0.0, 1.0))
@@ -183,12 +180,6 @@ def _layer_count(generator: torch.Generator) -> Iterator[Check]:
 def _batch_norm(layer: Layer, W: Tensor, b: Tensor, gamma: Tensor) -> Tensor:
     """Return torch's own batch normalization of the layer."""
     return functional.batch_norm(layer.X @ W.T + b, None, None, gamma, layer.beta, training=True, eps=TINY)
-
-
-def _deep_size(inputs: int, widths: tuple[int, ...], bias: bool) -> int:
-    """Return the number of parameters of the network below."""
-    sizes = (inputs, *widths)
-    return sum(w * n + (3 if bias else 2) * w for n, w in pairwise(sizes)) + 2 * widths[-1]
 
 
 def _deep_outputs(

@@ -7,21 +7,24 @@ import torch
 from torch import nn
 
 from normgauge.lab.data import Dataset
-from normgauge.lab.runs.evaluate import evaluate
 from normgauge.nn import init
-from normgauge.papers.akbar2025.studies._networks import dataset, relu_network
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, fit, record_accuracies, register
+from normgauge.papers.networks import dataset, relu_network
 
 SCALES = {"small": 0.1, "large": 10.0}  # on every weight of He's draw: 10^5 on the output of the plain network
 WIDTH, DEPTH = 32, 5
 
 
+@register("bad-init")
 def run(spec: Spec, record: Record) -> None:
     """Train from scaled weights (`scale`), or from a scheme times a gain (`init`)."""
     digits = dataset(spec["data"])
-    network = _network(spec["norm"], digits, int(spec["seed"]))
+    sizes = (math.prod(digits.shape), *[WIDTH] * (DEPTH - 1), digits.classes)
+    network = relu_network(sizes, spec["norm"], int(spec["seed"]), dtype=torch.float32)
     if "scale" in spec:
-        _scale(network, SCALES[spec["scale"]])
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data.mul_(SCALES[spec["scale"]])
     else:
         _initialize(network, spec["init"], digits, int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
@@ -31,21 +34,8 @@ def run(spec: Spec, record: Record) -> None:
         record(step, "loss", course.losses[step])
     # That a network cannot be trained is what is measured here: one that is no longer finite decides for the first
     # class, and its accuracy is that of a constant.
-    for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(network, digits, split).accuracy)
+    record_accuracies(record, steps, network, digits, "train", "validation")
     record(steps, "diverged", float(course.diverged))
-
-
-def _network(norm: str, digits: Dataset, seed: int) -> nn.Module:
-    sizes = (math.prod(digits.shape), *[WIDTH] * (DEPTH - 1), digits.classes)
-    return relu_network(sizes, norm, seed, dtype=torch.float32)
-
-
-def _scale(network: nn.Module, factor: float) -> None:
-    with torch.no_grad():
-        for module in network.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.mul_(factor)
 
 
 def _initialize(network: nn.Module, words: str, digits: Dataset, seed: int) -> None:
@@ -59,6 +49,3 @@ def _initialize(network: nn.Module, words: str, digits: Dataset, seed: int) -> N
         "lsuv": lambda: init.lsuv(network, digits.train[0][:256], gain=size, seed=seed),
     }
     draws[scheme]()
-
-
-register("bad-init", run=run)

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab.runs.train import train
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
-from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import relu_network
 from normgauge.rng import generator
 from normgauge.symmetry import Symmetries, symmetries
 
 CONVERGED = 0.1  # of the targets' variance, which is 1
 
 
+@register("conditioning")
 def run(spec: Spec, record: Record) -> None:
     """Train by full-batch descent, then take the spectrum of the curvature, plain and with symmetries divided out."""
     seed, steps = int(spec["seed"]), int(spec["steps"])
@@ -40,18 +40,8 @@ def run(spec: Spec, record: Record) -> None:
             record(step, "loss", loss)
             record(step, "gradient_norm", norm)
 
-    train(
-        network,
-        (inputs, targets),
-        optimizer,
-        steps=steps,
-        batch=None,
-        seed=seed,
-        loss=nn.functional.mse_loss,
-        on_gradient=look,
-        until=lambda step, _: len(losses) < step,
-        ceiling=math.inf,
-    )
+    stop = {"until": lambda step, _: len(losses) < step, "ceiling": math.inf}
+    fit(spec, network, (inputs, targets), optimizer, batch=None, loss=nn.functional.mse_loss, on_gradient=look, **stop)
     _record_course(record, losses, slopes, steps)
     if len(losses) < steps:
         raise NonFiniteError(f"conditioning: the loss left every range at step {len(losses)}")
@@ -100,14 +90,9 @@ def _record_curvature(record: Record, steps: int, objective: Objective, rate: fl
 def _eigenvalues_off_symmetries(objective: Objective, model_symmetries: Symmetries) -> Tensor:
     """Return the eigenvalues of the Hessian between directions orthogonal to the symmetries: without zero modes."""
     point = objective.flatten(objective.parameters)
-    count = (
-        sum(len(family) for family in model_symmetries.families) + 5
-    )  # a few more random vectors than generators span them
+    count = sum(map(len, model_symmetries.families)) + 5  # a few more random vectors than generators span them
     draws = torch.randn(count, len(point), generator=generator(0), dtype=point.dtype)
     moved = torch.stack([row - model_symmetries.project(row, point) for row in draws])
     _, sizes, vectors = torch.linalg.svd(moved)  # the rows past the rank are the complement of the symmetries
     basis = vectors[int((sizes > 1e-9 * sizes[0]).sum()) :].T
     return torch.linalg.eigvalsh(basis.T @ objective.hessian().matmat(basis))
-
-
-register("conditioning", run=run)

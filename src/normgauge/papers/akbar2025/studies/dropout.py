@@ -8,19 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, record_accuracies, register
 
 
 class SeededDropout(nn.Module):
-    """Dropout from a generator of its own, so that runs are the same whatever else draws random numbers.
-
-    Args:
-        rate: the share of activations set to zero in training; the others are divided by 1 - rate.
-        seed: of the generator.
-    """
+    """Dropout of a share `rate` from a generator of its own: runs are the same whatever else draws random numbers."""
 
     def __init__(self, rate: float, seed: int) -> None:
         super().__init__()
@@ -42,16 +36,14 @@ class SeededDropout(nn.Module):
         return x * kept / (1 - self.rate)
 
 
+@register("dropout")
 def run(spec: Spec, record: Record) -> None:
     """Train an MLP with dropout behind every ReLU; record accuracies and the shift of the stored variances."""
-    dataset = data.load(spec["data"])
-    seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["dropout"])
-    network = _insert_dropout(models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed), rate, seed)
+    plain, dataset = build(spec, model="mlp")
+    steps, network = int(spec["steps"]), _insert_dropout(plain, float(spec["dropout"]), int(spec["seed"]))
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     result = fit(spec, network, dataset, optimizer)
-    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
-    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
+    record_accuracies(record, steps, network, dataset, "train", "validation", "test")
     if spec["norm"] == "batch":
         ratios = _variance_ratios(network, dataset)
         for number, ratio in enumerate(ratios, start=1):
@@ -87,6 +79,3 @@ def _variance_ratios(network: nn.Module, dataset: Dataset) -> list[float]:
     with torch.no_grad():
         twin(dataset.train[0])
     return ratios
-
-
-register("dropout", run=run)

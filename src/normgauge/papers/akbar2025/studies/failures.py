@@ -11,7 +11,7 @@ from normgauge.lab.models import Normalized
 from normgauge.lab.runs.evaluate import evaluate
 from normgauge.lab.runs.train import train
 from normgauge.nn import init
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, record_accuracies, register
 from normgauge.rng import generator
 
 #: Where normalizers stand in a GAN: of the generator, of the discriminator.
@@ -39,6 +39,7 @@ class Recurrent(nn.Module):
         return self.head(state)
 
 
+@register("failures")
 def run(spec: Spec, record: Record) -> None:
     """Train one of the two tasks: the knob `part` says which."""
     (_recurrent if spec["part"] == "recurrent" else _adversarial)(spec, record)
@@ -51,18 +52,15 @@ def _recurrent(spec: Spec, record: Record) -> None:
     init.glorot(network, seed=seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
     train(network, digits, optimizer, steps=steps, batch=64, seed=seed, clip=1.0).whole()
-    for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, digits, split).accuracy)
+    record_accuracies(record, steps, network, digits, "validation", "test")
     record(steps, "score", evaluate(network, digits, "validation").accuracy)
 
 
 def _adversarial(spec: Spec, record: Record) -> None:
     seed, steps, batch = int(spec["seed"]), int(spec["steps"]), 128
     source = generator(seed)
-    made, judging = (
-        _mlp(outputs, norm, seed + 1000 * outputs) for outputs, norm in zip((2, 1), PLACES[spec["place"]], strict=True)
-    )
-    rate = float(spec["lr"])
+    places, rate = zip((2, 1), PLACES[spec["place"]], strict=True), float(spec["lr"])
+    made, judging = (_mlp(outputs, norm, seed + 1000 * outputs) for outputs, norm in places)
     optimizers = [torch.optim.Adam(net.parameters(), lr=rate, betas=(0.5, 0.999)) for net in (made, judging)]
     softplus = nn.functional.softplus
     for _ in range(steps):
@@ -110,9 +108,3 @@ def _ring(count: int, source: torch.Generator) -> Tensor:
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b).mean()
-
-
-BATCH, NONE, LAYER = ({"norm": norm} for norm in ("batch", "none", "layer"))
-
-
-register("failures", run=run)

@@ -15,6 +15,7 @@ EPS = 1e-12
 SMALLEST_LOSS = 1e-250
 
 
+@register("implicit-bias")
 def run(spec: Spec, record: Record) -> None:
     """Descend the logistic loss of w.x + b, or of gamma BN(w.x) + beta, and follow the direction of w."""
     seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["lr"])
@@ -127,6 +128,3 @@ def degrees(a: Tensor, b: Tensor) -> float:
     """Return the angle between two vectors in degrees."""
     cosine = float(a @ b / (a.norm() * b.norm()))
     return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
-
-
-register("implicit-bias", run=run)

@@ -7,15 +7,17 @@ from torch import nn
 
 from normgauge.lab import models
 from normgauge.lab.data import Dataset
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.objective import Objective
-from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers
 from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import dataset
 
 FACTOR = 3.0  # on the weights before the normalizers, for the second search
 TRAINED = 0.5  # of the first loss
 
 
+@register("learning-rate-range")
 def run(spec: Spec, record: Record) -> None:
     """Predict 2 / lambda_max at the start, observe it in full-batch runs, and search the largest rate that trains."""
     digits = dataset(spec["data"])
@@ -35,12 +37,10 @@ def run(spec: Spec, record: Record) -> None:
 def _network(spec: Spec, digits: Dataset, factor: float = 1.0) -> nn.Module:
     """Build the network with the weights of its normalized layers times a factor; weight normalizers keep g."""
     network = models.build(spec["model"], spec["norm"], digits.shape, digits.classes, int(spec["seed"])).float()
-    with torch.no_grad():
-        for layer in hidden_layers(network):
-            named = dict(layer.layer.named_parameters())
-            directions = [value for name, value in named.items() if value.ndim > 1 and value.shape[1] > 1]
-            for value in directions:
-                value.mul_(factor)
+    for part in normalized_layers(network):
+        for value in part.layer.parameters():
+            if value.ndim > 1 and value.shape[1] > 1:
+                value.data.mul_(factor)
     return network
 
 
@@ -62,6 +62,3 @@ def _search(spec: Spec, record: Record, digits: Dataset, factor: float, reading:
             return rate
         rate /= 2
     return math.nan
-
-
-register("learning-rate-range", run=run)

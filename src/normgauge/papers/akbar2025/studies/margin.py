@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab.runs.train import train
-from normgauge.papers.akbar2025.studies._networks import relu_network
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import relu_network
 from normgauge.rng import generator
 
 SIZES = {"mini": 32, "full": 400}
@@ -17,6 +16,7 @@ DRAWS = 10
 CHECK = 10  # steps between two looks at the training error
 
 
+@register("margin")
 def run(spec: Spec, record: Record) -> None:
     """Train until no training point is wrong and measure there, then train on and measure the margins again."""
     seed, steps = int(spec["seed"]), int(spec["steps"])
@@ -32,25 +32,16 @@ def run(spec: Spec, record: Record) -> None:
             return
         measured = True
         record(step, "steps_to_zero_error", step)
-        record(step, "train_accuracy", _accuracy(network, *training))
-        record(step, "validation_accuracy", _accuracy(network, *validation))
-        record(step, "test_accuracy", _accuracy(network, *test))
+        for name, split in (("train", training), ("validation", validation), ("test", test)):
+            record(step, f"{name}_accuracy", _accuracy(network, *split))
         _record_margins(record, step, network, training, "", keep=seed == 2)
         _record_noise(record, step, network, training, seed)
 
-    done = train(
-        network,
-        training,
-        optimizer,
-        steps=steps,
-        batch=size,
-        seed=seed,
-        at={*range(0, steps, CHECK), steps},
-        watch=watch,
-        loss=lambda outputs, labels: nn.functional.softplus(-labels * outputs[:, 0]).mean(),
-        ceiling=math.inf,
-    )
-    done.whole()
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.softplus(-labels * outputs[:, 0]).mean()
+
+    looks = {"at": {*range(0, steps, CHECK), steps}, "watch": watch, "ceiling": math.inf}
+    fit(spec, network, training, optimizer, batch=size, loss=loss, **looks).whole()
     record(steps, "late_test_accuracy", _accuracy(network, *test))
     _record_margins(record, steps, network, training, "late_", keep=False)
 
@@ -109,17 +100,13 @@ def _record_noise(record: Record, step: int, network: nn.Module, data: tuple[Ten
         for level in levels:
             accuracies = []
             for _ in range(DRAWS):
-                with torch.no_grad():
-                    for value, old in zip(parameters, before, strict=True):
-                        unit = float(old.square().mean().sqrt()) if name == "noisy_accuracy" else 1.0
-                        value.add_(torch.randn(old.shape, generator=source, dtype=old.dtype), alpha=level * unit)
+                for value, old in zip(parameters, before, strict=True):
+                    unit = float(old.square().mean().sqrt()) if name == "noisy_accuracy" else 1.0
+                    noise = torch.randn(old.shape, generator=source, dtype=old.dtype)
+                    value.data = torch.add(old, noise, alpha=level * unit)
                 accuracies.append(_accuracy(network, *data))
-                with torch.no_grad():
-                    for value, old in zip(parameters, before, strict=True):
-                        value.copy_(old)
             means.append(sum(accuracies) / len(accuracies))
             record(step, f"{name}_at", means[-1], layer=f"{level:g}")
         record(step, name, sum(means) / len(means), kind="estimate")
-
-
-register("margin", run=run)
+    for value, old in zip(parameters, before, strict=True):
+        value.data = old

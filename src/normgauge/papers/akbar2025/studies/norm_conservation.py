@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.papers.akbar2025.studies._networks import dataset, hidden_layers, relu_network
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import dataset, relu_network
 from normgauge.theory.norm_growth import after_sgd_step
 
-NORMS = ("none", "batch", "layer", "weight")
 
-
+@register("norm-conservation")
 def run(spec: Spec, record: Record) -> None:
     """Train by SGD and follow, block by block, the squared norm and what the law makes of the gradients."""
     seed, steps, rate, decay = int(spec["seed"]), int(spec["steps"]), float(spec["lr"]), float(spec["decay"])
@@ -40,18 +40,8 @@ def run(spec: Spec, record: Record) -> None:
         slopes = _squares(network, spec["norm"], gradient=True)
         law = torch.as_tensor(after_sgd_step((1 - rate * decay) ** 2 * law, slopes, rate))
 
-    done = fit(
-        spec,
-        network,
-        (inputs, targets),
-        optimizer,
-        at=range(steps + 1),
-        watch=watch,
-        loss=nn.functional.cross_entropy,
-        on_gradient=follow_law,
-        ceiling=math.inf,
-    )
-    done.whole()
+    looks = {"at": range(steps + 1), "watch": watch, "on_gradient": follow_law, "ceiling": math.inf}
+    fit(spec, network, (inputs, targets), optimizer, loss=nn.functional.cross_entropy, **looks).whole()
     record(steps, "norm_change", change)
     record(steps, "law_error", float((law.sqrt() / now.sqrt()).sub(1).abs().max()))
 
@@ -59,12 +49,9 @@ def run(spec: Spec, record: Record) -> None:
 def _squares(network: nn.Module, norm: str, *, gradient: bool = False) -> Tensor:
     """Return the squared norm of every block the normalizer leaves free (rows without one), or of its gradient."""
     squares = []
-    for layer in hidden_layers(network):
+    for layer in normalized_layers(network):
         own = dict(layer.layer.named_parameters())
         values = {name: torch.as_tensor(value.grad) if gradient else value.detach() for name, value in own.items()}
         rows = values["parametrizations.weight.original1" if norm == "weight" else "weight"].square().sum(1)
         squares.append((rows.sum() + values["bias"].square().sum()).reshape(1) if norm == "layer" else rows)
     return torch.cat(squares)
-
-
-register("norm-conservation", run=run)

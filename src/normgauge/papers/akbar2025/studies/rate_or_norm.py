@@ -16,8 +16,8 @@ from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.measure.curvature.spectrum import quotient_spectrum
 from normgauge.objective import Objective
-from normgauge.papers.akbar2025.studies._networks import dataset
 from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import dataset
 from normgauge.symmetry import Symmetries
 from normgauge.symmetry import symmetries as discover
 
@@ -43,6 +43,7 @@ class Trained:
     diverged: bool
 
 
+@register("rate-or-norm")
 def run(spec: Spec, record: Record) -> None:
     """Train to the target loss and measure there; the score that chooses the rate is of the net whose rate it is."""
     settings = tuple(sorted((name, value) for name, value in spec.items() if name not in ("norm", "rate", "study")))
@@ -65,11 +66,8 @@ def _outcome(norm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Row, ...
     """
     spec: Spec = {**dict(settings), "norm": norm}
     training, accuracies = _train_and_score(norm, settings)
-    values = {
-        "validation_accuracy": accuracies["validation"],
-        "reached": float(training.reached),
-        "diverged": float(training.diverged),
-    }
+    values = {"validation_accuracy": accuracies["validation"], "reached": float(training.reached)}
+    values["diverged"] = float(training.diverged)
     if math.isfinite(training.loss):
         values["train_loss"] = training.loss
     rows: list[Row] = [(step, "loss", value, {}) for step, value in training.course]
@@ -150,6 +148,3 @@ def _task(name: str, samples: int) -> Dataset:
     """Return the data with that many training samples."""
     full = dataset(name)
     return replace(full, train=(full.train[0][:samples], full.train[1][:samples]))
-
-
-register("rate-or-norm", run=run)

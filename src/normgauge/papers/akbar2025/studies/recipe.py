@@ -6,25 +6,19 @@ from functools import partial
 import torch
 from torch import nn
 
-from normgauge.lab import data, models
-from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, record_accuracies, register
 
 #: A cell's rate is its optimizer's usual rate times the tuned factor.
 USUAL = {"sgd": 0.01, "adam": 1e-3}
 
 
+@register("recipe")
 def run(spec: Spec, record: Record) -> None:
     """Train the cell's network and record its accuracies."""
-    dataset = data.load(spec["data"])
-    seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build("mlp", spec["norm"], dataset.shape, dataset.classes, seed)
-    result = fit(
-        spec, network, dataset, _optimizer(network, spec), schedule=partial(_factor, str(spec["schedule"]), steps)
-    )
-    record(steps, "train_accuracy", evaluate(network, dataset, "train").accuracy)
-    record(steps, "validation_accuracy", evaluate(network, dataset, "validation").accuracy)
-    record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
+    (network, dataset), steps = build(spec, model="mlp"), int(spec["steps"])
+    schedule = partial(_factor, str(spec["schedule"]), steps)
+    result = fit(spec, network, dataset, _optimizer(network, spec), schedule=schedule)
+    record_accuracies(record, steps, network, dataset, "train", "validation", "test")
     record(steps, "weight_norm", math.sqrt(sum(float(p.detach().square().sum()) for p in network.parameters())))
     result.whole()
 
@@ -43,6 +37,3 @@ def _optimizer(network: nn.Module, spec: Spec) -> torch.optim.Optimizer:
     if spec["optimizer"] == "sgd":
         return torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9, weight_decay=decay, fused=True)
     return torch.optim.Adam(network.parameters(), lr=rate, weight_decay=decay, fused=True)
-
-
-register("recipe", run=run)

@@ -48,6 +48,7 @@ class Saddle:
         return 0.5 * (self.hidden(weight, rows, whole=whole) @ output - self.targets[rows]).square().mean()
 
 
+@register("saddle-escape")
 def run(spec: Spec, record: Record) -> None:
     """Descend from beside the saddle under one kind of noise and count the steps until the loss has fallen by 5 %."""
     seed, steps, noise = int(spec["seed"]), int(spec["steps"]), spec["noise"]
@@ -63,9 +64,8 @@ def run(spec: Spec, record: Record) -> None:
     first = float(saddle.loss(weight, output, everything))
     batches = Batches(SAMPLES, int(spec["batch"]), seed)
     sizes = _noise_sizes(saddle, int(spec["batch"]))
-    record(
-        0, "noise_size", math.sqrt(sum(size**2 * n for size, n in zip(sizes, (weight.numel(), HIDDEN), strict=True)))
-    )
+    entries = zip(sizes, (weight.numel(), HIDDEN), strict=True)
+    record(0, "noise_size", math.sqrt(sum(size**2 * count for size, count in entries)))
     left = steps
     for step in range(steps + 1):
         now = float(saddle.loss(weight, output, everything))
@@ -118,6 +118,3 @@ def most_negative(saddle: Saddle) -> float:
 
     hessian = torch.autograd.functional.hessian(flat, point)
     return float(torch.linalg.eigvalsh(hessian)[0])
-
-
-register("saddle-escape", run=run)

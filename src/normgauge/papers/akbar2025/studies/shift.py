@@ -25,6 +25,7 @@ BATCH = 128
 CUE = 0.6
 
 
+@register("shift")
 def run(spec: Spec, record: Record) -> None:
     """Train once per arm, then test under the arm's statistics; arms of one network share its training."""
     steps = int(spec["steps"])
@@ -44,8 +45,8 @@ def run(spec: Spec, record: Record) -> None:
         accuracies |= {f"contrast {c:g}": accuracy(dataset.test[0] * c) for c in CONTRAST}
         for name, value in accuracies.items():
             record(steps, "accuracy_under", value, layer=name)
-        record(steps, "brightness_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("brightness")))
-        record(steps, "contrast_accuracy", fmean(v for k, v in accuracies.items() if k.startswith("contrast")))
+        for kind in ("brightness", "contrast"):
+            record(steps, f"{kind}_accuracy", fmean(v for k, v in accuracies.items() if k.startswith(kind)))
         record(steps, "shift_accuracy", fmean(accuracies.values()))
         record(steps, "shift_drop", clean - fmean(accuracies.values()))
     else:
@@ -75,12 +76,9 @@ def _dataset(name: str, task: str) -> Dataset:
     dataset = data.load(name)
     if task != "cue":
         return dataset
-    train, validation, test = (_add_cue(part, dataset.classes) for part in _splits(dataset))
+    parts = (dataset.train, dataset.validation, dataset.test)
+    train, validation, test = (_add_cue(part, dataset.classes) for part in parts)
     return Dataset(name, dataset.task, train, validation, test, dataset.classes)
-
-
-def _splits(dataset: Dataset) -> tuple[tuple[Tensor, Tensor], ...]:
-    return dataset.train, dataset.validation, dataset.test
 
 
 def _add_cue(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
@@ -88,6 +86,3 @@ def _add_cue(part: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]
     inputs, targets = part
     factors = 1 + CUE * (2 * targets / (classes - 1) - 1)
     return inputs * factors.view(-1, *(1,) * (inputs.dim() - 1)), targets
-
-
-register("shift", run=run)

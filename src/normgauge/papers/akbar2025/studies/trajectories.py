@@ -12,6 +12,7 @@ from normgauge.rng import generator
 STARTS = {"small": 0.3, "unit": 1.0, "large": 3.0}
 
 
+@register("trajectories")
 def run(spec: Spec, record: Record) -> None:
     """Descend the logistic loss of w.x (or its batch-normalized value) from 90 degrees off the separating direction."""
     inputs, labels, separating = _separable(int(spec["seed"]), int(spec["samples"]))
@@ -21,7 +22,10 @@ def run(spec: Spec, record: Record) -> None:
     stride = max(1, int(spec["steps"]) // 60)
     for step in range(int(spec["steps"]) + 1):
         if step % stride == 0 or step == spec["steps"]:
-            _record_point(record, step, weight.detach(), separating, first)
+            point = weight.detach()
+            for name, value in (("x", point[0]), ("y", point[1]), ("relative_norm", point.norm())):
+                record(step, name, float(value) / first)
+            record(step, "angle", _angle(point, separating))
         if step == spec["steps"]:
             break
         (gradient,) = torch.autograd.grad(_loss(inputs @ weight, labels, spec["norm"]), weight)
@@ -55,15 +59,5 @@ def _loss(scores: Tensor, labels: Tensor, norm: str) -> Tensor:
     return torch.nn.functional.softplus(-labels * scores).mean()
 
 
-def _record_point(record: Record, step: int, weight: Tensor, separating: Tensor, first: float) -> None:
-    record(step, "x", float(weight[0]) / first)
-    record(step, "y", float(weight[1]) / first)
-    record(step, "relative_norm", float(weight.norm()) / first)
-    record(step, "angle", _angle(weight, separating))
-
-
 def _angle(weight: Tensor, separating: Tensor) -> float:
     return math.degrees(math.acos(max(-1.0, min(1.0, float(weight @ separating / weight.norm())))))
-
-
-register("trajectories", run=run)

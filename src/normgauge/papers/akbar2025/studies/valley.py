@@ -17,6 +17,7 @@ SPAN = 4.0
 DRAWN = 3  # the seed whose surface is drawn, the first that is judged
 
 
+@register("valley")
 def run(spec: Spec, record: Record) -> None:
     """Map the loss in polar coordinates and on a square grid, then descend from 90 degrees off the best direction."""
     inputs, labels = _noisy_labels(int(spec["seed"]), int(spec["samples"]), float(spec["stretch"]))
@@ -106,6 +107,3 @@ def _record_grid(record: Record, inputs: Tensor, labels: Tensor, norm: str, poin
     losses = _loss(inputs @ weights.T, labels, norm, torch.ones(1, dtype=torch.float64))[0]
     for (x, y), value in zip(weights.tolist(), losses.tolist(), strict=True):
         record(0, "surface", value, layer=f"{x:.4g} {y:.4g}")
-
-
-register("valley", run=run)

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 from normgauge.papers.instances.gaussian import (
     Elementwise,
     GaussianLoss,
@@ -108,9 +107,8 @@ def _steps(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("the step with gamma/|w|_S", gap(stepped, goal))
         before, after = (direction_quotient(v, u, S) - problem.least_quotient for v in (w, stepped))
         rate = (1 - problem.extremes[0] / L) ** 2
-        yield conclusion(
-            "the direction descends at the rate", excess(after, rate * before, problem.least_quotient.abs())
-        )
+        size = problem.least_quotient.abs()
+        yield conclusion("the direction descends at the rate", excess(after, rate * before, size))
 
 
 @theorem("S3-bis")

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import find, theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
 from normgauge.theory.batchnorm_calculus import gradient_norm_squared, project, standardize
 from normgauge.theory.gradient_explosion import (
     RELU_LIMIT,
@@ -30,50 +29,44 @@ Activation = Callable[[Tensor], Tensor]
 def _backpropagation(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator, sizes=(2, 3, 9), per_size=2):
         for eps in (0.0, 0.1):
-            parts = _Parts(unit, eps)
             x, m, gamma, beta = unit.y, unit.m, torch.tensor(unit.gamma), torch.tensor(unit.beta)
             mu, variance = x.mean(), x.var(correction=0)
             s = (variance + eps).sqrt()
-            xhat, deviation = (x - mu) / s, x - mu
+            xhat, deviation, given = (x - mu) / s, x - mu, (unit, eps, standardize(x, eps)[0])
             g = gradient(unit.loss, gamma * xhat + beta)
             to_xhat = g * gamma
             to_variance = (g * deviation).sum() * (-gamma / 2) * (variance + eps) ** -1.5
             to_mu = (g * -gamma / s).sum() + to_variance * (-2 * deviation).mean()
             to_x = to_xhat / s + to_variance * 2 * deviation / m + to_mu / m
             size = gamma.abs() * g.norm()
-            for name, formula, truth, scale in (
-                ("dl/dxhat", to_xhat, gradient(parts.loss_by_normalized, xhat), size),
-                ("dl/dgamma", (g * xhat).sum(), gradient(parts.loss_by_scale, gamma), g.norm()),
-                ("dl/dbeta", g.sum(), gradient(parts.loss_by_shift, beta), g.norm()),
-                ("dl/dsigma^2", to_variance, gradient(parts.loss_by_variance, variance), size / s**2),
-                ("dl/dmu", to_mu, gradient(parts.loss_by_mean, mu), size / s),
-                ("dl/dx", to_x, gradient(unit.normalized_loss, x, eps), size / s),
+            for name, at, formula, scale in (
+                ("xhat", xhat, to_xhat, size),
+                ("gamma", gamma, (g * xhat).sum(), g.norm()),
+                ("beta", beta, g.sum(), g.norm()),
+                ("sigma^2", variance, to_variance, size / s**2),
+                ("mu", mu, to_mu, size / s),
             ):
-                yield printed(name, gap(truth, formula, scale))
+                yield printed(f"dl/d{name}", gap(gradient(_LOSS_BY[name], at, *given), formula, scale))
+            yield printed("dl/dx", gap(gradient(unit.normalized_loss, x, eps), to_x, size / s))
 
 
-class _Parts:
-    """The loss of a unit as a function of one ingredient, the others held fixed."""
+def _loss_of_normalized(xhat: Tensor, unit: Unit) -> Tensor:
+    return unit.loss(unit.gamma * xhat + unit.beta)
 
-    def __init__(self, unit: Unit, eps: float) -> None:
-        self.unit, self.eps = unit, eps
-        self.xhat = standardize(unit.y, eps)[0]
 
-    def loss_by_normalized(self, xhat: Tensor) -> Tensor:
-        return self.unit.loss(self.unit.gamma * xhat + self.unit.beta)
+def _loss_by_mean(mu: Tensor, unit: Unit, eps: float, _: Tensor) -> Tensor:
+    deviation = unit.y - mu
+    return _loss_of_normalized(deviation / (deviation.square().mean() + eps).sqrt(), unit)
 
-    def loss_by_scale(self, gamma: Tensor) -> Tensor:
-        return self.unit.loss(gamma * self.xhat + self.unit.beta)
 
-    def loss_by_shift(self, beta: Tensor) -> Tensor:
-        return self.unit.loss(self.unit.gamma * self.xhat + beta)
-
-    def loss_by_variance(self, variance: Tensor) -> Tensor:
-        return self.loss_by_normalized((self.unit.y - self.unit.y.mean()) / (variance + self.eps).sqrt())
-
-    def loss_by_mean(self, mu: Tensor) -> Tensor:
-        deviation = self.unit.y - mu
-        return self.loss_by_normalized(deviation / (deviation.square().mean() + self.eps).sqrt())
+# The loss of a unit as a function of one ingredient, the others held fixed.
+_LOSS_BY: dict[str, Loss] = {
+    "xhat": lambda xhat, unit, eps, _: _loss_of_normalized(xhat, unit),
+    "gamma": lambda gamma, unit, eps, xhat: unit.loss(gamma * xhat + unit.beta),
+    "beta": lambda beta, unit, eps, xhat: unit.loss(unit.gamma * xhat + beta),
+    "sigma^2": lambda v, unit, eps, _: _loss_of_normalized((unit.y - unit.y.mean()) / (v + eps).sqrt(), unit),
+    "mu": _loss_by_mean,
+}
 
 
 @theorem("S3-inf")
@@ -88,11 +81,9 @@ def _population(generator: torch.Generator) -> Iterator[Check]:
         behind = standardize(batches, 0.01 * float(variance))[0].relu()
         coupled = m / (m - 1) * behind.var(1, correction=0).mean()
         yield fact("behind another BN layer and ReLU: told over true", coupled / behind.var(correction=0))
-        distinct = torch.stack(
-            [x[list(pick)] for pick in product(range(count), repeat=m) if len(set(pick)) == m] or [x]
-        )
         if m < count:
-            epoch = m / (m - 1) * distinct.var(1, correction=0).mean()
+            picks = [pick for pick in product(range(count), repeat=m) if len(set(pick)) == m] or [(*range(count),)]
+            epoch = m / (m - 1) * torch.stack([x[list(pick)] for pick in picks]).var(1, correction=0).mean()
             yield fact("without repetition: told over true", epoch / variance)
 
 
@@ -109,12 +100,12 @@ def _lipschitz(generator: torch.Generator) -> Iterator[Check]:
 
 @theorem("S3-T42")
 def _quadratic_form(generator: torch.Generator) -> Iterator[Check]:
-    yield from _checks_of_claim("S1-T4.2a", generator)
+    return _checks_of_claim("S1-T4.2a", generator)
 
 
 @theorem("S3-T44")
 def _weights(generator: torch.Generator) -> Iterator[Check]:
-    yield from _checks_of_claim("S1-T4.4", generator)
+    return _checks_of_claim("S1-T4.4", generator)
 
 
 @theorem("S3-L45")

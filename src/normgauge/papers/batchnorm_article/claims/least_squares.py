@@ -8,8 +8,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 from normgauge.theory.rayleigh import (
     ascent_factor,
     best_length,
@@ -83,9 +82,8 @@ def _objective(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("without E y^2", gap(truth - constant, 2 * u @ wt + wt @ S @ wt, size))
         yield corrected("in length and direction", gap(truth - constant, decoupled_least_squares(w, gamma, u, S), size))
         fit = torch.linalg.lstsq(task.x, task.y[:, None]).solution[:, 0]
-        yield conclusion(
-            "the same minimizer", gap(gradient(lambda v, u=u, S=S: 2 * u @ v + v @ S @ v, fit), 0.0, u.norm())
-        )
+        slope = gradient(lambda v, u, S: 2 * u @ v + v @ S @ v, fit, u, S)
+        yield conclusion("the same minimizer", gap(slope, 0.0, u.norm()))
 
 
 @theorem("S3-OLS2")
@@ -99,9 +97,8 @@ def _minimum_over_length(generator: torch.Generator) -> Iterator[Check]:
         yield printed("the slope in gamma vanishes", gap(slope, 0.0, size.sqrt()))
         yield printed("the value is rho(w)", gap(task.decoupled_risk(w, best) - constant, task.quotient(w), size))
         for gamma in (-2.0, 0.0, 0.5, 3.0):
-            yield printed(
-                "no gamma is better", excess(task.quotient(w), task.decoupled_risk(w, gamma) - constant, size)
-            )
+            risk = task.decoupled_risk(w, gamma) - constant
+            yield printed("no gamma is better", excess(task.quotient(w), risk, size))
         norm = (w @ S @ w).sqrt()
         yield fact("minimum of the printed f_OLS over rho(w)", (u @ w).abs() / norm.sqrt() / task.quotient(w).abs())
 
@@ -127,15 +124,14 @@ def _direction_rate(generator: torch.Generator) -> Iterator[Check]:
 def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
     for task in _regressions(generator):
         for singular in (False, True):
-            here = _repeat_feature(task) if singular else task
+            # one feature repeated: S is singular
+            here = _Regression(torch.cat([task.x, task.x[:, :1]], 1), task.y) if singular else task
             values = here.spectrum
             low, high = values[values > 1e-9 * values[-1]][0], values[-1]
             best = here.least + here.y.square().mean()
             size = here.y.square().mean()
-            runs = {
-                "same bound": (1 / (2 * high), (1 - low / high) ** 2),
-                "better step": (1 / (low + high), ((high - low) / (high + low)) ** 2),
-            }
+            runs = {"same bound": (1 / (2 * high), (1 - low / high) ** 2)}
+            runs["better step"] = 1 / (low + high), ((high - low) / (high + low)) ** 2
             for name, (rate, factor) in runs.items():
                 errors = _descent_errors(here, rate, best, generator)
                 bounds = factor ** torch.arange(len(errors)) * errors[0]
@@ -150,8 +146,8 @@ def _plain_descent(generator: torch.Generator) -> Iterator[Check]:
 def _rayleigh(generator: torch.Generator) -> Iterator[Check]:
     for n in (2, 3, 6):
         for own_metric in (False, True):
-            A, B = _positive_matrix(generator, n), normal(generator, n, n)
-            B = B + B.T
+            X, B = normal(generator, n, 2 * n), normal(generator, n, n)
+            A, B = X @ X.T / n + 0.05 * torch.eye(n), B + B.T
             M = torch.linalg.inv(A) if own_metric else torch.eye(n) / torch.linalg.eigvalsh(A)[-1]
             values, top = _pencil(B, A)
             extreme = torch.linalg.eigvalsh(A)[[0, -1]]
@@ -167,16 +163,10 @@ def _rayleigh(generator: torch.Generator) -> Iterator[Check]:
                 yield conclusion("t steps: q^{2t}", excess(ratio, q ** (2 * t) * start, start))
                 printed_factor = ascent_factor(told) ** (2 * t)
                 after = _error_ratio(quotient(w, B, A), told)
-                yield printed(
-                    "step t with exponent 2t, eigenvalues of B", excess(after, printed_factor * misread, 1e-3)
-                )
+                bound = printed_factor * misread
+                yield printed("step t with exponent 2t, eigenvalues of B", excess(after, bound, 1e-3))
                 right = ascent_factor(values) ** (2 * t) * before
                 yield printed("step t with exponent 2t, eigenvalues of the pencil", excess(ratio, right, start))
-
-
-def _repeat_feature(task: _Regression) -> _Regression:
-    """Return the same task with one feature repeated: S is singular."""
-    return _Regression(torch.cat([task.x, task.x[:, :1]], 1), task.y)
 
 
 def _descent_errors(task: _Regression, rate: Tensor, best: Tensor, generator: torch.Generator) -> Tensor:
@@ -187,11 +177,6 @@ def _descent_errors(task: _Regression, rate: Tensor, best: Tensor, generator: to
         errors.append(task.risk(w) - best)
         w = w - rate * gradient(task.risk, w)
     return torch.stack(errors)
-
-
-def _positive_matrix(generator: torch.Generator, n: int) -> Tensor:
-    X = normal(generator, n, 2 * n)
-    return X @ X.T / n + 0.05 * torch.eye(n)
 
 
 def _pencil(B: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:

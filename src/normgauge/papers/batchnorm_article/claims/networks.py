@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, hessian
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, hessian, normal, uniform
 from normgauge.papers.instances.gaussian import GaussianLoss, bisection, misalignment, stationary_point
 from normgauge.theory.gdnp import bisection_bound
 from normgauge.theory.rayleigh import direction_quotient, direction_step
@@ -68,9 +67,8 @@ def _hidden_units(generator: torch.Generator) -> Iterator[Check]:
         size = net.theta.sum() * net.data.u.norm()
         W = torch.stack([0.7 * w / net.data.norm(w) for w in normal(generator, 2, 2)])
         for i in (0, 1):
-            yield corrected(
-                "grad_i in closed form", gap(net.unit_gradient(W, i), _unit_gradient(net, W, i), size), 1e-6
-            )
+            told = _unit_gradient(net, W, i)
+            yield corrected("grad_i in closed form", gap(net.unit_gradient(W, i), told, size), 1e-6)
         on_line = torch.outer(stationary_point(net.loss_on_line, torch.tensor([-1.0, -2.0])), net.line)
         yield corrected("critical points on the line exist", gap(gradient(net.loss, on_line.flatten()), 0.0, size))
         yield corrected("with M regular", broken(_rank_gap(net, on_line) > 1e-6))

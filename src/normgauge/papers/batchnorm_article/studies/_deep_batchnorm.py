@@ -21,12 +21,7 @@ PHI: dict[str, Callable[[Tensor], Tensor]] = {
 class DeepBatchNorm(nn.Module):
     """`h <- W phi(BN(h))`, or `h + W phi(BN(h))` if `skip`; phi has this `slope` below 0; a linear map at either end.
 
-    Args:
-        inputs: features of a sample.
-        width: units of every layer.
-        depth: repeated layers.
-        classes: outputs.
-        seed: draws the weights, variance 2 / fan-in; a scale that BN forgets without skips.
+    Weights have variance 2 / fan-in, a scale that BN forgets without skips.
     """
 
     def __init__(self, inputs: int, width: int, depth: int, classes: int, *, seed: int) -> None:

@@ -25,21 +25,13 @@ Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Race:
-    """A loss of weights `[units, features]` and where everyone starts.
+    """A loss of weights `[units, features]` and where everyone starts."""
 
-    Attributes:
-        slopes: weights `[copies, units, features]` -> losses `[copies]` and gradients of the same shape.
-        S: second moment of the inputs.
-        smoothness: a Lipschitz constant of the gradient, the unit of steps.
-        start: `[units, features]`.
-        floor: a loss to measure the distance from, where gradients mislead (units that saturate have none); without
-            it the distance is the norm of the gradient.
-    """
-
-    slopes: Slopes
-    S: Tensor
-    smoothness: float
-    start: Tensor
+    slopes: Slopes  # weights `[copies, units, features]` -> losses `[copies]` and gradients of the same shape
+    S: Tensor  # second moment of the inputs
+    smoothness: float  # a Lipschitz constant of the gradient, the unit of steps
+    start: Tensor  # `[units, features]`
+    # a loss to measure the distance from, where gradients mislead (units that saturate have none)
     floor: float | None = None
 
     def distances(self, losses: Tensor, gradients: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from normgauge.lab import data as datasets
 from normgauge.lab.models import Normalized
-from normgauge.lab.runs.train import train
 from normgauge.nn import init
-from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.language import Record, Spec, fit, register
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 SMALL = 1e-3  # of the first layer's weights
 
 
+@register("depth-shift")
 def run(spec: Spec, record: Record) -> None:
     """Train, and at spaced steps move the first layer a little down its gradient and follow the change with depth."""
     digits = datasets.load(spec["data"])
@@ -46,7 +46,7 @@ def run(spec: Spec, record: Record) -> None:
 
     at = {round(steps * k / 5) for k in range(6)}
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
-    done = train(network, digits, optimizer, steps=steps, batch=64, seed=seed, at=at, watch=watch).whole()
+    done = fit(spec, network, digits, optimizer, batch=64, at=at, watch=watch).whole()
     record(0, "log10_growth_start", growths[0])
     record(steps, "log10_growth", fmean(growths[1:]))
     record(steps, "train_loss", fmean(done.losses[-10:]))
@@ -66,6 +66,3 @@ def _distance(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> fl
     """Return the shift of a layer's distribution: root mean square over units of both moments, over the deviation."""
     moved = sum(((a - b).square().mean() for a, b in zip(after, before, strict=True)), torch.zeros(()))
     return float((moved / before[1].square().mean()).sqrt())
-
-
-register("depth-shift", run=run)

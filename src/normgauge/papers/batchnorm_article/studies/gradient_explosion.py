@@ -5,24 +5,17 @@ import math
 import torch
 
 from normgauge.lab import data as datasets
-from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
-from normgauge.lab.runs.train import train
+from normgauge.lab.runs.evaluate import recalibrated_copy
 from normgauge.papers.batchnorm_article.studies._deep_batchnorm import DeepBatchNorm, squared_gradients
-from normgauge.papers.language import (
-    Record,
-    Spec,
-    register,
-)
+from normgauge.papers.language import Record, Spec, fit, record_accuracies, register
 from normgauge.theory.gradient_explosion import squared_gradient_growth
 from normgauge.theory.mean_field import batchnorm_layer
 
 
+@register("gradient-explosion")
 def run(spec: Spec, record: Record) -> None:
     """Measure growth at the start, or train: the knob `part` says which."""
-    if spec["part"] in ("train", "remedies"):
-        _train(spec, record)
-    else:
-        _grow(spec, record)
+    (_train if spec["part"] in ("train", "remedies") else _grow)(spec, record)
 
 
 def _grow(spec: Spec, record: Record) -> None:
@@ -42,9 +35,8 @@ def _train(spec: Spec, record: Record) -> None:
     dataset = datasets.load(spec["data"])
     seed, steps = int(spec["seed"]), int(spec["steps"])
     remedy = str(spec.get("remedy", "skip" if spec.get("skip") else "none"))
-    network = DeepBatchNorm(
-        math.prod(dataset.shape), int(spec["width"]), int(spec["depth"]), dataset.classes, seed=seed
-    )
+    width, depth = int(spec["width"]), int(spec["depth"])
+    network = DeepBatchNorm(math.prod(dataset.shape), width, depth, dataset.classes, seed=seed)
     network.skip = remedy == "skip"
     if "near-linear" in remedy:
         network.slope = 0.9
@@ -53,21 +45,10 @@ def _train(spec: Spec, record: Record) -> None:
     optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     if remedy == "adam":
         optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
-    done = train(
-        network,
-        dataset,
-        optimizer,
-        steps=steps,
-        batch=int(spec["batch"]) * (8 if remedy == "large batch" else 1),
-        seed=seed,
-    )
+    done = fit(spec, network, dataset, optimizer, batch=int(spec["batch"]) * (8 if remedy == "large batch" else 1))
     for step in range(0, len(done.losses), max(1, steps // 40)):
         record(step, "train_loss", done.losses[step])
     settled = recalibrated_copy(network, [dataset.train[0]])
     # a network that broke answers all the same: whatever it says is its accuracy
     record(steps, "diverged", float(done.diverged))
-    for split in ("train", "validation"):
-        record(steps, f"{split}_accuracy", evaluate(settled, dataset, split).accuracy)
-
-
-register("gradient-explosion", run=run)
+    record_accuracies(record, steps, settled, dataset, "train", "validation")

@@ -17,6 +17,7 @@ BISECTIONS = 30
 CHUNK = 16
 
 
+@register("halfspace")
 def run(spec: Spec, record: Record) -> None:
     """Race one method on logistic regression from the best length of a random direction to the target gradient."""
     seed, most, target = int(spec["seed"]), int(spec["steps"]), float(spec["target"])
@@ -80,6 +81,3 @@ def _race(problem: GaussianHalfspace | SampleHalfspace, start: Tensor) -> Race:
 
     smoothness = float(torch.linalg.eigvalsh(S)[-1]) / 4
     return Race(from_moments if isinstance(problem, GaussianHalfspace) else from_samples, S, smoothness, start[None])
-
-
-register("halfspace", run=run)

@@ -3,17 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.lab.runs.train import Batches
-from normgauge.papers.language import (
-    Record,
-    Spec,
-    fit,
-    register,
-)
+from normgauge.papers.language import Record, Spec, build, fit, register
 
 # exponential: torch's momentum 0.1; cumulative: all batches of training alike; recalibrated: S3's formula over batches
 # with the final weights; biased: the same without m / (m - 1); whole: the training data as one batch.
@@ -56,11 +49,11 @@ class Tracker:
         }
 
 
+@register("inference-statistics")
 def run(spec: Spec, record: Record) -> None:
     """Train once, then evaluate the same weights with every estimate of the population."""
-    dataset = datasets.load(spec["data"])
+    network, dataset = build(spec, norm="batch")
     seed, steps, size = int(spec["seed"]), int(spec["steps"]), int(spec["batch"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, seed)
     rate = float(spec["lr"]) * min(1.0, size / 64)  # small batches are noisy: the usual linear scaling
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=0.9)
     training = Tracker(network)
@@ -84,18 +77,14 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, f"loss_{name}", tested.loss)
         record(steps, f"mean_error_{name}", means)
         record(steps, f"variance_error_{name}", variances)
-    by_batches = evaluate(
-        network, dataset, statistics="batch", batch=size, rest=True
-    )  # depends on a sample's neighbours
+    by_batches = evaluate(network, dataset, statistics="batch", batch=size, rest=True)  # by a sample's neighbours
     record(steps, "accuracy_batch", by_batches.accuracy)
 
 
 def _stored_statistics(network: nn.Module) -> Statistics:
-    parts = enumerate(normalized_layers(network))
-    return {
-        str(k): tuple(part.norm.get_buffer(name).clone() for name in ("running_mean", "running_var"))  # type: ignore[misc]
-        for k, part in parts
-    }
+    norms = [part.norm for part in normalized_layers(network)]
+    copies = ((norm.get_buffer("running_mean").clone(), norm.get_buffer("running_var").clone()) for norm in norms)
+    return {str(k): pair for k, pair in enumerate(copies)}
 
 
 def _write(network: nn.Module, statistics: Statistics) -> None:
@@ -113,6 +102,3 @@ def _errors(estimate: Statistics, truth: Statistics) -> tuple[float, float]:
         means.append(((mean - true_mean).abs() / true_variance.sqrt())[alive])
         variances.append((variance / true_variance).clamp_min(1e-12).log().abs()[alive])
     return float(torch.cat(means).mean()), float(torch.cat(variances).mean())
-
-
-register("inference-statistics", run=run)

@@ -13,6 +13,7 @@ from normgauge.rng import generator
 from normgauge.theory.rayleigh import best_length
 
 
+@register("least-squares")
 def run(spec: Spec, record: Record) -> None:
     """Race one method from the best length of a random direction to the target gradient."""
     seed, most, target = int(spec["seed"]), int(spec["steps"]), float(spec["target"])
@@ -35,12 +36,8 @@ def run(spec: Spec, record: Record) -> None:
     else:
         path = descend(_race(problem.u, problem.S, problem.constant, start), spec["method"], target=target, most=most)
     record_path(record, path, target, most)
-    record(
-        len(path.distances) - 1,
-        "promised_rate",
-        _promised_rate(spec["method"], float(spec["condition"])),
-        status="skipped",
-    )
+    promised = _promised_rate(spec["method"], float(spec["condition"]))
+    record(len(path.distances) - 1, "promised_rate", promised, status="skipped")
 
 
 def _race(u: Tensor, S: Tensor, constant: float, start: Tensor) -> Race:
@@ -57,6 +54,3 @@ def _promised_rate(method: str, condition: float) -> float:
     if method == "gdnp":
         return 1 - 1 / condition
     return (condition - 1) / (condition + 1) if method == "gd" else math.nan
-
-
-register("least-squares", run=run)

@@ -16,6 +16,7 @@ UNITS = 4
 CHUNK = 8
 
 
+@register("one-hidden-layer")
 def run(spec: Spec, record: Record) -> None:
     """Train the hidden weights of sum_i theta_i tanh(w_i.x), output weights fixed, to the target loss."""
     seed, most, target = int(spec["seed"]), int(spec["steps"]), float(spec["target"])
@@ -79,6 +80,3 @@ def _alignment(w: Tensor | None, x: Tensor, y: Tensor, S: Tensor) -> float:
     line = torch.linalg.solve(S, u)
     lengths = ((w @ S) * w).sum(1).sqrt() * (line @ u).sqrt()
     return float(((w @ u).abs() / lengths).min())
-
-
-register("one-hidden-layer", run=run)

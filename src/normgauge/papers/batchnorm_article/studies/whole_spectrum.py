@@ -6,24 +6,22 @@ import torch
 from torch import nn
 
 from normgauge.lab import data as datasets
-from normgauge.lab.models import Normalized
-from normgauge.nn import init
 from normgauge.objective import Objective
 from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.networks import relu_network
 
 LEVELS = (0.5, 0.1)  # training losses at which arms are compared
 CLASSES = 10  # as many eigenvalues stand out, by theory and in what others measured
 LOOK = 5  # steps from look to look at the loss
 
 
+@register("whole-spectrum")
 def run(spec: Spec, record: Record) -> None:
     """Train to each level of the loss in turn, and take the whole spectrum there."""
     digits = datasets.load(spec["data"])
     count, width = int(spec["measured"]), int(spec["width"])
-    hidden = [Normalized(nn.Linear(fan_in, width), spec["norm"], 0) for fan_in in (math.prod(digits.shape), width)]
-    layers = [module for layer in hidden for module in (layer, nn.ReLU())]
-    network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, digits.classes)).double()
-    init.he(network, seed=int(spec["seed"]))
+    sizes = (math.prod(digits.shape), width, width, digits.classes)
+    network = relu_network(sizes, spec["norm"], int(spec["seed"]))
     batch = (digits.train[0][:count].double(), digits.train[1][:count])
     objective = Objective(network, nn.functional.cross_entropy, batch, mode="train")
     _record_spectrum(record, 0, objective, "start")
@@ -38,9 +36,7 @@ def run(spec: Spec, record: Record) -> None:
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
     data = (digits.train[0].double(), digits.train[1])
-    loss = nn.functional.cross_entropy
-    done = fit(spec, network, data, optimizer, loss=loss, until=until)
-    done.whole()
+    done = fit(spec, network, data, optimizer, loss=nn.functional.cross_entropy, until=until).whole()
     record(len(done.losses), "steps", len(done.losses))
 
 
@@ -52,13 +48,9 @@ def _record_spectrum(record: Record, step: int, objective: Objective, when: str)
     top = float(values[-1])
     bulk = float(values[:-CLASSES].square().mean().sqrt())
     name = when.replace(" ", "_").replace(".", "_")
-    record(step, f"top_{name}", top)
-    record(step, f"bulk_{name}", bulk)
-    record(step, f"outliers_{name}", top / bulk)
-    record(step, f"negative_share_{name}", float((values < -1e-6 * top).double().mean()))
+    negative = float((values < -1e-6 * top).double().mean())
+    for kind, value in (("top", top), ("bulk", bulk), ("outliers", top / bulk), ("negative_share", negative)):
+        record(step, f"{kind}_{name}", value)
     for place, value in enumerate(values.flip(0).tolist()):
         if place < 2 * CLASSES or place % 20 == 0:
             record(step, f"eigenvalue_{name}", math.log10(max(abs(value), 1e-12)), layer=f"{place / len(values):.4f}")
-
-
-register("whole-spectrum", run=run)

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 
 STEPS = 250  # enough for every norm to settle
 
@@ -46,14 +45,8 @@ class _LatentAttention:
         cls, generator: torch.Generator, width: int, rank: int = 4, head: int = 4, heads: int = 2
     ) -> _LatentAttention:
         """Draw weights; each head has `head` plain and `head` rotary dimensions."""
-        shapes = (
-            (rank, width),
-            (heads * 2 * head, rank),
-            (rank, width),
-            (head, width),
-            (heads * head, rank),
-            (heads * head, rank),
-        )
+        down, up = (rank, width), (heads * head, rank)
+        shapes = (down, (heads * 2 * head, rank), down, (head, width), up, up)
         return cls(*(normal(generator, *shape) / shape[1] ** 0.5 for shape in shapes))
 
     def __call__(self, stream: Tensor, divisor: Tensor) -> Tensor:
@@ -76,9 +69,8 @@ def _rotary_order(generator: torch.Generator) -> Iterator[Check]:
         paired = gain[: width // 2].repeat(2)
         for eps in (0.0, 0.1):
             yield printed("any gains", gap(_rotate(gain * _rms_norm(x, eps)), gain * _rms_norm(_rotate(x), eps)))
-            yield corrected(
-                "equal in pairs", gap(_rotate(paired * _rms_norm(x, eps)), paired * _rms_norm(_rotate(x), eps))
-            )
+            turned = _rotate(paired * _rms_norm(x, eps))
+            yield corrected("equal in pairs", gap(turned, paired * _rms_norm(_rotate(x), eps)))
             yield conclusion("no gains", gap(_rotate(_rms_norm(x, eps)), _rms_norm(_rotate(x), eps)))
 
 
@@ -86,10 +78,9 @@ def _rotary_order(generator: torch.Generator) -> Iterator[Check]:
 def _equilibrium(generator: torch.Generator) -> Iterator[Check]:
     rate, decay = 0.2, uniform(generator, 0.3, 0.6)
     fixed = [_norms(generator, rate, decay, start)[-1] for start in (0.1, 10.0)]
+    law = (rate / (2 * decay - rate * decay**2)) ** 0.5
     for norm in fixed:
-        yield corrected(
-            "updates of a fixed size: the law", gap(norm, (rate / (2 * decay - rate * decay**2)) ** 0.5), 1e-6
-        )
+        yield corrected("updates of a fixed size: the law", gap(norm, law), 1e-6)
     yield conclusion("updates of a fixed size: the start does not matter", gap(fixed[0], fixed[1]), 1e-6)
     soft, steep = (_norms(generator, rate, decay, size=size, power=1.0)[-1] for size in (1.0, 10.0))
     yield printed("SGD: ten times the gradient, the same norm", gap(steep, soft))

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, curvature, gradient, hessian, jacobian
-from normgauge.papers.instances.draws import Unit, normal, units
+from normgauge.papers.instances import Loss, Unit, curvature, gradient, hessian, jacobian, normal, units
 from normgauge.theory.batchnorm_calculus import (
     gradient_norm_squared,
     project,
@@ -37,7 +36,7 @@ def _normalization_jacobian(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
             yh, s = standardize(unit.y, eps)
-            truth = jacobian(_standardize, unit.y, eps)
+            truth = jacobian(lambda y, eps: standardize(y, eps)[0], unit.y, eps)
             yield printed("Jacobian of yh against autograd", gap(truth, project(yh) / s, 1 / s))
             scaled = jacobian(unit.output, unit.y, eps)
             yield printed("Jacobian of z", gap(scaled, unit.gamma * project(yh) / s, abs(unit.gamma) / s))
@@ -74,7 +73,7 @@ def _scale_derivative(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         for eps in (0.0, 0.1):
             yh, s = standardize(unit.y, eps)
-            truth = gradient(_scale, unit.y, unit.gamma, eps)
+            truth = gradient(lambda y, gamma, eps: gamma / standardize(y, eps)[1], unit.y, unit.gamma, eps)
             yield printed("derivative against autograd", gap(truth, scale_gradient(yh, s, unit.gamma)))
 
 
@@ -144,7 +143,8 @@ def _towards_minimum(generator: torch.Generator) -> Iterator[Check]:
         for goal in (target, normal(generator, unit.m)):
             here = Unit(unit.y, unit.gamma, unit.beta, _squared_distance_to(goal))
             inner = float(here.g @ here.yh)
-            yield fact("cosine of -g and the way to the minimum", _cosine(-here.g, goal - here.z))
+            way = goal - here.z
+            yield fact("cosine of -g and the way to the minimum", -here.g @ way / (here.g.norm() * way.norm()))
             yield printed("<yh,g> > 0", broken(inner > 0))
             yield fact("smallest <yh,g>/m seen", min(inner / unit.m, 0.0))
             slope = gradient(here.loss_of_gamma, torch.tensor(here.gamma))
@@ -163,14 +163,6 @@ def _positive_hessian(generator: torch.Generator) -> Iterator[Check]:
             yield printed("smallest eigenvalue >= 0", excess(-values[0], 0.0, values[-1].clamp(min=1e-6)))
             bent = torch.linalg.eigvalsh(hessian(_relu_loss(layers, labels, loss, m, True), z))
             yield fact("smallest eigenvalue with a further BN layer", bent[0])
-
-
-def _standardize(y: Tensor, eps: float) -> Tensor:
-    return standardize(y, eps)[0]
-
-
-def _scale(y: Tensor, gamma: float, eps: float) -> Tensor:
-    return gamma / standardize(y, eps)[1]
 
 
 def _directional_curvature(unit: Unit) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,10 +194,6 @@ def _norm_preserving_hessian(generator: torch.Generator, g: Tensor, v: Tensor) -
 
 def _squared_distance_to(goal: Tensor) -> Loss:
     return lambda z: (z - goal).square().sum() / 2
-
-
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b / (a.norm() * b.norm())
 
 
 def _cross_entropy(out: Tensor, labels: Tensor) -> Tensor:

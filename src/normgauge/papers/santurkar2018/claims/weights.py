@@ -9,8 +9,8 @@ from torch import Tensor
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, curvature, gradient, hessian
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.instances import Loss, Unit, curvature, gradient, hessian, normal, uniform, units
+from normgauge.papers.instances.gaussian import bisection
 from normgauge.theory.batchnorm_calculus import pullback_hessian, standardize
 from normgauge.theory.smoothness import curvature_along_gradient, nearest_rescaling, worst_weight_gradient
 
@@ -120,10 +120,8 @@ class _Fit:
     target: Tensor
 
     def loss(self, z: Tensor) -> Tensor:
-        error = z - self.target
-        return (
-            (1 + error.square()).sqrt().mean()
-        )  # strictly convex, and not least squares: there every gamma > 0 agrees
+        # strictly convex, and not least squares: there every gamma > 0 agrees
+        return (1 + (z - self.target).square()).sqrt().mean()
 
     def normalized_loss(self, theta: Tensor) -> Tensor:
         """Return the loss as a function of (w, gamma, beta) in one vector."""
@@ -197,14 +195,8 @@ def _circle_minima(loss: Loss, points: int = 240) -> list[Tensor]:
     grid = torch.arange(points + 1) * (2 * pi / points) + 0.1234
     slopes = torch.func.vmap(slope)(grid)
     starts = [k for k in range(points) if slopes[k] < 0 <= slopes[k + 1]]
-    minima = []
-    for k in starts:
-        low, high = grid[k], grid[k + 1]
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (middle, high) if slope(middle) < 0 else (low, middle)
-        minima.append(torch.stack([low.cos(), low.sin()]))
-    return minima
+    angles = (bisection(slope, grid[k], grid[k + 1], 40) for k in starts)
+    return [torch.stack([angle.cos(), angle.sin()]) for angle in angles]
 
 
 def _ray_distance(start: Tensor, direction: Tensor) -> float:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data, models
+from normgauge.lab import models
 from normgauge.lab.data import Dataset
+from normgauge.lab.models.normalized import normalized_layers
+from normgauge.lab.runs.train import Training
 from normgauge.measure.signal.activations import activations
 from normgauge.nn import init
 from normgauge.objective import Objective
-from normgauge.papers.language import Record, Spec
+from normgauge.papers.language import Record, Spec, build, fit
 from normgauge.rng import generator
 
 # The studies' words -> the registry's. "noise" is the paper's noise on a network without normalization.
-NORMS = {
-    "none": "none",
-    "batch": "batch",
-    "noisy": "noisy_batch",
-    "noise": "none",
-    "l1": "lp1_batch",
-    "l2": "lp2_batch",
-    "linf": "lpinf_batch",
-}
+NORMS = {"none": "none", "batch": "batch", "noisy": "noisy_batch", "noise": "none"}
+NORMS |= {"l1": "lp1_batch", "l2": "lp2_batch", "linf": "lpinf_batch"}
 LEVELS, BINS = (0.05, 0.25, 0.5, 0.75, 0.95), 24  # of distributions
 #: How accuracies on training data are taken: as training sees the first of them, in batches of the training's size.
 AS_TRAINED: dict[str, Any] = {"split": "train", "statistics": "batch", "limit": 1024}
@@ -35,9 +33,6 @@ class ActivationNoise(nn.Module):
 
     Per step and unit mu ~ U(-0.5, 0.5) and sigma ~ U(1, 1.25); per activation m ~ U(mu - 0.1, mu + 0.1) and
     s ~ N(sigma, 0.1).
-
-    Args:
-        seed: of its own generator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -64,19 +59,12 @@ class ActivationNoise(nn.Module):
 
 def prepare(spec: Spec) -> tuple[nn.Module, Dataset]:
     """Return network and data of a spec: Glorot weights that depend on the seed only, as in the paper."""
-    dataset = data.load(spec["data"])
-    seed = int(spec["seed"])
-    network = models.build(spec["network"], NORMS[spec["norm"]], dataset.shape, dataset.classes, seed)
+    (network, dataset), seed = build(spec, model=spec["network"], norm=NORMS[spec["norm"]]), int(spec["seed"])
     init.glorot(network, seed=seed)
     if spec["norm"] == "noise":
-        for number, part in enumerate(blocks(network)):
+        for number, part in enumerate(normalized_layers(network)):
             part.norm = ActivationNoise(1000 * seed + number)
     return network, dataset
-
-
-def blocks(network: nn.Module) -> list[models.Normalized]:
-    """Return the layers that a normalizer follows, in order."""
-    return [part for part in network.modules() if isinstance(part, models.Normalized)]
 
 
 def layer_groups(network: nn.Module) -> dict[str, list[str]]:
@@ -88,6 +76,22 @@ def layer_groups(network: nn.Module) -> dict[str, list[str]]:
         if isinstance(part, models.Normalized) or alone:
             groups[f"{len(groups) + 1:02d}"] = [f"{name}.{key}" for key, _ in part.named_parameters()]
     return groups
+
+
+def follow(
+    spec: Spec, network: nn.Module, dataset: Dataset, watch: Callable[[int, nn.Module], None], **more: Any
+) -> Training:
+    """Train by SGD at the spec's rate and watch, at spaced steps unless told."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]))
+    at = more.pop("at", None) or spaced_steps(int(spec["steps"]), int(spec["measures"]))
+    return fit(spec, network, dataset, optimizer, at=at, watch=watch, **more)
+
+
+def record_medians(record: Record, step: int, history: Mapping[str, Sequence[float]]) -> None:
+    """Record the median over training of every reading, of those that are finite."""
+    for name, values in history.items():
+        finite = [value for value in values if math.isfinite(value)]
+        record(step, name, median(finite) if finite else math.nan)
 
 
 def batch_objective(network: nn.Module, dataset: Dataset, spec: Spec) -> Objective:
@@ -109,7 +113,8 @@ def spaced_steps(steps: int, count: int) -> list[int]:
 
 def record_distribution(record: Record, step: int, objective: Objective, *, histogram: bool) -> None:
     """Record quantiles and moments of an activation behind the middle layer's normalizer, at the end a histogram."""
-    chosen = blocks(objective.model)[len(blocks(objective.model)) // 2]
+    layers = normalized_layers(objective.model)
+    chosen = layers[len(layers) // 2]
     acts = list(chosen.norm.parameters()) or isinstance(chosen.norm, ActivationNoise)
     part = chosen.norm if acts else chosen.layer
     middle = next(name for name, module in objective.model.named_modules() if module is part)

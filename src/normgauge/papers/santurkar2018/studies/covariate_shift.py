@@ -2,22 +2,17 @@
 
 from statistics import fmean
 
-import torch
 from torch import nn
 
 from normgauge.measure.signal.covariate_shift import covariate_shift
-from normgauge.papers.language import Record, Spec, fit, register
-from normgauge.papers.santurkar2018.studies._setting import (
-    batch_objective,
-    layer_groups,
-    prepare,
-    spaced_steps,
-)
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.santurkar2018.studies._setting import batch_objective, follow, layer_groups, prepare
 
 # The same measurement for a tenth of the step: it tells whether the step or the network makes the gradients turn.
 SHARES = {"": 1.0, "_tenth": 0.1}
 
 
+@register("covariate-shift")
 def run(spec: Spec, record: Record) -> None:
     """Train, and measure S1's Definition 2.1 for one SGD step at spaced steps of training."""
     network, dataset = prepare(spec)
@@ -32,11 +27,8 @@ def run(spec: Spec, record: Record) -> None:
             later = [entry for entry in layers[1:] if entry.status == "ok"]  # nothing moves before the first layer
             if not later:
                 continue
-            values = {
-                "cosine": fmean(entry.cosine for entry in later),
-                "l2": fmean(entry.l2 for entry in later),
-                "relative_l2": fmean(entry.l2 / entry.gradient_norm for entry in later),
-            }
+            values = {name: fmean(getattr(entry, name) for entry in later) for name in ("cosine", "l2")}
+            values["relative_l2"] = fmean(entry.l2 / entry.gradient_norm for entry in later)
             for name, value in values.items():
                 history.setdefault(name + suffix, []).append(value)
                 record(step, f"{name}{suffix}_now", value)
@@ -46,18 +38,8 @@ def run(spec: Spec, record: Record) -> None:
                     record(step, "layer_l2", entry.l2, layer=entry.layer)
 
     steps = int(spec["steps"])
-    result = fit(
-        spec,
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=rate),
-        at=spaced_steps(steps, int(spec["measures"])),
-        watch=watch,
-    )
+    result = follow(spec, network, dataset, watch)
     for name, values in history.items():
         record(steps, name, fmean(values))
     record(steps, "train_loss", fmean(result.losses[-10:]))
     result.whole()
-
-
-register("covariate-shift", run=run)

@@ -3,18 +3,17 @@
 import math
 from statistics import fmean, median
 
-import torch
 from torch import nn
 
-from normgauge.lab.runs.train import train
 from normgauge.measure.landscape.smoothing import LayerSmoothing, smoothing
 from normgauge.objective import Objective
 from normgauge.papers.language import Record, Spec, register
-from normgauge.papers.santurkar2018.studies._setting import prepare, spaced_steps
+from normgauge.papers.santurkar2018.studies._setting import follow, prepare
 
 BATCHES = 4  # the larger batch over the smaller
 
 
+@register("gradient-terms")
 def run(spec: Spec, record: Record) -> None:
     """Train with BN, and take the terms apart at spaced steps, on one fixed batch and on one four times as large."""
     network, dataset = prepare(spec)
@@ -43,18 +42,6 @@ def run(spec: Spec, record: Record) -> None:
             record(step, f"{name}_now", value)
             readings.setdefault(name, []).append(value)
 
-    train(
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        steps=steps,
-        batch=count,
-        seed=int(spec["seed"]),
-        at=spaced_steps(steps, int(spec["measures"])),
-        watch=watch,
-    )
+    follow(spec, network, dataset, watch)
     for name, values in readings.items():
         record(steps, name, median(values))
-
-
-register("gradient-terms", run=run)

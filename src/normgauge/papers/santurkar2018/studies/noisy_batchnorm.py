@@ -1,35 +1,28 @@
 """Fig. 2, 8: batch normalization with covariate shift put back on purpose, and the same noise without it."""
 
 import copy
-import math
-from statistics import fmean, median
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import NonFiniteError
 from normgauge.lab.data import Dataset
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
-from normgauge.papers.santurkar2018.studies._setting import (
-    AS_TRAINED,
-    batch_objective,
-    blocks,
-    prepare,
-    record_distribution,
-    spaced_steps,
-)
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.santurkar2018.studies import _setting as setting
 
-MOMENTS = {"mean_change": "means", "variance_change": "variances"}
-CHANGES = (*MOMENTS, "relative_mean_change")
+CHANGES = ("mean_change", "variance_change", "relative_mean_change")
 WINDOW = 10
 
 
+@register("noisy-batchnorm")
 def run(spec: Spec, record: Record) -> None:
     """Train, and take the middle layer's moments on one batch before and after single steps of training."""
-    network, dataset = prepare(spec)
+    network, dataset = setting.prepare(spec)
     steps = int(spec["steps"])
-    before = spaced_steps(max(steps - 1, 1), int(spec["measures"]))
+    before = setting.spaced_steps(max(steps - 1, 1), int(spec["measures"]))
     last: dict[str, Tensor] = {}
     history: dict[str, list[float]] = {name: [] for name in CHANGES}
 
@@ -37,31 +30,19 @@ def run(spec: Spec, record: Record) -> None:
         mean, variance = _moments(network, dataset, int(spec["batch"]))
         if step - 1 in before and "mean" in last:
             change = float((mean - last["mean"]).square().mean().sqrt())
-            values = (
-                change,
-                float((variance - last["variance"]).square().mean().sqrt()),
-                change / float(variance.mean().sqrt()),
-            )
-            for name, value in zip(CHANGES, values, strict=True):
+            spread = float((variance - last["variance"]).square().mean().sqrt())
+            for name, value in zip(CHANGES, (change, spread, change / float(variance.mean().sqrt())), strict=True):
                 history[name].append(value)
                 record(step, f"{name}_now", value)
-            record_distribution(record, step, batch_objective(copy.deepcopy(network), dataset, spec), histogram=False)
+            objective = setting.batch_objective(copy.deepcopy(network), dataset, spec)
+            setting.record_distribution(record, step, objective, histogram=False)
         last.update(mean=mean, variance=variance)
 
-    result = fit(
-        spec,
-        network,
-        dataset,
-        torch.optim.SGD(network.parameters(), lr=float(spec["lr"])),
-        at={step + more for step in before for more in (0, 1)},
-        watch=watch,
-    )
+    result = setting.follow(spec, network, dataset, watch, at={step + more for step in before for more in (0, 1)})
     for end in range(WINDOW, len(result.losses) + 1, WINDOW):
         record(end, "loss", fmean(result.losses[end - WINDOW : end]))
-    for name, values in history.items():
-        finite = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(finite) if finite else math.nan)
-    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **AS_TRAINED).accuracy)
+    setting.record_medians(record, steps, history)
+    record(steps, "train_accuracy", evaluate(network, dataset, batch=int(spec["batch"]), **setting.AS_TRAINED).accuracy)
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
     record(steps, "diverged", float(result.diverged))
     if result.diverged and spec["norm"] != "noise":  # that noise alone prevents training is what is measured
@@ -71,13 +52,10 @@ def run(spec: Spec, record: Record) -> None:
 def _moments(network: nn.Module, dataset: Dataset, batch: int) -> tuple[Tensor, Tensor]:
     """Return mean and variance per unit of the middle layer as training would see them; nothing is written back."""
     twin = copy.deepcopy(network).train()
-    layers = blocks(twin)
+    layers = normalized_layers(twin)
     outputs: list[Tensor] = []
     layers[len(layers) // 2].register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad():
         twin(dataset.train[0][:batch])
     units = outputs[0].transpose(0, 1).flatten(1).double()
     return units.mean(1), units.var(1, unbiased=False)
-
-
-register("noisy-batchnorm", run=run)

@@ -1,18 +1,13 @@
 """Fig. 4, 10, 11: loss and gradient along the gradient over training, with and without BN."""
 
 import math
-from statistics import fmean, median
+from statistics import fmean
 
-import torch
 from torch import nn
 
 from normgauge.measure.landscape.landscape import Landscape, landscape
-from normgauge.papers.language import Record, Spec, fit, register
-from normgauge.papers.santurkar2018.studies._setting import (
-    batch_objective,
-    prepare,
-    spaced_steps,
-)
+from normgauge.papers.language import Record, Spec, register
+from normgauge.papers.santurkar2018.studies import _setting as setting
 
 #: The paper's App. A.2.2: steps of [1/2, 4] times the rate for VGG, [1/100, 30] times for the linear network.
 MULTIPLES = {"vgg": (0.5, 1.0, 2.0, 4.0), "dln": (0.01, 0.3, 1.0, 10.0, 30.0)}
@@ -21,35 +16,33 @@ EARLY = 0.1
 MATCHED = {"vgg": 1.2, "dln": 0.5}  # training losses (of the first, for the linear network) at which arms are compared
 
 
+@register("smoothness")
 def run(spec: Spec, record: Record) -> None:
     """Train, and look along the gradient and one random direction of its length at spaced steps of training."""
-    network, dataset = prepare(spec)
+    network, dataset = setting.prepare(spec)
     rate, steps = float(spec["lr"]), int(spec["steps"])
     multiples = MULTIPLES[spec["model"]]
-    at = spaced_steps(steps, int(spec["measures"]))
+    at = setting.spaced_steps(steps, int(spec["measures"]))
     history: dict[str, list[float]] = {name: [] for name in (*SUMMARIES, "early_gradient_distance")}
     losses: list[float] = []
 
     def watch(step: int, network: nn.Module) -> None:
-        objective = batch_objective(network, dataset, spec)
+        objective = setting.batch_objective(network, dataset, spec)
         view = landscape(objective, steps=[rate * m for m in multiples], random=1, seed=int(spec["seed"]))
         for name, value in zip(SUMMARIES, _summaries(view), strict=True):
             history[name].append(value)
             record(step, f"{name}_now", value)
         losses.append(view.loss)
-        record(step, "loss", view.loss)
-        record(step, "loss_low", view.min_loss)
-        record(step, "loss_high", view.max_loss)
-        record(step, "gradient_norm", view.gradient_norm)
+        seen = {"loss": view.loss, "loss_low": view.min_loss, "loss_high": view.max_loss}
+        for name, value in {**seen, "gradient_norm": view.gradient_norm}.items():
+            record(step, name, value)
         if step <= EARLY * steps:
             history["early_gradient_distance"].append(view.max_gradient_distance)
         for multiple, distance in zip(multiples, view.gradient_distances, strict=True):
             record(step, "distance_at", distance, layer=f"{multiple:g}")
 
-    result = fit(spec, network, dataset, torch.optim.SGD(network.parameters(), lr=rate), at=at, watch=watch)
-    for name, values in history.items():
-        finite = [value for value in values if math.isfinite(value)]
-        record(steps, name, median(finite) if finite else math.nan)
+    result = setting.follow(spec, network, dataset, watch)
+    setting.record_medians(record, steps, history)
     # the plain network sits on a plateau at first: compared where each arm has come as far down, and nowhere else
     level = MATCHED[spec["model"]] * (losses[0] if spec["model"] == "dln" else 1.0)
     there = next((k for k, loss in enumerate(losses) if loss <= level), None)
@@ -72,6 +65,3 @@ def _summaries(view: Landscape) -> tuple[float, ...]:
         fmean(other.loss_variation for other in view.random),
         distance / view.gradient_norm,
     )
-
-
-register("smoothness", run=run)

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient, jacobian
-from normgauge.papers.instances.draws import normal, sign, uniform
+from normgauge.papers.instances import gradient, jacobian, normal, sign, uniform
 from normgauge.theory.batchnorm_calculus import standardize
 from normgauge.theory.effective_weights import covariance, effective_weights, unit_distance_squared
 
@@ -83,11 +82,8 @@ def _similar_units(generator: torch.Generator) -> Iterator[Check]:
         yield printed("equal gamma and beta, equal outputs", gap(rows[0], rows[1]))
         apart = (rows[0] - rows[1]).square().sum()
         yield corrected("distance from the correlation", gap(apart, unit_distance_squared(Y[0], Y[1], gamma)))
-        opposite = _batch_norm(torch.stack([Y[0], -Y[0]]), gamma, 0.0)
-        yield fact(
-            "outputs of opposite units over their sum of norms",
-            (opposite[0] - opposite[1]).norm() / (2 * opposite[0].norm()),
-        )
+        one, other = _batch_norm(torch.stack([Y[0], -Y[0]]), gamma, 0.0)
+        yield fact("outputs of opposite units over their sum of norms", (one - other).norm() / (2 * one.norm()))
 
 
 @theorem("S4-perm")
@@ -100,9 +96,8 @@ def _permutations(generator: torch.Generator) -> Iterator[Check]:
         yield corrected("the output is permuted along", gap(standardize((W @ X)[:, order])[0], N[:, order]))
         before, after = _row_loss(W, X, target), _row_loss(W, X[:, order], target[:, order])
         slopes = (gradient(_row_loss, W, X, target), gradient(_row_loss, W, X[:, order], target[:, order]))
-        yield conclusion(
-            "the order of samples (with targets) changes neither loss nor gradient", gap(before, after) + gap(*slopes)
-        )
+        off = gap(before, after) + gap(*slopes)
+        yield conclusion("the order of samples (with targets) changes neither loss nor gradient", off)
         alone = torch.stack([N[0][order], N[1]])
         yield fact("change of the loss when one unit alone is permuted", (alone - target).square().sum() - before)
 

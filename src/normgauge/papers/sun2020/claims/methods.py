@@ -1,16 +1,16 @@
-"""S4 (Sun et al. 2020), the other normalizers and the symmetry: sections 2.3-2.5, Lemmas 2 and 3, App 5.1-5.5."""
+"""S4 (Sun et al. 2020), other normalizers, the symmetry, the tables: sections 2.3-2.5, Lemmas 2, 3, App 5.1-5.5."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, fact, gap, printed
-from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import Loss, gradient
-from normgauge.papers.instances.draws import Unit, normal, uniform, units
+from normgauge.papers.court.registry import bibliographic, theorem
+from normgauge.papers.instances import Loss, Unit, gradient, normal, uniform, units
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.effective_weights import covariance, effective_weights
 from normgauge.theory.norm_growth import after_sgd_step
@@ -26,12 +26,10 @@ def _layer_norm(generator: torch.Generator) -> Iterator[Check]:
         c = 10.0 ** uniform(generator, -2, 2)
         centred = (W - W.mean(0)) @ X
         yield printed("eq (13)", gap(truth, m**0.5 * centred / centred.norm()))
-        for name, V, x in (
-            ("W -> c W", c * W, X),
-            ("X -> c X", W, c * X),
-            ("one vector added to all rows", W + normal(generator, n), X),
-        ):
-            yield printed(name, gap(truth, functional.layer_norm(V @ x, (m,), eps=0.0)))
+        changes = {"W -> c W": c * W @ X, "X -> c X": W @ (c * X)}
+        changes["one vector added to all rows"] = (W + normal(generator, n)) @ X
+        for name, changed in changes.items():
+            yield printed(name, gap(truth, functional.layer_norm(changed, (m,), eps=0.0)))
 
 
 @theorem("S4-WN")
@@ -44,17 +42,12 @@ def _weight_norm(generator: torch.Generator) -> Iterator[Check]:
         yield printed("independent features", gap(_normalized_rows(W @ spread, gamma, beta), unit_rows @ spread + beta))
         moved = white + normal(generator, n, 1)
         bias = beta - unit_rows @ moved.mean(1)
-        yield corrected(
-            "identity covariance", gap(_normalized_rows(W @ moved, gamma, beta), unit_rows @ moved + bias[:, None])
-        )
+        rows = _normalized_rows(W @ moved, gamma, beta)
+        yield corrected("identity covariance", gap(rows, unit_rows @ moved + bias[:, None]))
         yield corrected("effective weights", gap(effective_weights(W, moved, gamma)[0], unit_rows))
-        even = 1.7 * white
-        yield corrected(
-            "equal variances, uncorrelated", gap(_normalized_rows(W @ even, gamma, beta), unit_rows @ white + beta)
-        )
-        yield conclusion(
-            "whitened centred inputs: BN is WN", gap(_normalized_rows(W @ white, gamma, beta), unit_rows @ white + beta)
-        )
+        even, rows = (_normalized_rows(W @ (size * white), gamma, beta) for size in (1.7, 1.0))
+        yield corrected("equal variances, uncorrelated", gap(even, unit_rows @ white + beta))
+        yield conclusion("whitened centred inputs: BN is WN", gap(rows, unit_rows @ white + beta))
 
 
 @theorem("S4-WS")
@@ -64,9 +57,8 @@ def _weight_standardization(generator: torch.Generator) -> Iterator[Check]:
         standard = (W - W.mean(1, keepdim=True)) / W.std(1, correction=0, keepdim=True)
         centred = _centred_unit_rows(W)
         yield printed("WS = sqrt(n) CWN", gap(standard, n**0.5 * centred))
-        yield printed(
-            "radii", gap(standard.norm(dim=1) / n**0.5, centred.norm(dim=1)) + gap(centred.norm(dim=1), torch.ones(4))
-        )
+        radii = centred.norm(dim=1)
+        yield printed("radii", gap(standard.norm(dim=1) / n**0.5, radii) + gap(radii, torch.ones(4)))
         yield printed("both orthogonal to e", gap(standard.sum(1), 0.0, 1.0) + gap(centred.sum(1), 0.0, 1.0))
 
 
@@ -90,14 +82,12 @@ def _spectral_noise(generator: torch.Generator) -> Iterator[Check]:
         normed = [W / torch.linalg.matrix_norm(W, 2) for W in weights]
         shrunk = torch.stack([torch.linalg.matrix_norm(W, 2) for W in weights]).prod()
         x = normal(generator, 40, widths[0])
-        yield corrected(
-            "outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), _relu_net(weights, x))
-        )
+        outputs = _relu_net(weights, x)
+        yield corrected("outputs are divided by the product of the norms", gap(shrunk * _relu_net(normed, x), outputs))
         for size in (0.1, 0.5, 2.0):
             noisy = x + size * normal(generator, 40, widths[0])
-            flips = [
-                (_relu_net(net, noisy).argmax(1) != _relu_net(net, x).argmax(1)).sum() for net in (weights, normed)
-            ]
+            pairs = ((_relu_net(net, noisy), _relu_net(net, x)) for net in (weights, normed))
+            flips = [(there.argmax(1) != here.argmax(1)).sum() for there, here in pairs]
             yield corrected("as many decisions change", gap(flips[0], flips[1]))
             if size > 0.1:  # noise enough to change some
                 yield printed("fewer decisions change under SN", broken(flips[1] < flips[0]))
@@ -141,11 +131,7 @@ def _rows_or_blocks(generator: torch.Generator) -> Iterator[Check]:
     for m in (4, 8):
         W, X, mix = normal(generator, m, 5), normal(generator, 5, 6, 3), normal(generator, m, 6, 3)
         for name, normalize in _NORMALIZERS.items():
-
-            def loss(W: Tensor, f: Loss = normalize, mix: Tensor = mix, X: Tensor = X) -> Tensor:
-                return (torch.sin(f(W, X)) * mix).sum()
-
-            slope = gradient(loss, W)
+            slope = gradient(lambda W, f, X, mix: (torch.sin(f(W, X)) * mix).sum(), W, normalize, X, mix)
             inner = (W * slope).sum(1)
             size = W.norm() * slope.norm()
             blocks = inner.reshape({"LN": 1, "GN": 2}.get(name, m), -1).sum(1)
@@ -181,10 +167,7 @@ def _attack(generator: torch.Generator) -> Iterator[Check]:
             after = _attacked_loss(X, c * W, out, labels, 1.0)
             yield printed("loss under attack grows with the norm", broken(after > before * (1 + 1e-6)))
             yield corrected("loss under attack is the same", gap(after, before))
-            slopes = (
-                gradient(_network_loss, X, W, out, labels, 1.0),
-                gradient(_network_loss, X, c * W, out, labels, 1.0),
-            )
+            slopes = [gradient(_network_loss, X, V, out, labels, 1.0) for V in (W, c * W)]
             yield corrected("input gradients are the same", gap(*slopes))
         louder = gradient(_network_loss, X, W, out, labels, 2.0).norm() / slopes[0].norm()
         yield fact("input gradient with gamma doubled, over before", louder)
@@ -209,9 +192,8 @@ def _santurkar_term(generator: torch.Generator) -> Iterator[Check]:
     for unit in units(generator):
         size = unit.g.norm() * unit.m**0.5
         yield printed("<g, yh> = 0", gap(unit.g @ unit.yh, 0.0, size))
-        yield corrected(
-            "<g, yh> = dL/dgamma", gap(unit.g @ unit.yh, gradient(unit.loss_of_gamma, torch.tensor(unit.gamma)), size)
-        )
+        slope = gradient(unit.loss_of_gamma, torch.tensor(unit.gamma))
+        yield corrected("<g, yh> = dL/dgamma", gap(unit.g @ unit.yh, slope, size))
         v = gradient(unit.normalized_loss, unit.y)
         yield corrected("<dLhat/dy, yh> = 0", gap(v @ unit.yh, 0.0, size * abs(unit.gamma) / unit.s))
 
@@ -230,6 +212,58 @@ def _gauge(generator: torch.Generator) -> Iterator[Check]:
             yield corrected("the same minimum at every scale of W", gap(slope, 0.0, target.norm()))
             spread = torch.std(gamma * standardize(w @ X)[0], correction=0)
             yield corrected("gamma is the spread of the fitted output", gap(gamma, spread))
+
+
+# -- what the numbers of its tables say --------------------------------------------------------------------------------
+
+IMAGES = 32
+# BN, BN+WD, GN, GN+WD, LN, LN+WD, WN, WN+WD, as printed; Table 2 has "4327" for the Gaussian noise of GN+WD
+CLEAN = (
+    (0.9687, 0.9375, 0.9687, 0.9375, 0.8711, 0.9687, 0.8679, 0.9062),
+    (0.6875, 0.6563, 0.6257, 0.6063, 0.6358, 0.6279, 0.6147, 0.6072),
+)
+NOISE = (
+    (0.8125, 0.7812, 0.9062, 0.8437, 0.8437, 0.8002, 0.7060, 0.7187),
+    (0.4596, 0.4953, 0.4098, 4327, 0.3983, 0.4278, 0.3476, 0.3874),
+)
+NOISE_GAP = (
+    (0.1562, 0.1563, 0.0625, 0.0938, 0.0274, 0.1685, 0.1619, 0.1875),
+    (0.2279, 0.1610, 0.2159, 0.1736, 0.2375, 0.2001, 0.2671, 0.2198),
+)
+ATTACK = (
+    (0.5380, 0.6000, 0.5793, 0.5815, 0.5253, 0.5333, 0.5031, 0.4687),
+    (0.1397, 0.1558, 0.2366, 0.2813, 0.2354, 0.2531, 0.1647, 0.1965),
+)
+ATTACK_GAP = (
+    (0.4307, 0.3375, 0.3894, 0.3560, 0.3458, 0.4354, 0.3648, 0.4375),
+    (0.5478, 0.5005, 0.3891, 0.3250, 0.4004, 0.3748, 0.4500, 0.4077),
+)
+MISPRINTS = {("noise", 1, 3): 0.4327, ("attack gap", 1, 7): 0.4107}
+ROUNDED = 1.1e-4  # four digits, differences of rounded numbers
+
+
+@bibliographic("S4-tab")
+def _differences(generator: torch.Generator) -> Iterator[Check]:
+    right = 0
+    for table in (0, 1):
+        for column in range(8):
+            for name, attacked, gaps in (("noise", NOISE, NOISE_GAP), ("attack", ATTACK, ATTACK_GAP)):
+                clean, value, told = CLEAN[table][column], attacked[table][column], gaps[table][column]
+                off = abs(clean - value - told)
+                right += off < ROUNDED
+                yield printed("clean minus attacked is the printed difference", off, tolerance=ROUNDED)
+                value = MISPRINTS.get((name, table, column), value)
+                told = MISPRINTS.get((f"{name} gap", table, column), told)
+                yield corrected("the same with two entries corrected", abs(clean - value - told), tolerance=ROUNDED)
+    small = sum(abs(value - round(IMAGES * value) / IMAGES) < ROUNDED for value in (*CLEAN[0], *NOISE[0]))
+    yield corrected("Table 1: twelve accuracies are multiples of 1/32", broken(small == 12))
+    for row in (CLEAN[0], NOISE[0]):
+        for pair in zip(row[::2], row[1::2], strict=True):
+            low, high = zip(*(_exact_interval(round(IMAGES * value)) for value in pair), strict=True)
+            yield corrected("Table 1: intervals with and without decay overlap", broken(max(low) < min(high)))
+    yield fact("Table 1: lower end of the interval of 31 of 32", _exact_interval(31)[0])
+    yield conclusion("all but two of 32 entries agree", broken(right >= 30))
+    yield fact("entries that agree", right)
 
 
 def _draw_white(generator: torch.Generator, n: int, B: int) -> Tensor:
@@ -282,16 +316,11 @@ def _standardize_over(Y: Tensor, *axes: int) -> Tensor:
     return centred / centred.square().mean(axes, keepdim=True).sqrt()
 
 
-def _standardize_groups(Y: Tensor) -> Tensor:
-    split = Y.reshape(2, -1, *Y.shape[1:])
-    return _standardize_over(split, 1, 3).reshape(Y.shape)
-
-
 _NORMALIZERS: dict[str, Loss] = {
     "BN": lambda W, X: _standardize_over(_convolve(W, X), 1, 2),
     "LN": lambda W, X: _standardize_over(_convolve(W, X), 0, 2),
     "IN": lambda W, X: _standardize_over(_convolve(W, X), 2),
-    "GN": lambda W, X: _standardize_groups(_convolve(W, X)),
+    "GN": lambda W, X: _standardize_over(_convolve(W, X).unflatten(0, (2, -1)), 1, 3).flatten(0, 1),
     "WN": lambda W, X: _convolve(W / W.norm(dim=1, keepdim=True), X),
     "CWN": lambda W, X: _convolve(_centred_unit_rows(W), X),
     "WS": lambda W, X: _convolve(W.shape[1] ** 0.5 * _centred_unit_rows(W), X),
@@ -302,3 +331,10 @@ def _relu_net(weights: Sequence[Tensor], x: Tensor) -> Tensor:
     for W in weights[:-1]:
         x = torch.relu(x @ W.T)
     return x @ weights[-1].T
+
+
+def _exact_interval(right: int) -> tuple[float, float]:
+    """Return the exact 95 % interval of a share, by Clopper and Pearson, from `right` of 32 images."""
+    low = betaincinv(right, IMAGES - right + 1, 0.025) if right else 0.0
+    high = betaincinv(right + 1, IMAGES - right, 0.975) if right < IMAGES else 1.0
+    return float(low), float(high)

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from normgauge.lab import data as datasets
-from normgauge.lab.runs.evaluate import evaluate
 from normgauge.nn import GhostBatchNorm
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, fit, record_accuracies, register
 from normgauge.rng import generator
 
 HIDDEN = 3
 
 
+@register("batch-size-width")
 def run(spec: Spec, record: Record) -> None:
     """Train a network of this width whose statistics are of `ratio` times as many samples; SGD's batch is the same."""
     dataset = datasets.load(spec["data"])
@@ -24,8 +24,7 @@ def run(spec: Spec, record: Record) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     done = fit(spec, network, dataset, optimizer).whole()
     record(steps, "train_loss", fmean(done.losses[-10:]))
-    for split in ("validation", "test"):
-        record(steps, f"{split}_accuracy", evaluate(network, dataset, split).accuracy)
+    record_accuracies(record, steps, network, dataset, "validation", "test")
 
 
 def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) -> nn.Sequential:
@@ -42,6 +41,3 @@ def build_network(width: int, ghost: int, inputs: int, classes: int, seed: int) 
             elif name.endswith("bias"):
                 value.zero_()
     return network
-
-
-register("batch-size-width", run=run)

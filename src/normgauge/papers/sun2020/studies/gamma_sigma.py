@@ -1,42 +1,38 @@
 """Fig. 2: do gamma and beta become deviation and mean of the batch? The curves, the ellipsoid, the gauge test."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models import Normalized
 from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.theory.effective_weights import covariance
 
 WATCHED = 1  # the first normalizer of the first residual block, as in the paper
 RANK_TOLERANCE = 1e-6
 
 
+@register("gamma-sigma")
 def run(spec: Spec, record: Record) -> None:
     """Train, following gamma, sigma, beta, mu and the watched layer's ellipsoid."""
-    dataset = datasets.load(spec["data"])
-    seed, steps = int(spec["seed"]), int(spec["steps"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, seed)
+    (network, dataset), steps = build(spec, norm="batch"), int(spec["steps"])
     batch = (dataset.train[0][: int(spec["batch"])], dataset.train[1][: int(spec["batch"])])
 
     def watch(step: int, network: nn.Module) -> None:
         layers = _look(network, batch[0])
         for name, (gamma, beta, mean, deviation, inputs) in layers.items():
             if name == WATCHED:
-                record(step, "gamma_distance", _median((gamma**2 - deviation**2).abs()))
-                record(step, "beta_distance", _median((beta - mean).abs()))
-                record(step, "one_gamma_distance", float((gamma**2 - deviation**2).abs()[0]))
-                record(step, "one_beta_distance", float((beta - mean).abs()[0]))
+                for kind, off in (("gamma", (gamma**2 - deviation**2).abs()), ("beta", (beta - mean).abs())):
+                    record(step, f"{kind}_distance", _median(off))
+                    record(step, f"one_{kind}_distance", float(off[0]))
                 _ellipsoid(record, step, inputs, gamma)
-        gamma_far, beta_far = _distances(layers)
-        record(step, "relative_gamma_distance", gamma_far)
-        record(step, "relative_beta_distance", beta_far)
+        gammas = torch.cat([(g**2 - s**2).abs() / s.square() for g, _, _, s, _ in layers.values()])
+        betas = torch.cat([(b - m).abs() / s for _, b, m, s, _ in layers.values()])
+        record(step, "relative_gamma_distance", _median(gammas))
+        record(step, "relative_beta_distance", _median(betas))
 
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     at = sorted({round(steps * k / 20) for k in range(21)})
@@ -92,15 +88,5 @@ def _ellipsoid(record: Record, step: int, inputs: Tensor, gamma: Tensor) -> None
     record(step, "log10_shortest_axis", math.log10(max(float(axes.min()), 1e-300)))
 
 
-def _distances(layers: Mapping[int, tuple[Tensor, ...]]) -> tuple[float, float]:
-    """Return medians over all units of |gamma^2 - sigma^2| / sigma^2 and |beta - mu| / sigma."""
-    gammas = torch.cat([(g**2 - s**2).abs() / s.square() for g, _, _, s, _ in layers.values()])
-    betas = torch.cat([(b - m).abs() / s for _, b, m, s, _ in layers.values()])
-    return _median(gammas), _median(betas)
-
-
 def _median(values: Tensor) -> float:
     return float(values.double().quantile(0.5))
-
-
-register("gamma-sigma", run=run)

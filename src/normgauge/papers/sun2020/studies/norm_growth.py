@@ -6,23 +6,20 @@ import torch
 from torch import nn
 
 from normgauge.errors import NonFiniteError
-from normgauge.lab import data as datasets
-from normgauge.lab import models
 from normgauge.lab.models.normalized import direction_weight, joint_norm, joint_parameters, normalized_layers
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.theory.norm_growth import after_sgd_step
 from normgauge.theory.weight_dynamics import sgd_equilibrium
 
 WATCHED = 1  # the second normalized layer: the first of the first block, as in the paper
 
 
+@register("norm-growth")
 def run(spec: Spec, record: Record) -> None:
     """Train with SGD without momentum (for which the law is exact) and follow one layer's weights at every step."""
-    dataset = datasets.load(spec["data"])
-    seed, steps, rate = int(spec["seed"]), int(spec["steps"]), float(spec["lr"])
+    (network, dataset), steps, rate = build(spec), int(spec["steps"]), float(spec["lr"])
     decay = float(spec["decay"]) if spec["decayed"] else 0.0
-    network = models.build(spec["model"], spec["norm"], dataset.shape, dataset.classes, seed)
     part = normalized_layers(network)[WATCHED]
     weight, together = direction_weight(part), joint_parameters(part)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate, weight_decay=decay)
@@ -43,10 +40,8 @@ def run(spec: Spec, record: Record) -> None:
         law = float(after_sgd_step((1 - rate * decay) ** 2 * law, slope**2, rate))
         products.append(slope**2 * joint_norm(together) ** 2)
 
-    done = fit(
-        spec, network, dataset, optimizer, at=range(steps + 1), watch=watch, on_gradient=follow_law, ceiling=math.inf
-    )
-    done.whole()
+    looks = {"at": range(steps + 1), "watch": watch, "on_gradient": follow_law}
+    fit(spec, network, dataset, optimizer, ceiling=math.inf, **looks).whole()
     third = max(1, steps // 3)
     record(steps, "norm_growth", norms[-1] / norms[0] - 1)
     record(steps, "late_norm_growth", norms[-1] / norms[-1 - third] - 1)
@@ -55,6 +50,3 @@ def run(spec: Spec, record: Record) -> None:
         record(steps, "equilibrium", sgd_equilibrium(rate, decay, sum(products[-third:]) / third).norm)
         record(steps, "joint_norm", joint_norm(together))
     record(steps, "test_accuracy", evaluate(network, dataset).accuracy)
-
-
-register("norm-growth", run=run)

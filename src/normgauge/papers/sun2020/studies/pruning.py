@@ -6,27 +6,23 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
 from normgauge.lab.runs.evaluate import evaluate
-from normgauge.lab.runs.train import train
-from normgauge.papers.language import Record, Spec, fit, register
+from normgauge.papers.language import Record, Spec, build, fit, register
 from normgauge.surgery import prune_norms, scale_l1
 
 WAYS = ("gamma", "similar", "random")
 TUNED_AT = 50  # percent at which the pruned network is trained on for a while
 
 
+@register("pruning")
 def run(spec: Spec, record: Record) -> None:
     """Train a VGG with or without an l1 penalty on gamma, prune it in three ways at every sparsity, and tune."""
-    dataset = data.load(spec["data"])
-    network = models.build(spec["model"], "batch", dataset.shape, dataset.classes, int(spec["seed"]))
+    network, dataset = build(spec, norm="batch")
     optimizer = torch.optim.SGD(network.parameters(), lr=float(spec["lr"]), momentum=0.9)
     strength = float(spec["l1"])
-    result = fit(
-        spec, network, dataset, optimizer, penalty=(lambda model: strength * scale_l1(model)) if strength else None
-    )
-    result.whole()
+    penalty = (lambda model: strength * scale_l1(model)) if strength else None
+    fit(spec, network, dataset, optimizer, penalty=penalty).whole()
     record(0, "full_accuracy", evaluate(network, dataset).accuracy)
     example = dataset.validation[0][:32]
     for way in WAYS:
@@ -45,15 +41,5 @@ def run(spec: Spec, record: Record) -> None:
 def _tuned_accuracy(network: nn.Module, dataset: Dataset, spec: Spec) -> float:
     model = copy.deepcopy(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=float(spec["lr"]) / 3, momentum=0.9)
-    train(
-        model,
-        dataset,
-        optimizer,
-        steps=max(1, int(spec["steps"]) // 4),
-        batch=int(spec["batch"]),
-        seed=int(spec["seed"]),
-    ).whole()
+    fit(spec, model, dataset, optimizer, steps=max(1, int(spec["steps"]) // 4)).whole()
     return evaluate(model, dataset).accuracy
-
-
-register("pruning", run=run)

@@ -18,6 +18,7 @@ RATES = {"sgd": [10 ** (k / 2) for k in range(-7, 3)], "adam": [10 ** (k / 2) fo
 GUESS = math.log(10)  # the loss of a guess among ten classes
 
 
+@register("sphere-stability")
 def run(spec: Spec, record: Record) -> None:
     """Train at every rate and count those that work; `started` begins on the sphere and is free from there."""
     digits = datasets.load(spec["data"])
@@ -69,6 +70,3 @@ def _optimizer(spec: Spec, network: nn.Module, rate: float) -> torch.optim.Optim
     chosen: Any = kinds[way == "projected"]
     optimizer: torch.optim.Optimizer = chosen([curved, {"params": rest, "geometry": "euclidean"}], lr=rate, **memory)
     return optimizer
-
-
-register("sphere-stability", run=run)

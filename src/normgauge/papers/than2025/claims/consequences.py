@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, conclusion, corrected, excess, fact, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal
+from normgauge.papers.instances import gradient, normal
 from normgauge.papers.instances.feedforward import layer_norm, random_network, with_population_statistics
 from normgauge.theory.lipschitz_norms import batch_norm_constant, layer_norm_constant
 from normgauge.theory.partition_bound import partition_slack
@@ -60,9 +59,8 @@ def _evaluations(generator: torch.Generator) -> Iterator[Check]:
             count = _goldstein_descent(loss, start / unit, radius, alpha, draws)
             first = first or count * alpha**2 / lipschitz
             yield printed("O(L/alpha^2)", excess(float(count), first * lipschitz / alpha**2))
-            yield corrected(
-                "O(D L^2/(delta alpha^3))", excess(count, goldstein_evaluations(drop, lipschitz, radius, alpha))
-            )
+            told = goldstein_evaluations(drop, lipschitz, radius, alpha)
+            yield corrected("O(D L^2/(delta alpha^3))", excess(count, told))
             yield fact("evaluations", count)
 
 
@@ -71,9 +69,8 @@ def _generalization(generator: torch.Generator) -> Iterator[Check]:
     for delta in (0.05, 0.5):
         for m, p in ((40, (0.5, 0.5)), (300, (0.999, 0.001)), (300, (0.7, 0.3)), (36, (0.6, 0.3, 0.1))):
             for loss in product((0.0, 1.0), repeat=len(p)):
-                yield printed(
-                    "a loss fixed before: probability of failure", excess(_failure(p, m, delta, loss=loss), delta)
-                )
+                failure = _failure(p, m, delta, loss=loss)
+                yield printed("a loss fixed before: probability of failure", excess(failure, delta))
             yield corrected("the worst loss after: probability of failure", excess(_failure(p, m, delta), delta))
     for _ in range(4):
         cell = _Cell.draw(generator)
@@ -113,11 +110,8 @@ def _normalized_generalization(generator: torch.Generator) -> Iterator[Check]:
         factor = max(float((v + eps).rsqrt().norm()) for v in variances) ** len(variances)
         layered = replace(net, norms=(layer_norm(eps),) * len(net.weights))
         label = normal(generator, widths[-1])
-        for name, model, size in (
-            ("plain", net, 1.0),
-            ("BN", normed, factor),
-            ("LN", layered, layer_norm_constant(eps) ** len(variances)),
-        ):
+        constant = layer_norm_constant(eps) ** len(variances)
+        for name, model, size in (("plain", net, 1.0), ("BN", normed, factor), ("LN", layered, constant)):
             f = (model(data) - label).norm(dim=1)  # 1-Lipschitz in h, the label constant
             cell = _Cell(data, f, torch.arange(7), net.weight_product() * size)
             yield corrected(f"one label, {name}", excess(cell.rise, cell.lipschitz_term))

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import jacobian
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import jacobian, normal, uniform
 from normgauge.theory.batchnorm_calculus import project, standardize
 from normgauge.theory.lipschitz_norms import (
     batch_norm_constant,
@@ -41,13 +40,13 @@ def _coupling(generator: torch.Generator) -> Iterator[Check]:
         for eps in (0.0, 0.1):
             y = normal(generator, m)
             yh, s = standardize(y, eps)
-            J = jacobian(_standardize, y, eps)
+            J = jacobian(lambda y, eps: standardize(y, eps)[0], y, eps)
             yield printed("its entries: (I - 1/m - yh yh^T/m)/s", gap(J, project(yh) / s, 1 / s))
             if m > 2 or eps > 0:
                 between = (J - torch.diag(J.diag())).abs().max()
                 yield printed("entries between examples are not 0", broken(between > 1e-6 * J.abs().max()))
             rows = normal(generator, m, 3)
-            couples = jacobian(_normalize_rows, rows.flatten(), 3, 0.1).reshape(m, 3, m, 3)
+            couples = jacobian(lambda rows: functional.layer_norm(rows, (3,), eps=0.1), rows)
             for b in range(m):
                 couples[b, :, b] = 0
             yield printed("LN: entries between examples are 0", gap(couples, 0.0, 1.0))
@@ -82,9 +81,8 @@ def _layer_norm_global(generator: torch.Generator) -> Iterator[Check]:
             x, z = constant + size * normal(generator, n), constant + size * normal(generator, n)
             stretch = (_normalize_layer(x, eps) - _normalize_layer(z, eps)).norm() / (x - z).norm()
             yield printed("finite differences", excess(stretch, 1 / sigma))
-            yield printed(
-                "Jacobians", excess(torch.linalg.matrix_norm(jacobian(_normalize_layer, x, eps), 2), 1 / sigma)
-            )
+            slope = torch.linalg.matrix_norm(jacobian(_normalize_layer, x, eps), 2)
+            yield printed("Jacobians", excess(slope, 1 / sigma))
 
 
 @theorem("S2-L3")
@@ -115,16 +113,8 @@ def _batch_norm_in_evaluation(x: Tensor, means: Tensor, variances: Tensor, eps: 
     return functional.batch_norm(x[None], means, variances, training=False, eps=eps)[0]
 
 
-def _standardize(y: Tensor, eps: float) -> Tensor:
-    return standardize(y, eps)[0]
-
-
 def _normalize_layer(x: Tensor, eps: float) -> Tensor:
     return functional.layer_norm(x, x.shape, eps=eps)
-
-
-def _normalize_rows(flat: Tensor, n: int, eps: float) -> Tensor:
-    return functional.layer_norm(flat.reshape(-1, n), (n,), eps=eps).flatten()
 
 
 def _normalize_groups(x: Tensor, count: int, eps: float) -> Tensor:

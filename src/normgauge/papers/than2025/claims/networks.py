@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from normgauge.papers.court.checks import Check, broken, conclusion, corrected, excess, fact, gap, printed
 from normgauge.papers.court.registry import theorem
-from normgauge.papers.instances.derivatives import gradient
-from normgauge.papers.instances.draws import normal, uniform
+from normgauge.papers.instances import gradient, normal, uniform
 from normgauge.papers.instances.feedforward import (
     Feedforward,
     Map,
@@ -100,9 +99,8 @@ def _no_global_reduction(generator: torch.Generator) -> Iterator[Check]:
         deviations = [min(float(_deviation(net, x, k, eps)) for x in data) for k in range(depth)]
         near = [1e-6 * normal(generator, widths[0]) for _ in range(4)]
         steepest = max(float(net.input_slope(x)) for x in near)
-        yield printed(
-            "slope near 0 against the observed variances", excess(steepest, net.weight_product() / prod(deviations))
-        )
+        seen = net.weight_product() / prod(deviations)
+        yield printed("slope near 0 against the observed variances", excess(steepest, seen))
         yield conclusion("slope near 0 against the network without LN", excess(steepest, net.weight_product()))
         yield fact("smallest observed sigma", min(deviations))
         for x in (*data[:4], *near):
@@ -174,11 +172,8 @@ def _l1_loss(generator: torch.Generator) -> Iterator[Check]:
 def _extreme_gradients(generator: torch.Generator) -> Iterator[Check]:
     for widths in CASCADES:
         net, sizes, _ = _bad_network(generator, widths)
-        W, c, data = (
-            normal(generator, widths[1], widths[0]),
-            10.0 ** uniform(generator, -2, 2),
-            normal(generator, 7, widths[0]),
-        )
+        W, c = normal(generator, widths[1], widths[0]), 10.0 ** uniform(generator, -2, 2)
+        data = normal(generator, 7, widths[0])
         c = c / prod(sizes)  # keep u where the loss has a slope
         truth = gradient(_training_loss, W, net, c, data)
         u = c * replace(net, weights=(W, *net.weights[1:]))(data).sum(1)

@@ -1,7 +1,8 @@
-"""A small trained network as S2 sees it: statistics of the training data, and the products its corollaries print."""
+"""A network as S2 sees it: sizes and deviations of its layers in training, and the products its corollaries print."""
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,28 +11,98 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge.lab import data, models
 from normgauge.lab.data import Dataset
+from normgauge.lab.models.normalized import normalized_layers
 from normgauge.lab.runs.evaluate import evaluate, recalibrated_copy
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.papers.language import Record, Spec, fit
-from normgauge.papers.than2025.studies._layer_sizes import scale_to_unit_ball
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of every layer: its operator norm, its Frobenius norm, and the deviation of what it gives to what follows."""
+
+    names: tuple[str, ...]
+    norms: tuple[float, ...]
+    frobenius: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+
+def layer_sizes(network: nn.Module, inputs: Tensor) -> Sizes:
+    """Measure every linear and convolutional layer but the last on one batch, in training mode; leaves no trace.
+
+    The deviation is the root of the mean over channels of the variance over batch and space, before the normalizer or
+    the activation: the sigma of S2's Figure 2.
+    """
+    model = copy.deepcopy(network).train()
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
+    seen: dict[nn.Module, tuple[tuple[int, ...], float]] = {}
+
+    def watch(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        axes = [axis for axis in range(output.dim()) if axis != 1]
+        seen[layer] = tuple(args[0].shape[1:]), float(output.var(axes, unbiased=False).mean().sqrt())
+
+    hooks = [layer.register_forward_hook(watch) for _, layer in layers]
+    with torch.no_grad():
+        model(inputs)
+    for hook in hooks:
+        hook.remove()
+    brackets = [operator_norm(layer, seen[layer][0], kind="estimate") for _, layer in layers]
+    return Sizes(
+        tuple(name for name, _ in layers),
+        tuple(bracket.upper if math.isfinite(bracket.upper) else bracket.lower for bracket in brackets),
+        tuple(float(layer.weight.detach().norm()) for _, layer in layers),
+        tuple(seen[layer][1] for _, layer in layers),
+    )
+
+
+def scale_to_ball(dataset: Dataset, radius: float = 1.0) -> Dataset:
+    """Return the data divided by the largest norm of a training sample, as S2 App. E.1 does, times a radius."""
+    splits = (dataset.train, dataset.validation, dataset.test)
+    largest = float(dataset.train[0].flatten(1).norm(dim=1).max())
+    train, validation, test = ((radius * (inputs / largest), targets) for inputs, targets in splits)
+    return replace(dataset, train=train, validation=validation, test=test)
+
+
+def train_and_watch(spec: Spec, record: Record) -> None:
+    """Train by Adam as S2 App. E.1 says, recording norms and deviations per layer and their products."""
+    dataset = scale_to_ball(data.load(spec["data"]))
+    network = models.build(spec["architecture"], spec["norm"], dataset.shape, dataset.classes, int(spec["seed"]))
+    optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]), weight_decay=1e-4)
+    batch = dataset.train[0][:128]
+    steps = int(spec["steps"])
+
+    def watch(step: int, model: nn.Module) -> None:
+        sizes = layer_sizes(model, batch)
+        for index, name in enumerate(sizes.names):
+            layer = f"{index + 1:02d} {name}"
+            record(step, "layer_norm", sizes.norms[index], layer=layer, kind="estimate")
+            record(step, "layer_deviation", sizes.deviations[index], layer=layer)
+        norm, frobenius, sigma = (sum(_logs(part)) for part in (sizes.norms, sizes.frobenius, sizes.deviations))
+        record(step, "smallest_weight_norm", min(sizes.norms), kind="estimate")
+        record(step, "log10_norm_product", norm, kind="estimate")
+        record(step, "log10_frobenius_product", frobenius)
+        record(step, "log10_sigma_product", sigma)
+        record(step, "largest_deviation", max(sizes.deviations))
+        record(step, "train_accuracy_now", evaluate(model, dataset, "train", limit=500).accuracy)
+        if step == 0:
+            record(step, "first_log10_norm_product", norm, kind="estimate")
+            record(step, "first_log10_sigma_product", sigma)
+
+    at = {0, steps // 4, steps // 2, steps} if steps >= 8 else {0, steps}
+    fit(spec, network, dataset, optimizer, at=at, watch=watch).whole()
+    record(steps, "train_accuracy", evaluate(network, dataset, "train", limit=1000).accuracy)
 
 
 @dataclass(frozen=True)
 class Products:
-    """log10 of the factors of S2 Theorem 9 and Corollaries 10 and 11, one entry per layer or normalizer.
+    """log10 of the factors of S2 Theorem 9 and Corollaries 10 and 11, one entry per layer or normalizer."""
 
-    Attributes:
-        weights: operator norms, the last layer's included.
-        printed: the normalizers' constants with the deviations seen: BN the Euclidean norm of 1/sigma_k (Lemma 1), LN
-            1/sigma_k at the sample where it is largest, which is how sec. 4.2 reads it.
-        everywhere: the same on all inputs: for LN 1/sqrt(eps), what Lemma 2 defines.
-        scales: the largest |gamma| of each normalizer, which S2 leaves out.
-    """
-
-    weights: tuple[float, ...]
+    weights: tuple[float, ...]  # operator norms, the last layer's included
+    # the normalizers' constants with the deviations seen: BN the Euclidean norm of 1/sigma_k (Lemma 1), LN 1/sigma_k at
+    # the sample where it is largest, which is how sec. 4.2 reads it
     printed: tuple[float, ...]
-    everywhere: tuple[float, ...]
-    scales: tuple[float, ...]
+    everywhere: tuple[float, ...]  # the same on all inputs: for LN 1/sqrt(eps), what Lemma 2 defines
+    scales: tuple[float, ...]  # the largest |gamma| of each normalizer, which S2 leaves out
 
     @property
     def weight_product(self) -> float:
@@ -83,24 +154,16 @@ def train_network(spec: Spec, record: Record) -> Trained:
         NonFiniteError: when training diverged.
     """
     name, _, reach = str(spec["model"]).partition(" x")
-    dataset = _magnify(scale_to_unit_ball(data.load(spec["data"])), float(reach or 1))
+    dataset = scale_to_ball(data.load(spec["data"]), float(reach or 1))
     seed, steps = int(spec["seed"]), int(spec["steps"])
     network = models.build(name, spec["norm"], dataset.shape, dataset.classes, seed)
     start = settle_statistics(network, dataset)
     optimizer = torch.optim.Adam(network.parameters(), lr=float(spec["lr"]))
-    result = fit(spec, network, dataset, optimizer)
-    result.whole()
+    fit(spec, network, dataset, optimizer).whole()
     end = settle_statistics(network, dataset)
     for split in ("train", "validation", "test"):
         record(steps, f"{split}_accuracy", evaluate(end, dataset, split, limit=2000).accuracy)
     return Trained(start, end, dataset, float(reach or 1))
-
-
-def _magnify(dataset: Dataset, factor: float) -> Dataset:
-    train, validation, test = (
-        (factor * inputs, targets) for inputs, targets in (dataset.train, dataset.validation, dataset.test)
-    )
-    return replace(dataset, train=train, validation=validation, test=test)
 
 
 def settle_statistics(network: nn.Module, dataset: Dataset, limit: int = 2000) -> nn.Module:
@@ -115,9 +178,7 @@ def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     """
     model = copy.deepcopy(network)
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    norms = [
-        m.norm for m in model.modules() if isinstance(m, models.Normalized) and not isinstance(m.norm, nn.Identity)
-    ]
+    norms = [part.norm for part in normalized_layers(model) if not isinstance(part.norm, nn.Identity)]
     shapes: dict[nn.Module, torch.Size] = {}
     deviations: dict[nn.Module, float] = {}
 
@@ -148,5 +209,5 @@ def printed_products(network: nn.Module, inputs: Tensor) -> Products:
     return Products(_logs(weights), _logs(printed), _logs(everywhere), _logs(scales))
 
 
-def _logs(values: list[float]) -> tuple[float, ...]:
+def _logs(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(math.log10(max(value, 1e-300)) for value in values)

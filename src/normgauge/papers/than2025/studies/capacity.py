@@ -13,15 +13,10 @@ from normgauge.papers.than2025.studies._printed_products import printed_products
 from normgauge.rng import generator
 
 RADIUS = 0.1  # of the balls around the data, as a share of the radius of the ball that holds the data
-SENSES = {
-    "steepest": "steepest point",
-    "at_data": "bound at data",
-    "on_ball": "bound on balls",
-    "everywhere": "bound everywhere",
-    "printed": "printed product",
-}
+SENSES = ("steepest", "at_data", "on_ball", "everywhere", "printed")
 
 
+@register("capacity")
 def run(spec: Spec, record: Record) -> None:
     """Bracket the network at its start, where all arms have the same weights, and after training."""
     training = train_network(spec, record)
@@ -33,9 +28,8 @@ def run(spec: Spec, record: Record) -> None:
             if name in SENSES and step != last:
                 record(step, f"log10_{name}", value)
     sizes = [10**value for value in printed_products(training.end, data).weights]
-    attained = lipschitz(
-        cascade([4] * (len(sizes) + 1), sizes, dtype=torch.float64), torch.ones(1, 4).double(), climbs=0
-    )
+    chain = cascade([4] * (len(sizes) + 1), sizes, dtype=torch.float64)
+    attained = lipschitz(chain, torch.ones(1, 4).double(), climbs=0)
     record(last, "theorem_6_misfit", abs(attained.log10_lower - sum(map(math.log10, sizes))))
 
 
@@ -75,6 +69,3 @@ def suspects(network: nn.Module, data: Tensor) -> Tensor:
         point = -torch.linalg.pinv(weight - weight.mean(0)) @ (bias - bias.mean())
         points.append(point.to(data).reshape(1, *data.shape[1:]) + 1e-6 * noise[3:])
     return torch.cat(points)
-
-
-register("capacity", run=run)

@@ -1,6 +1,7 @@
 """S2 Theorem 20 and Corollary 22: ingredients and bounds for BN, LN and plain nets, beside the measured gap."""
 
 import math
+from typing import Any
 
 from normgauge.measure.generalization.generalization import Generalization, generalization
 from normgauge.papers.language import Record, Spec, register
@@ -22,6 +23,7 @@ BOUNDS = {
 }
 
 
+@register("generalization-bound")
 def run(spec: Spec, record: Record) -> None:
     """Train, bound the expected loss on several partitions, and record the ingredients of the best of them.
 
@@ -30,20 +32,13 @@ def run(spec: Spec, record: Record) -> None:
     training, last = train_network(spec, record), int(spec["steps"])
     most = HOLDOUT * len(training.dataset.train[1])  # k-means needs a sample per centre
     counts = [int(count) for count in str(spec["partitions"]).split(",") if int(count) <= most]
-    generalizations = {}
+    data, tried = training.dataset, list[Generalization]()
+    terms: dict[str, Any] = {"test": data.test, "holdout": HOLDOUT, "delta": DELTA / len(counts)}
     for count in counts:
-        generalizations[count] = generalization(
-            training.end,
-            training.dataset.train,
-            test=training.dataset.test,
-            partition=count,
-            holdout=HOLDOUT,
-            delta=DELTA / len(counts),
-            seed=int(spec["seed"]),
-        )
-        for name, value in ingredients(generalizations[count]).items():
+        tried.append(generalization(training.end, data.train, partition=count, seed=int(spec["seed"]), **terms))
+        for name, value in ingredients(tried[-1]).items():
             record(count, name, value, layer=f"{count} centres")
-    best = min(generalizations.values(), key=lambda one: one["S2 Theorem 20"].upper)
+    best = min(tried, key=lambda one: one["S2 Theorem 20"].upper)
     for name, value in {**ingredients(best), **bounds(best)}.items():
         if math.isfinite(value):  # a bound that does not apply has no value; the page says so
             record(last, name, value)
@@ -93,6 +88,3 @@ def bounds(result: Generalization) -> dict[str, float]:
 
 def _log(value: float) -> float:
     return math.log10(value) if 0 < value < math.inf else math.nan
-
-
-register("generalization-bound", run=run)

@@ -17,29 +17,17 @@ def relu_network(
 ) -> nn.Sequential:
     """Build linear layers of these sizes with normalizer and ReLU between them, He weights drawn from the seed.
 
-    The weights do not depend on the normalizer, so that arms can be paired; the last layer is not normalized.
-
-    Args:
-        sizes: inputs, hidden widths, outputs.
-        norm: a name of the normalizer registry.
-        seed: of the weights.
-        bias: whether hidden layers have biases.
-        dtype: of all parameters.
+    The weights do not depend on the normalizer, so that arms can be paired; the last layer is not normalized. `sizes`
+    are inputs, hidden widths, outputs.
     """
-    hidden = [
-        Normalized(nn.Linear(fan_in, fan_out, bias=bias), norm, 0) for fan_in, fan_out in itertools.pairwise(sizes[:-1])
-    ]
+    pairs = itertools.pairwise(sizes[:-1])
+    hidden = [Normalized(nn.Linear(fan_in, fan_out, bias=bias), norm, 0) for fan_in, fan_out in pairs]
     layers = [part for layer in hidden for part in (layer, nn.ReLU())]
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-2], sizes[-1])).to(dtype)
     init.he(network, seed=seed)
     for layer in hidden:
         layer.wrap_weights()
     return network
-
-
-def hidden_layers(network: nn.Module) -> list[Normalized]:
-    """Return the layers a normalizer stands behind, or may stand."""
-    return [part for part in network.modules() if isinstance(part, Normalized)]
 
 
 @functools.lru_cache(maxsize=2)
