@@ -56,7 +56,7 @@ def groups_by_name(objective: Objective, optimizer: Any) -> dict[str, dict[str, 
     if not groups:
         rule = "it is a torch.optim.Optimizer that holds parameters of the objective's model"
         step = "Make it from the same model; moving or copying a model makes new parameters"
-        raise InputError("optimizer", rule, f"{type(optimizer).__name__} with {len(owners)} others", step)
+        raise InputError("optimizer", rule, f"{type(optimizer).__name__} of {len(owners)} others", step)
     return groups
 
 
