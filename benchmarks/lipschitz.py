@@ -17,7 +17,7 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.linalg import Convolution
-from normgauge.measure.lipschitz.lower_bound import jacobian_norms
+from normgauge.measure.lipschitz.lipschitz import jacobian_norms
 from normgauge.measure.lipschitz.trace import private_copy
 
 RESULTS = Path(__file__).parent / "results" / "lipschitz.json"

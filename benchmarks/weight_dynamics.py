@@ -18,7 +18,7 @@ from torch import nn
 import normgauge as ng
 from normgauge.lab import data, models
 from normgauge.lab.runs.train import Batches
-from normgauge.measure.weights.record import UpdateRecord
+from normgauge.measure.weights.weight_dynamics import UpdateRecord
 
 RESULTS = Path(__file__).parent / "results" / "weight_dynamics.json"
 PAGE = Path(__file__).parents[1] / "docs" / "instruments" / "weight-dynamics.md"

@@ -18,7 +18,7 @@ from normgauge.lab.race import Race, halve, in_words, race
 from normgauge.lab.trials import Budget, Setting, Trials, default_norm, split_data
 from normgauge.measure.curvature.stable_rate import stable_rate
 from normgauge.measure.decisions.drift import drift
-from normgauge.measure.signal.trainable_depth import trainable_depth
+from normgauge.measure.signal.signal_propagation import trainable_depth
 from normgauge.measure.weights.weight_dynamics import weight_dynamics
 from normgauge.objective import Objective, guess_loss
 from normgauge.records import Chart, Reading, plain

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normgauge.measure.curvature.edge import critical_factor
-from normgauge.measure.weights.laws import law_of
+from normgauge.measure.weights.weight_dynamics import law_of
 from normgauge.monitor._look import unchanged
 
 RADIAL = 2e-3  # |cos| of weight and gradient below which the scale looks free: eps and rounding stay below it

@@ -6,7 +6,7 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.errors import InputError, UnknownNameError
-from normgauge.measure.curvature.quotient import QuotientOperator
+from normgauge.measure.curvature.products import QuotientOperator
 
 ROWS = [(("0.weight", 0),)]
 WRITERS = [(("0.weight", 0), ("0.bias", 0))]

@@ -281,16 +281,16 @@ def test_instruments_let_ctrl_c_through_unless_asked_for_what_there_is(measure):
 
 def test_layers_that_were_finished_are_carried(monkeypatch):
     objective = ng.Objective(bn_net(), nn.functional.cross_entropy, batch(), mode="train")
-    whole = ng.layer_spectra(objective)
+    whole, measure = ng.layer_spectra(objective), ng.spectrum
     calls = []
 
     def spectrum(part, **settings):
         calls.append(part)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return ng.spectrum(part, **settings)
+        return measure(part, **settings)
 
-    monkeypatch.setattr("normgauge.measure.curvature.layer_spectra.spectrum", spectrum)
+    monkeypatch.setattr("normgauge.measure.curvature.spectrum.spectrum", spectrum)
     given = ng.layer_spectra(objective, partial=True)
     assert list(given.spectra) == list(whole.spectra)[:1] and given.status == "nonconverged"
     assert f"{len(whole.spectra) - 1} of {len(whole.spectra)}" in given.sentence

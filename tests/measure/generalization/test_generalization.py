@@ -10,8 +10,14 @@ from torch import nn
 
 import normgauge as ng
 from normgauge.errors import DataError, InputError, ModelError, UnknownNameError
-from normgauge.measure.generalization.layer_chain import NotAChain, chain_of
-from normgauge.measure.generalization.network_copy import evaluation_copy, fold_normalizers, look, rescale_weights
+from normgauge.measure.generalization.network_copy import (
+    NotAChain,
+    chain_of,
+    evaluation_copy,
+    fold_normalizers,
+    look,
+    rescale_weights,
+)
 from normgauge.measure.generalization.partition import partition_around, partition_of, points_of
 from normgauge.measure.lipschitz import enclosure
 from reference.generalization import (

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from normgauge.errors import InputError, StoreError
-from normgauge.measure.landscape.directions import normalize_filters, random_direction
-from normgauge.measure.landscape.loss_surface import loss_surface
+from normgauge.measure.landscape.loss_surface import loss_surface, normalize_filters, random_direction
 from normgauge.objective import Objective
 from normgauge.symmetry import symmetries
 from reference.loss_surface import surface_by_copies

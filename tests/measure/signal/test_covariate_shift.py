@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from cases import CASES
 from normgauge.errors import InputError, UnknownNameError
 from normgauge.measure.signal.covariate_shift import covariate_shift
-from normgauge.measure.signal.layer_outputs import execution_order
+from normgauge.measure.signal.layer_statistics import execution_order
 from normgauge.objective import Objective
 from reference.covariate_shift import shift_by_copies, stepped_copy
 from reference.tracks import same, tracks

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import normgauge as ng
 from normgauge.errors import InputError
-from normgauge.measure.signal.trainable_depth import depth_of
+from normgauge.measure.signal.signal_propagation import depth_of
 from normgauge.testing import check_result
 
 

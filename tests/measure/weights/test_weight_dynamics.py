@@ -9,8 +9,7 @@ from torch import nn
 
 from normgauge import Objective, optim, weight_dynamics
 from normgauge.errors import InputError
-from normgauge.measure.weights.laws import law_of
-from normgauge.measure.weights.record import UpdateRecord
+from normgauge.measure.weights.weight_dynamics import UpdateRecord, law_of
 from normgauge.theory import weight_dynamics as theory
 
 

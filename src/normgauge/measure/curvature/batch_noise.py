@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normgauge.charts import curves
 from normgauge.errors import InputError
 from normgauge.linalg import Operator
 from normgauge.linalg.quadrature import rademacher
@@ -59,35 +60,26 @@ class SizeNoise:
 
 @dataclass(frozen=True)
 class BatchNoise(Result):
-    """Bias and noise of mini-batch gradients by batch size.
+    """Bias and noise of mini-batch gradients by batch size."""
 
-    Attributes:
-        sizes: one entry per batch size, ascending.
-        gradient_norm: |g|, of all samples as one batch.
-        samples: how many there are.
-        draws: mini-batches per size.
-        mean_curvature: tr H / n, what a random direction meets, and its standard error.
-        exponents: name -> (p, its standard error) of the fitted size^p; variances without the factor (N - B) / (N - 1)
-            that drawing without replacement puts on them.
-    """
-
-    sizes: tuple[SizeNoise, ...]
-    gradient_norm: float
-    samples: int
-    draws: int
-    mean_curvature: Estimate
+    sizes: tuple[SizeNoise, ...]  # one entry per batch size, ascending
+    gradient_norm: float  # |g|, of all samples as one batch
+    samples: int  # how many there are
+    draws: int  # mini-batches per size
+    mean_curvature: Estimate  # tr H / n, what a random direction meets, and its standard error
+    #: name -> (p, its standard error) of the fitted size^p; variances without the factor (N - B) / (N - 1) that drawing
+    #: without replacement puts on them
     exponents: dict[str, Estimate]
 
     def _title(self) -> str:
         return f"Noise of mini-batch gradients, {self.draws} draws of {self.samples} samples per size"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for entry in self.sizes:
-            rows.append({"size": entry.size})
-            for name in NAMES:
-                rows[-1][name], rows[-1][f"{name}_error"] = getattr(entry, name)
-        return rows
+        ends = ("", "_error")
+        return [
+            {"size": e.size, **{n + end: v for n in NAMES for end, v in zip(ends, getattr(e, n), strict=True)}}
+            for e in self.sizes
+        ]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the relative bias per size, then the parts of the variance, curvature, jitter and the exponents."""
@@ -130,8 +122,6 @@ class BatchNoise(Result):
 
     def chart(self) -> Chart:
         """Return the parts of the variance by batch size."""
-        from normgauge.charts import curves
-
         rows = [
             {"size": entry.size, "series": series, "value": getattr(entry, series.removesuffix("^2")).value ** power}
             for entry in self.sizes
@@ -156,9 +146,6 @@ def batch_noise(
         sizes: of mini-batches, between 2 and N - 1; by default up to four halvings of N, not below 4.
         draws: mini-batches per size; standard errors fall with their square root.
         seed: of the draws.
-
-    Raises:
-        InputError: sizes out of range, fewer than 3 draws, an objective from a step, outputs not by sample.
 
     Examples:
         Without batch statistics the mean over mini-batches is the gradient itself:

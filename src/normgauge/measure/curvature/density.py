@@ -1,4 +1,4 @@
-"""`ng.density`: how the eigenvalues of a loss's curvature are distributed."""
+"""`ng.density` and `ng.trace`: how the eigenvalues of a loss's curvature are distributed, and what they add up to."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from normgauge.charts import intervals
+from normgauge.charts.spectrum import density_curve
 from normgauge.errors import InputError, offer_partial
-from normgauge.linalg import Nodes, spectral_nodes
+from normgauge.linalg import Nodes, TraceEstimate, hutchinson, spectral_nodes
 from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading
@@ -24,22 +26,16 @@ MULTIPLE = 6.0  # eigenvalues in a node: a single one weighs chi^2_1 of one, abo
 CLOSED = 1e-6  # of the largest |eigenvalue|: residuals below are rounding
 UNSURE = 0.9  # of all: an interval as wide says nothing
 FLAT = 0.01  # of the largest |eigenvalue|: one percent of the curvature that limits the learning rate
+CERTAIN = 2.0  # standard errors: 95 % of a normal distribution lies within
 
 
 class SpectrumDistance(NamedTuple):
-    """The Wasserstein-1 distance between two spectra, in units of eigenvalues.
+    """The Wasserstein-1 distance between two spectra, in units of eigenvalues."""
 
-    Attributes:
-        value: the distance.
-        low: end of its 95 % bootstrap interval over the probes.
-        high: the other end.
-        noise: what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart.
-    """
-
-    value: float
-    low: float
-    high: float
-    noise: float
+    value: float  # the distance
+    low: float  # end of its 95 % bootstrap interval over the probes
+    high: float  # the other end
+    noise: float  # what 95 % of pairs of draws from one side's probes stay below; under it spectra cannot be told apart
 
     def meaning(self) -> str:
         """Return the distance in words."""
@@ -52,27 +48,16 @@ class SpectrumDistance(NamedTuple):
 
 @dataclass(frozen=True)
 class Density(Result):
-    """Spectral density of a curvature matrix: the share of eigenvalues per unit of eigenvalue.
+    """Spectral density of a curvature matrix: the share of eigenvalues per unit of eigenvalue."""
 
-    Args:
-        grid: eigenvalues at which the density is given, evenly spaced.
-        values: the density there; its integral over the grid is one.
-        moments: mean of lambda^p over all eigenvalues, p = 1..4 (times `dimension`: the trace of A^p).
-        moment_errors: their standard errors over the probes; nan for one probe.
-        width: standard deviation of the Gaussian each node is drawn with.
-        nodes: the quadratures behind it, one per probe.
-        of: which matrix.
-        dimension: the number of variables.
-    """
-
-    grid: tuple[float, ...] = field(repr=False)
-    values: tuple[float, ...] = field(repr=False)
-    moments: tuple[float, ...]
-    moment_errors: tuple[float, ...]
-    width: float
-    nodes: tuple[Nodes, ...] = field(repr=False)
-    of: str
-    dimension: int
+    grid: tuple[float, ...] = field(repr=False)  # eigenvalues at which the density is given, evenly spaced
+    values: tuple[float, ...] = field(repr=False)  # the density there; its integral over the grid is one
+    moments: tuple[float, ...]  # mean of lambda^p over all eigenvalues, p = 1..4 (times `dimension`: the trace of A^p)
+    moment_errors: tuple[float, ...]  # their standard errors over the probes; nan for one probe
+    width: float  # standard deviation of the Gaussian each node is drawn with
+    nodes: tuple[Nodes, ...] = field(repr=False)  # the quadratures behind it, one per probe
+    of: str  # which matrix
+    dimension: int  # the number of variables
 
     def extremes(self, tol: float = 1e-3) -> tuple[float, ...]:
         """Return the outermost eigenvalues the first probe's run has already found to `tol`, descending.
@@ -119,9 +104,6 @@ class Density(Result):
         |lambda_i - mu_i| in order. `noise` is what two such draws of one spectrum's probes are apart.
 
         Kind: estimate. Cost: none.
-
-        Raises:
-            InputError: with fewer than two probes on a side.
         """
         if min(len(self.nodes), len(other.nodes)) < 2:
             rule = "both densities have two probes or more"
@@ -174,13 +156,12 @@ class Density(Result):
             for p, (value, error) in enumerate(zip(self.moments, self.moment_errors, strict=True), 1)
         )
         cut = FLAT * self.largest
-        within = (self.share(-cut, cut), *self.share_bounds(-cut, cut))
+        within = {
+            f"share within {FLAT:g} of the largest from zero": (self.share(-cut, cut), *self.share_bounds(-cut, cut))
+        }
         shares = (
             Reading(name, value, "estimate", uncertainty=max(high - value, value - low))
-            for name, (value, low, high) in {
-                f"share within {FLAT:g} of the largest from zero": within,
-                **self._shares(),
-            }.items()
+            for name, (value, low, high) in (within | self._shares()).items()
         )
         edges = zip(("lower", "upper"), self.bulk, strict=True)
         bulk = (Reading(f"{side} edge of the bulk", value, "estimate") for side, value in edges)
@@ -228,18 +209,13 @@ class Density(Result):
         return rows + [{"quantity": n, "value": at, "at least": low, "at most": high} for n, (at, low, high) in shares]
 
     def _notes(self) -> str:
-        alone = "; one probe has no standard error, pass probes=2 or more" if len(self.nodes) == 1 else ""
-        shares = (
-            ""
-            if alone
-            else f", which leave shares a standard error of {self.error:.2g}; their bounds hold the quadrature's too"
-        )
-        return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{shares}{alone}"
+        more = f", which leave shares a standard error of {self.error:.2g}; their bounds hold the quadrature's too"
+        if len(self.nodes) == 1:
+            more = "; one probe has no standard error, pass probes=2 or more"
+        return f"density smoothed by width {self.width:.3g}, {len(self.nodes)} probes{more}"
 
     def chart(self) -> Chart:
         """Return the density on a logarithmic axis."""
-        from normgauge.charts.spectrum import density_curve
-
         return density_curve(self.grid, self.values, self._title())
 
 
@@ -302,11 +278,7 @@ def density(
         points: of the grid.
         group: process group over which the data are sharded.
         progress: called with the number of products; by default shown on a terminal's stderr.
-        partial: on Ctrl-C return the density of the probes that were finished, with status "nonconverged"; otherwise
-            KeyboardInterrupt is raised and carries it as `partial`.
-
-    Raises:
-        InputError: for counts below one or a width that is not positive.
+        partial: as in `spectrum`, the density of the probes that were finished.
 
     Examples:
         The Hessian of |w|^2 is twice the identity:
@@ -370,3 +342,112 @@ def _smoothed(nodes: list[Nodes], width: float | None, points: int, of: str, dim
         of=of,
         dimension=dimension,
     )
+
+
+@dataclass(frozen=True)
+class Trace(Result):
+    """A trace with its standard error."""
+
+    value: float  # the estimate
+    standard_error: float  # its standard error
+    probes: int  # random vectors used, one product each
+    relative_error: float  # what was asked
+    of: str  # which matrix
+    dimension: int  # the number of variables
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the trace and the mean eigenvalue; the uncertainty is one standard error."""
+        named = ((f"trace of {self.of}", 1), ("mean eigenvalue", self.dimension))
+        return tuple(
+            Reading(name, self.value / n, "unbiased", self.standard_error / n, self.status, self.sentence)
+            for name, n in named
+        )
+
+    def _meaning(self) -> str:
+        doubt = CERTAIN * self.standard_error
+        if abs(self.value) <= doubt:
+            return f"Zero lies within {CERTAIN:g} standard errors ({doubt:.3g}): not even the sign is known."
+        if self.of == "empirical_fisher":
+            return f"The squared gradient norm of a single sample is {self.value:.4g} +- {doubt:.2g} in the mean."
+        way = "raises" if self.value > 0 else "lowers"
+        return (
+            f"To second order, noise of standard deviation s on every parameter {way} the loss by "
+            f"{abs(self.value) / 2:.4g} s^2 in the mean (+- {doubt / 2:.2g} s^2, {CERTAIN:g} standard errors)."
+        )
+
+    def _title(self) -> str:
+        return f"Trace of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        mean = self.value / self.dimension
+        return [{"trace": self.value, "standard_error": self.standard_error, "mean_eigenvalue": mean}]
+
+    def chart(self) -> Chart:
+        """Return the trace as a point with two standard errors."""
+        half = CERTAIN * self.standard_error
+        row = {"of": self.of, "trace": self.value, "low": self.value - half, "high": self.value + half}
+        return intervals([row], value="trace", series="of", low="low", high="high", title=self._title())
+
+
+@instrument
+def trace(
+    objective: Objective,
+    *,
+    relative_error: float = 0.05,
+    of: Of = "hessian",
+    probes: int = 1000,
+    seed: int = 0,
+    group: Group = None,
+    progress: Progress | None = None,
+    partial: bool = False,
+) -> Trace:
+    """Return the trace of the curvature of `objective` to a standard error of `relative_error` of its value.
+
+    tr A = E z^T A z for random signs z; probes are drawn until the standard error is small enough.
+
+    Kind: unbiased (up to the stopping rule). Cost: one product per probe; a trace near zero needs many.
+
+    Args:
+        objective: model, loss, data and mode.
+        relative_error: standard error over value, at which to stop.
+        of: "hessian", "gauss_newton" or "empirical_fisher".
+        probes: most probes before giving up with status "nonconverged".
+        seed: of the probes.
+        group: process group over which the data are sharded.
+        progress: called with probes and the relative error so far; by default shown on a terminal's stderr.
+        partial: as in `spectrum`, the estimate of the probes so far.
+
+    Examples:
+        For a mean of squares over the rows of x the Hessian is diagonal here, and the trace 2 sum(x^2) / 3 exact:
+
+        >>> import torch
+        >>> x = torch.diag(torch.tensor([1.0, 2.0, 3.0]))
+        >>> model = torch.nn.Linear(3, 1, bias=False)
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, (x, torch.zeros(3, 1)), mode="eval")
+        >>> round(trace(objective).value, 4)
+        9.3333
+
+    References: hutchinson1989.
+    """
+
+    def result(estimate: TraceEstimate, why: str = "") -> Trace:
+        reached = not why and estimate.standard_error <= relative_error * abs(estimate.value)
+        doubt = f"{why}the standard error is {estimate.standard_error:.3g} after {estimate.probes} probes"
+        return Trace(
+            value=estimate.value,
+            standard_error=estimate.standard_error,
+            probes=estimate.probes,
+            relative_error=relative_error,
+            of=of,
+            dimension=objective.dimension,
+            status="ok" if reached else "nonconverged",
+            sentence="" if reached else doubt,
+        )
+
+    with (
+        offer_partial(lambda estimate: estimate and result(estimate, "interrupted: ")),
+        curvature_of(objective, of, group) as operator,
+        show_residuals(f"trace of {of}", progress) as callback,
+    ):
+        estimate = hutchinson(operator, relative_error=relative_error, probes=probes, seed=seed, progress=callback)
+    return result(estimate)

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, NonFiniteError
+from normgauge.errors import NonFiniteError
 from normgauge.linalg import Eigenpairs, Operator, eigenpairs
-from normgauge.measure.signal.updates import apply_update
+from normgauge.measure.signal.updates import apply_update, groups_by_name
 from normgauge.objective import HessianOperator, Objective
 
 DOUBLINGS = 20  # of the rate, either way: six decades
@@ -58,14 +59,10 @@ class Edge:
 
 
 def edge_of(objective: Objective, optimizer: torch.optim.Optimizer | None) -> Edge:
-    """Return the edge of an optimizer in its present state; plain gradient descent at rate 1 for `None`.
-
-    Raises:
-        InputError: for what is no optimizer of the objective's model.
-    """
+    """Return the edge of an optimizer in its present state; plain gradient descent at rate 1 for `None`."""
     if optimizer is None:
         return Edge("gradient descent", 1.0, 2.0)
-    groups = _groups_by_name(objective, optimizer)
+    groups = groups_by_name(objective, optimizer)
     name = type(optimizer).__name__
     rate = max((float(group["lr"]) for group in groups.values()), default=0.0)
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop):
@@ -114,19 +111,6 @@ def _inverse_root(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor 
     return 1 / ((1 - first**time) * ((squares / (1 - second**time)).sqrt() + group["eps"]))
 
 
-def _groups_by_name(objective: Objective, optimizer: Any) -> dict[str, dict[str, Any]]:
-    """Return the options of every variable that the optimizer moves."""
-    given = getattr(optimizer, "param_groups", ())
-    owners = {id(parameter): group for group in given for parameter in group["params"]}
-    named = dict(objective.model.named_parameters())
-    groups = {name: owners[id(named[name])] for name in objective.names if id(named[name]) in owners}
-    if not groups:
-        rule = "it is a torch.optim.Optimizer that holds parameters of the objective's model"
-        step = "Make it from the same model; moving or copying a model makes new parameters"
-        raise InputError("optimizer", rule, f"{type(optimizer).__name__} with {len(owners)} others", step)
-    return groups
-
-
 class EdgeOperator(Operator):
     """A = S^1/2 (H + D) S^1/2, which has the eigenvalues of S (H + D); with symmetries P A P, P their complement.
 
@@ -151,17 +135,31 @@ class EdgeOperator(Operator):
         return image if self.symmetries is None else self.symmetries.project(image, self.point)
 
     def largest(self, *, tol: float = 1e-2, seed: int = 0, start: Tensor | None = None) -> Eigenpairs:
-        """Return the largest eigenpair; the vector is one of A, `displacement` makes it one of the parameters."""
+        """Return the largest eigenpair of A; times the root of S its vector is a change of the parameters."""
         return eigenpairs(self, top=1, tol=tol, seed=seed, start=start)
-
-    def displacement(self, vector: Tensor) -> Tensor:
-        """Return the change of the parameters, of length one, that an eigenvector stands for."""
-        moved = vector if self.root is None else self.root * vector
-        return moved / moved.norm()
 
     def close(self) -> None:
         """Free the graphs."""
         self.hessian.close()
+
+
+def top_eigenvalues(
+    objective: Objective, edge: Edge, symmetries: Any = None, seed: int = 0
+) -> tuple[float, float, Tensor]:
+    """Return lambda_max of the edge's matrix, the same without symmetry directions, and the first's displacement.
+
+    The second is nan where not asked. Symmetries are divided out of the plain Hessian alone: a preconditioner does
+    not keep their complement.
+    """
+    quotient = math.nan
+    with closing(EdgeOperator(objective, edge)) as operator:
+        pairs = operator.largest(seed=seed)
+        vector = pairs.vectors[0] if operator.root is None else operator.root * pairs.vectors[0]
+        vector = vector / vector.norm()
+        if symmetries is not None and operator.root is None:
+            operator.symmetries = symmetries
+            quotient = operator.largest(seed=seed, start=vector).top[0]
+    return pairs.top[0] if math.isfinite(edge.multiple) else math.nan, quotient, vector
 
 
 def bracket(

@@ -1,17 +1,30 @@
-"""`ng.spectrum` and `ng.quotient_spectrum`: extreme eigenvalues of a loss's curvature, each with its true residual."""
+"""`ng.spectrum`, `ng.quotient_spectrum`, `ng.layer_spectra`: extreme eigenvalues of curvature, with true residuals."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from normgauge.errors import InputError, offer_partial
+from normgauge.charts.spectrum import blocks as draw_blocks
+from normgauge.charts.spectrum import stems
+from normgauge.errors import InputError, offer_partial, unknown_name
 from normgauge.linalg import Eigenpairs, Operator, eigenpairs, spectral_nodes
-from normgauge.measure.curvature.products import Group, Of, Progress, curvature_of, show_residuals
-from normgauge.measure.curvature.quotient import Family, QuotientOperator, writer_owners
+from normgauge.measure.curvature.products import (
+    Family,
+    Group,
+    Of,
+    Progress,
+    QuotientOperator,
+    curvature_of,
+    show_residuals,
+    writer_owners,
+)
+from normgauge.measure.signal.layer_statistics import group_names
+from normgauge.network import owner_of
 from normgauge.objective import Objective
 from normgauge.records import Chart, Kind, Reading
 from normgauge.results import Result, instrument
@@ -21,34 +34,26 @@ DENSE_LIMIT = 1500
 GRAPHS = 256 << 20  # bytes graphs may take by default: a quarter of what the basis may
 MOSTLY_SAMPLE = 0.2  # of lambda_max: more than the factor to which an edge of stability is known
 RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
+Per = Literal["layer", "block", "tensor"]
+UNEVEN = 10.0  # a decade: rates are searched on grids of half a decade, and one rate cannot serve both ends
 
 
 @dataclass(frozen=True)
 class Spectrum(Result):
-    """Largest and smallest eigenvalues of a curvature matrix, with true residuals.
+    """Largest and smallest eigenvalues of a curvature matrix, with true residuals."""
 
-    Args:
-        top: the largest eigenvalues (algebraic), descending.
-        bottom: the smallest, ascending.
-        residuals: |A v - lambda v| / |lambda| of each pair, those of `top` first; for eigenvalues below a thousandth
-            of the largest the divisor is that thousandth.
-        matvecs: products with the matrix, those that verify included.
-        of: which matrix.
-        dimension: the number of variables.
-        tol: the relative residual asked for.
-        vectors: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later.
-        held_out: v^T A v on other data for each vector v of `top`; empty where none were given.
-    """
-
-    top: tuple[float, ...]
-    bottom: tuple[float, ...]
+    top: tuple[float, ...]  # the largest eigenvalues (algebraic), descending
+    bottom: tuple[float, ...]  # the smallest, ascending
+    #: |A v - lambda v| / |lambda| of each pair, those of `top` first; for eigenvalues below a thousandth of the largest
+    #: the divisor is that thousandth
     residuals: tuple[float, ...]
-    matvecs: int
-    of: str
-    dimension: int
-    tol: float
+    matvecs: int  # products with the matrix, those that verify included
+    of: str  # which matrix
+    dimension: int  # the number of variables
+    tol: float  # the relative residual asked for
+    #: unit eigenvectors as rows, those of `top` first; pass the whole result as `start=` later
     vectors: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
-    held_out: tuple[float, ...] = ()
+    held_out: tuple[float, ...] = ()  # v^T A v on other data for each vector v of `top`; empty where none were given
 
     @property
     def sample_share(self) -> float:
@@ -100,8 +105,7 @@ class Spectrum(Result):
         return f"Spectrum of the {self.of.replace('_', '-')} matrix, {self.dimension} variables"
 
     def _rows(self) -> list[dict[str, Any]]:
-        ends = [("top", i + 1, value) for i, value in enumerate(self.top)]
-        ends += [("bottom", i + 1, value) for i, value in enumerate(self.bottom)]
+        ends = [(end, i, value) for end in ("top", "bottom") for i, value in enumerate(getattr(self, end), 1)]
         return [
             {"end": end, "index": index, "eigenvalue": value, "residual": residual}
             for (end, index, value), residual in zip(ends, self.residuals, strict=True)
@@ -109,28 +113,19 @@ class Spectrum(Result):
 
     def chart(self) -> Chart:
         """Return a chart with one stem per eigenvalue."""
-        from normgauge.charts.spectrum import stems
-
         return stems(self._rows(), self._title())
 
 
 @dataclass(frozen=True)
 class QuotientSpectrum(Spectrum):
-    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape.
+    """Extreme eigenvalues of the quotient curvature, and what they say about the landscape."""
 
-    Args:
-        gauge: how coupled rescalings were fixed: "given point" where blocks were passed as they are.
-        blocks: the number of spheres.
-        condition: largest over smallest |eigenvalue| of the non-zero part; `None` above 1500 variables.
-        negatives: the number of negative eigenvalues; an estimate above 1500 variables, nan if not counted.
-        negatives_kind: exact or estimate.
-    """
-
-    gauge: str = "given point"
-    blocks: int = 0
-    condition: float | None = None
+    gauge: str = "given point"  # how coupled rescalings were fixed: "given point" where blocks were passed as they are
+    blocks: int = 0  # the number of spheres
+    condition: float | None = None  # largest over smallest |eigenvalue| that is not zero; `None` above 1500 variables
+    #: the number of negative eigenvalues; an estimate above 1500 variables, nan if not counted
     negatives: float = math.nan
-    negatives_kind: Kind = "exact"
+    negatives_kind: Kind = "exact"  # exact or estimate
 
     @property
     def sharpness(self) -> float:
@@ -152,11 +147,11 @@ class QuotientSpectrum(Spectrum):
         valley = "no direction leads down" if self.negatives < 0.5 else f"{self.negatives:.3g} directions bend down"
         if math.isnan(self.negatives):
             valley = "how many directions bend down was not counted"
+        if not self.top:
+            return f"There is no top eigenvalue here; {valley} (0 at a minimum)."
         return (
             f"Whatever the scale of its weights, this function is as sharp as {self.top[0]:.4g}{spread}, and {valley}: "
             f"compare networks by this number (a minimum has 0 negative eigenvalues), not by the plain spectrum."
-            if self.top
-            else f"There is no top eigenvalue here; {valley} (0 at a minimum)."
         )
 
     def _notes(self) -> str:
@@ -304,24 +299,9 @@ def quotient_spectrum(
     Kind: estimate with true residuals. Cost: that of `spectrum`, up to 1500 variables one product for each to count
     negative eigenvalues exactly, beyond that 30 more to estimate their number.
 
-    Args:
-        objective: model, loss, data and mode, at a canonical point where blocks are coupled.
-        blocks: families of blocks: `[(("0.weight", 0),)]` for the rows of one weight. By default those of the
-            symmetries, at the canonical point of `objective`.
-        symmetries: what `ng.symmetries(objective)` gave; discovered here when neither they nor blocks are given.
-        gauge: the name of the canonical form the point is in, for the record.
-        top: how many of the largest.
-        bottom: how many of the smallest.
-        tol: relative residual to reach.
-        seed: of the random start.
-        start: an earlier spectrum of the same variables.
-        memory: bytes the Lanczos basis may take.
-        max_products: most products before giving up.
-        progress: called as `progress(products, residuals)`.
-        partial: as in `spectrum`.
-
-    Raises:
-        InputError: for blocks that overlap, are zero, or whose parts do not fit.
+    `blocks` are families of blocks, `[(("0.weight", 0),)]` for the rows of one weight, at a canonical point where they
+    are coupled, whose name is `gauge`; by default those of the `symmetries` (discovered when they are not given either)
+    at the canonical point of `objective`. All other arguments are those of `spectrum`.
 
     Examples:
         On the circle |w| = 1 the loss w_1 has second derivative -cos(angle): at w = (1, 0) it is -1.
@@ -344,14 +324,12 @@ def quotient_spectrum(
         fields = _fields(pairs, "quotient", objective, tol)
         return QuotientSpectrum(**fields, gauge=gauge, blocks=operator.count, **counts)
 
-    try:
+    with closing(operator):
         options: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "max_products": max_products}
         pairs = _search(operator, "quotient", objective, result, start, progress, seed=seed, memory=memory, **options)
         late = replace(pairs, status="nonconverged", sentence="interrupted before negative eigenvalues were counted")
         with offer_partial(lambda _: result(late)):
             counts, products = _counts(operator, max(map(abs, pairs.top + pairs.bottom), default=0.0), seed)
-    finally:
-        operator.close()
     return result(pairs, products, **counts)
 
 
@@ -368,3 +346,113 @@ def _counts(operator: QuotientOperator, scale: float, seed: int) -> tuple[dict[s
     nodes = spectral_nodes(operator, probes=1, steps=30, seed=seed)
     below = [w for v, w in zip(nodes[0].values, nodes[0].weights, strict=True) if v < -1e-5 * scale]
     return {"negatives": size * sum(below), "negatives_kind": "estimate"}, len(nodes[0].values)
+
+
+@dataclass(frozen=True)
+class LayerSpectra(Result):
+    """The spectra of the diagonal blocks of a curvature matrix, by name."""
+
+    spectra: dict[str, Spectrum] = field(repr=False)  # one spectrum per block of variables
+    per: str  # what a block is
+
+    def __getitem__(self, name: str) -> Spectrum:
+        """Return the spectrum of one block."""
+        if name not in self.spectra:
+            raise unknown_name("block of variables", name, self.spectra)
+        return self.spectra[name]
+
+    def readings(self) -> tuple[Reading, ...]:
+        """Return the eigenvalues of every block, those of the sharpest first."""
+        order = sorted(self.spectra, key=lambda name: -max(self[name].top, default=-math.inf))
+        return tuple(replace(reading, layer=name) for name in order for reading in self[name].readings())
+
+    def _meaning(self) -> str:
+        tops = sorted((max(each.top), name) for name, each in self.spectra.items() if each.top)
+        if not tops or tops[-1][0] <= 0:
+            return f"No block of {len(self.spectra)} has upward curvature, so none limits the learning rate alone."
+        (sharp, name), (low, mild) = tops[-1], tops[0]
+        said = f"{name!r} is the sharpest of {len(tops)} blocks, {sharp:.4g}: it alone allows {RATE / sharp:.3g}."
+        if low > 0 and sharp / low > UNEVEN:
+            said += f" {mild!r} would allow {sharp / low:.3g} times that (over {UNEVEN:g}): consider a rate per layer."
+        return said
+
+    def _title(self) -> str:
+        return f"Spectra per {self.per}"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"variables": name, "dimension": each.dimension, **row, "status": each.status}
+            for name, each in self.spectra.items()
+            for row in each._rows()
+        ]
+
+    def _notes(self) -> str:
+        one = next(iter(self.spectra.values()))
+        return f"{one.of} of each block alone, {one._notes()}"
+
+    def chart(self) -> Chart:
+        """Return the eigenvalues of every block side by side."""
+        return draw_blocks(self._rows(), self._title())
+
+
+@instrument
+def layer_spectra(
+    objective: Objective,
+    *,
+    per: Per | Mapping[str, Any] = "layer",
+    top: int = 1,
+    bottom: int = 0,
+    of: Of = "hessian",
+    tol: float = 1e-3,
+    seed: int = 0,
+    partial: bool = False,
+) -> LayerSpectra:
+    """Return the extreme eigenvalues of each diagonal block of the curvature of `objective`.
+
+    A block holds the second derivatives with respect to the variables of one layer, the others held fixed; its
+    largest eigenvalue never exceeds that of the whole matrix.
+
+    Kind: estimate with true residuals, as `spectrum`. Cost: that of `spectrum` for each block.
+
+    `per` is "layer" (the module that owns the parameters), "block" (the model's direct children), "tensor" (each
+    parameter alone), or a mapping from names to selections (a glob, names or a predicate). All other arguments are
+    those of `spectrum`, for each block; on Ctrl-C the blocks that were finished are the partial result.
+
+    Examples:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+        >>> data = (torch.eye(2), torch.zeros(2, 1))
+        >>> objective = Objective(model, torch.nn.functional.mse_loss, data, mode="eval")
+        >>> list(layer_spectra(objective).spectra)
+        ['0', '2']
+    """
+    parts = dict(per) if isinstance(per, Mapping) else _partition(objective.names, per)
+    spectra: dict[str, Spectrum] = {}
+
+    def result() -> LayerSpectra:
+        done = sum(each.status == "ok" for each in spectra.values())
+        return LayerSpectra(
+            dict(spectra),
+            per if isinstance(per, str) else "selection",
+            status="ok" if done == len(parts) else "nonconverged",
+            sentence="" if done == len(parts) else f"{len(parts) - done} of {len(parts)} blocks have not converged",
+        )
+
+    with offer_partial(lambda _: result() if spectra else None):
+        for name, selection in parts.items():
+            part = objective.replace(parameters=selection)
+            spectra[name] = spectrum(
+                part, top=min(top, part.dimension), bottom=min(bottom, part.dimension), of=of, tol=tol, seed=seed
+            )
+    return result()
+
+
+def _partition(names: tuple[str, ...], per: str) -> dict[str, list[str]]:
+    if per not in get_args(Per):
+        raise unknown_name("partition", per, get_args(Per), "Or pass a mapping from names to selections")
+    keys: dict[str, Callable[[str], str]] = {
+        "layer": owner_of,
+        "block": lambda name: name.split(".", 1)[0],
+        "tensor": str,
+    }
+    return group_names(names, keys[per])

@@ -23,10 +23,8 @@ def targets_of(batch: Any) -> Any:
     """Return the targets of `(inputs, targets)`, or the labels a mapping carries."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[1]
-    if isinstance(batch, Mapping):
-        for name in TARGETS:
-            if name in batch:
-                return batch[name]
+    if isinstance(batch, Mapping) and (names := [name for name in TARGETS if name in batch]):
+        return batch[names[0]]
     got = type(batch).__name__
     raise NotClasses("targets", "a batch must be (inputs, targets) or hold labels", got, "Use such batches")
 
@@ -71,6 +69,11 @@ def decisions(output: Any, target: Any) -> tuple[Tensor, Tensor]:
         got = f"labels from {int(wanted.min())} to {int(wanted.max())}"
         raise NotClasses("targets", rule, got, "Check the targets")
     return flat, wanted
+
+
+def cross_entropy(output: Any, target: Any) -> Tensor:
+    """Return the mean cross-entropy of every decision that counts."""
+    return nn.functional.cross_entropy(*decisions(output, target))
 
 
 def batch_decisions(objective: Objective, model: nn.Module, number: int, batch: Any) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import bars
 from normgauge.errors import DataError, ModelError
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
-from normgauge.measure.signal.layer_outputs import per_unit
+from normgauge.measure.signal.layer_statistics import per_unit
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import Objective, call_model, tensors
 from normgauge.records import Chart, Reading, Status
@@ -162,8 +163,6 @@ class Drift(Result):
 
     def chart(self) -> Chart:
         """Return bars of the mean shift per layer, as seen and as recalibration would store it."""
-        from normgauge.charts import bars
-
         rows = [
             {"layer": entry.layer, "shift": value, "series": series}
             for entry in self.layers
@@ -218,7 +217,7 @@ def drift(
     call = forward or call_model
     read = _read_batches(loader, batches)
     objective = Objective.from_step(
-        model, _no_step, read, mode="eval", outputs=lambda m, batch: call(m, _inputs(batch))
+        model, lambda *_: torch.zeros(()), read, mode="eval", outputs=lambda m, batch: call(m, _inputs(batch))
     )
     data = [batch for _, batch in objective.batches()]
     stored = {name or "(model)": module for name, module in model.named_modules() if _stores(module)}
@@ -294,11 +293,8 @@ def _entry(name: str, module: Any, before: Moments, after: Moments, frozen: str)
     mean, variance = sums.moments()
     if not bool((mean.isfinite() & variance.isfinite()).all()):
         return LayerDrift(name, status="diverged", sentence="its inputs are not finite: a layer before it is broken")
-    shift = (mean - old_mean) / old_variance.sqrt()
-    ratio = (variance + eps) / old_variance
-    recalibrated = math.nan
-    if name in after:
-        recalibrated = _rms((after[name].moments()[0] - old_mean) / old_variance.sqrt())
+    shift, ratio = (mean - old_mean) / old_variance.sqrt(), (variance + eps) / old_variance
+    renewed = (after[name].moments()[0] - old_mean) / old_variance.sqrt() if name in after else None
     averaged = _averaged_samples(module, sums.batch)
     noise = sums.spread() * (1 / sums.samples + 1 / averaged) / old_variance
     entry = LayerDrift(
@@ -307,7 +303,7 @@ def _entry(name: str, module: Any, before: Moments, after: Moments, frozen: str)
         worst_shift=float(shift.abs().max()),
         log_variance_ratio=_rms(ratio.log()),
         divergence=float((ratio - 1 - ratio.log() + shift.square()).mean() / 2),
-        recalibrated_shift=recalibrated,
+        recalibrated_shift=math.nan if renewed is None else _rms(renewed),
         floor=_rms(noise.sqrt()) if sums.samples > 1 else math.nan,
         variance_floor=math.sqrt(2 / max(sums.samples - 1, 1) + 2 / max(averaged - 1, 1)),
     )
@@ -346,12 +342,11 @@ def _is_counted(module: Any) -> bool:
 
 def _state(stored: Mapping[str, Any], after: Moments) -> dict[str, Tensor]:
     """Return the recalibrated statistics as a part of a state dict."""
-    state: dict[str, Tensor] = {}
-    for name, sums in after.items():
-        prefix = "" if name == "(model)" else f"{name}."
-        for own, value in zip(("running_mean", "running_var"), sums.moments(), strict=True):
-            state[prefix + own] = value.to(getattr(stored[name], own))
-    return state
+    return {
+        f"{name}.{own}".removeprefix("(model)."): value.to(getattr(stored[name], own))
+        for name, sums in after.items()
+        for own, value in zip(("running_mean", "running_var"), sums.moments(), strict=True)
+    }
 
 
 def _moments(count: int, total: Any, squares: Any) -> tuple[Tensor, Tensor]:
@@ -412,7 +407,3 @@ def _read_batches(loader: Any, count: int | None) -> Any:
     if not batches:
         raise DataError("drift", "loader must give at least one batch", "none", "Make a fresh iterator")
     return batches
-
-
-def _no_step(model: nn.Module, batch: Any) -> Tensor:
-    raise NotImplementedError("drift has no loss")

@@ -1,7 +1,7 @@
 """`ng.margins`: how far each sample is on the right side, raw and in units that rescaling cannot change."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import histogram
 from normgauge.linalg.norms import norm
 from normgauge.measure.decisions.classes import NotClasses, batch_decisions, inputs_of, raw_margins
 from normgauge.network import ModuleCall, replaced, role_of, watched
@@ -100,8 +101,6 @@ class Margins(Result):
 
     def chart(self) -> Chart:
         """Return the histogram of the margins by input gradient, or of the raw ones where there are none."""
-        from normgauge.charts import histogram
-
         by = "input_gradient" if self.values["input_gradient"].numel() else "raw"
         rows = [{"margin": value} for value in self.values[by].tolist()]
         return histogram(rows, value="margin", title=f"margins ({by.replace('_', ' ')})")
@@ -163,7 +162,7 @@ def _one_batch(
             norms.pop(call.name, None)  # the last to be called is the last in the dict
             norms[call.name] = norm(weight)
 
-    free = list(_inputs(batch))
+    free = [tensor for tensor in tensors(inputs_of(batch)) if tensor.is_floating_point()]
     grown = {id(t): t.detach().clone().requires_grad_() for t in free} if free and not coupled else {}
     with torch.enable_grad(), watched(model, note_norm):
         given = replaced(batch, Tensor, lambda t: grown.get(id(t), t))
@@ -207,8 +206,3 @@ def _couples(module: nn.Module) -> bool:
     """Tell whether a module in train mode mixes samples: batch statistics of any kind."""
     kind = type(module).__name__.lower()
     return isinstance(module, nn.modules.batchnorm._BatchNorm) or (role_of(module) == "normalizer" and "batch" in kind)
-
-
-def _inputs(batch: Any) -> Iterator[Tensor]:
-    """Yield the real input tensors of a batch (not the targets)."""
-    yield from (tensor for tensor in tensors(inputs_of(batch)) if tensor.is_floating_point())

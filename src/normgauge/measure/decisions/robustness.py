@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import against
 from normgauge.errors import DataError, InputError, NotDifferentiableError, unknown_name
-from normgauge.measure.decisions.classes import decisions
+from normgauge.measure.decisions.classes import cross_entropy, decisions
 from normgauge.objective import Objective
 from normgauge.records import Chart, Kind, Reading, Status
 from normgauge.results import Result, instrument
@@ -50,14 +51,9 @@ def attack_named(name: str, steps: int | None, restarts: int | None, step: float
     """Return an attack by name with some of its settings replaced."""
     if name not in ATTACKS:
         raise unknown_name("attack", name, ATTACKS)
-    base = ATTACKS[name]
-    chosen = Attack(
-        name,
-        base.ball,
-        base.steps if steps is None or name in ("gaussian", "fgsm") else steps,
-        base.restarts if restarts is None or name not in ("pgd", "pgd_l2") else restarts,
-        base.step if step is None else step,
-    )
+    given: dict[str, Any] = {"steps": None if name in ("gaussian", "fgsm") else steps, "step": step}
+    given["restarts"] = restarts if name in ("pgd", "pgd_l2") else None
+    chosen = replace(ATTACKS[name], **{setting: value for setting, value in given.items() if value is not None})
     if chosen.steps < (name != "gaussian") or chosen.restarts < 0 or not chosen.step > 0:
         rule = "iterations must be at least 1, restarts at least 0 and the step positive"
         got = f"iterations={chosen.steps}, restarts={chosen.restarts}, step={chosen.step:g}"
@@ -206,8 +202,6 @@ class Robustness(Result):
 
     def chart(self) -> Chart:
         """Return accuracy against the radius."""
-        from normgauge.charts import against
-
         points = [(0.0, self.clean), *((entry.radius, entry.accuracy) for entry in self.entries)]
         lines = [{"radius": radius, "accuracy": kept, "series": self.attack.name} for radius, kept in points]
         named = {"x": "radius", "y": "accuracy", "title": "accuracy under attack"}
@@ -273,8 +267,10 @@ def robustness(
     if statistics not in STATISTICS:
         raise unknown_name("statistics", statistics, STATISTICS)
     chosen = attack_named(attack, iterations, restarts, step)
-    radii = _radii(radius)
-    objective = Objective(model, _cross_entropy, data, mode="eval", forward=forward)
+    radii = sorted(float(size) for size in ([radius] if isinstance(radius, (int, float)) else radius))
+    if not radii or not all(0 < size < math.inf for size in radii):
+        raise InputError("robustness", "radius must be positive, one or several", str(radius), "Pass radius=8 / 255")
+    objective = Objective(model, cross_entropy, data, mode="eval", forward=forward)
     batches = [(number, *_check_batch(batch, bounds)) for number, batch in objective.batches()]
     right, losses, largest = (dict.fromkeys([0.0, *radii], 0.0) for _ in range(3))
     total = done = 0
@@ -377,17 +373,6 @@ class _Look:
             (gradient,) = torch.autograd.grad(value, free)
             self.objective.count_backward((inputs, self.labels))
         return gradient
-
-
-def _cross_entropy(output: Any, target: Any) -> Tensor:
-    return nn.functional.cross_entropy(*decisions(output, target))
-
-
-def _radii(radius: float | Sequence[float]) -> list[float]:
-    radii = [float(radius)] if isinstance(radius, (int, float)) else [float(r) for r in radius]
-    if not radii or not all(r > 0 and math.isfinite(r) for r in radii):
-        raise InputError("robustness", "radius must be positive, one or several", str(radius), "Pass radius=8 / 255")
-    return sorted(radii)
 
 
 def _check_batch(batch: Any, bounds: Bounds) -> tuple[Tensor, Any]:

@@ -5,18 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from normgauge.measure.generalization.layer_chain import Chain
+from normgauge.measure.generalization.network_copy import Chain
 from normgauge.measure.generalization.partition import Piece
-from normgauge.theory.generalization_bounds import (
-    cell_terms,
-    frobenius_margin_term,
-    row_norm_term,
-    samples_needed,
-    sharpness_terms,
-    spectral_margin_term,
-    transport_terms,
-    weight_normalized_term,
-)
+from normgauge.theory import generalization_bounds as theory
 from normgauge.theory.partition_bound import partition_slack
 
 BoundVerdict = Literal["non-vacuous", "vacuous", "undecided", "does not apply"]
@@ -118,7 +109,7 @@ class Ingredients:
 def explicit_bound(name: str, of: Ingredients, penalty: Callable[[float], float], sentence: str) -> Bound:
     """Return a bound whose constants are all known, `penalty(m)` above the empirical loss."""
     value = of.empirical + penalty(of.samples)
-    wanted = samples_needed(penalty, of.room)
+    wanted = theory.samples_needed(penalty, of.room)
     needed = f"about {wanted:.2g} samples (now {of.samples})" if math.isfinite(wanted) else "smaller norms"
     return judge_bound(name, (value, value), "upper", of.largest, needed, sentence)
 
@@ -153,8 +144,8 @@ def cell(piece: Piece, samples: int, slopes: tuple[float, float], rise: float) -
     share = count / samples
     low, high = 0.0, share * rise
     if piece.center >= 0:
-        low = cell_terms([share], [0.0 if math.isnan(seen) else seen], [slopes[0]], rise)[0]
-        high = cell_terms([share], [piece.distance], [slopes[1]], rise)[0]
+        low = theory.cell_terms([share], [0.0 if math.isnan(seen) else seen], [slopes[0]], rise)[0]
+        high = theory.cell_terms([share], [piece.distance], [slopes[1]], rise)[0]
     ends = {"slope_lower": slopes[0], "slope_upper": slopes[1], "term_lower": low, "term_upper": high}
     sizes = {"radius": piece.radius, "distance": piece.distance, "distance_seen": seen}
     return Cell(piece.center, piece.label, count, share, **sizes, **ends)
@@ -193,7 +184,7 @@ def _local_bound(of: Ingredients) -> Bound:
     room = of.room - fixed
     needed = ""
     if of.empirical + high + g >= of.largest:
-        wanted = samples_needed(lambda m: high + of.slack(m), of.room)
+        wanted = theory.samples_needed(lambda m: high + of.slack(m), of.room)
         if math.isfinite(wanted):
             needed = f"about {wanted:.2g} samples in the same cells (now {of.samples})"
         elif room > 0 and math.isfinite(free):
@@ -236,9 +227,8 @@ def _transport_bound(of: Ingredients) -> Bound:
     def right_hand_side(distance: str, slope: str) -> float:
         distances = [0.0 if math.isnan(d) else d for d in (getattr(cell, distance) for cell in inside)]
         slopes = [getattr(cell, slope) for cell in inside]
-        return (
-            of.empirical + transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta) + rest
-        )
+        terms = theory.transport_terms(shares, distances, slopes, of.partition_cells, of.samples, of.delta)
+        return of.empirical + terms + rest
 
     ends = right_hand_side("distance_seen", "slope_lower"), right_hand_side("distance", "slope_upper")
     need = "fewer cells, a smaller global Lipschitz constant; the additive constant is not given"
@@ -253,10 +243,10 @@ def _order_bounds(of: Ingredients) -> list[Bound]:
     return [
         inapplicable_bound("LLA", why)
         if math.isnan(sharpness)
-        else order_bound("LLA", of, sharpness_terms(sharpness, of.samples), told),
+        else order_bound("LLA", of, theory.sharpness_terms(sharpness, of.samples), told),
         inapplicable_bound(name, not_unit)
         if math.isnan(of.last)
-        else order_bound(name, of, weight_normalized_term(of.last, of.samples), last),
+        else order_bound(name, of, theory.weight_normalized_term(of.last, of.samples), last),
     ]
 
 
@@ -277,12 +267,12 @@ def _margin_bounds(of: Ingredients) -> list[Bound]:
 
     def spectral_penalty(samples: float) -> float:
         two_one = [link.two_one for link in links]
-        terms = spectral_margin_term(spectral, two_one, slopes, width=chain.width + biased, **shared(samples))
+        terms = theory.spectral_margin_term(spectral, two_one, slopes, width=chain.width + biased, **shared(samples))
         return of.largest * terms
 
     def frobenius_penalty(samples: float) -> float:
         norms = [link.slope * link.frobenius_with_bias(i == last) for i, link in enumerate(links)]
-        return of.largest * frobenius_margin_term(norms, outputs=of.outputs, **shared(samples))
+        return of.largest * theory.frobenius_margin_term(norms, outputs=of.outputs, **shared(samples))
 
     told = "Bartlett et al., constants written out; biases as a column"
     bent = "for activations that are positively homogeneous, element by element, only"
@@ -294,5 +284,5 @@ def _margin_bounds(of: Ingredients) -> list[Bound]:
         explicit_bound(names[1], of, frobenius_penalty, "Golowich et al., constants written out")
         if chain.homogeneous
         else inapplicable_bound(names[1], bent),
-        order_bound(names[2], of, row_norm_term(sums, tops, of.samples), sketch),
+        order_bound(names[2], of, theory.row_norm_term(sums, tops, of.samples), sketch),
     ]

@@ -3,15 +3,17 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normgauge.errors import InputError
+from normgauge.measure.curvature.edge import bisect
 from normgauge.measure.generalization.network_copy import Forward, LayerCalls, strip_normalizers
 from normgauge.measure.lipschitz.operator_norm import operator_norm
 from normgauge.network import activation_name
+from normgauge.objective import call_purely
 from normgauge.rng import generator
 
 Verdict = Literal["meaningful", "meaningless here", "untested", "skipped"]
@@ -56,12 +58,8 @@ class Network:
 
     def scored_with(self, parameters: dict[str, Tensor]) -> float:
         """Return the score of the network with other parameters."""
-        root = nn.Module()
-        root.model = self.model
-        root.forward = lambda inputs: self.forward(self.model, inputs)
-        named = {f"model.{name}": value for name, value in parameters.items()}
         with torch.no_grad():
-            return self.score(lambda inputs: torch.func.functional_call(root, named, (inputs,)))
+            return self.score(lambda inputs: call_purely(self.model, parameters, lambda m: self.forward(m, inputs)))
 
 
 def measures(
@@ -80,8 +78,7 @@ def measures(
     return tuple(complexities)
 
 
-@dataclass(frozen=True)
-class _Norms:
+class _Norms(NamedTuple):
     """Of every layer with weights: the operator norm, the Frobenius norm, sum of row norms, the reshaped norm."""
 
     spectral: list[float]
@@ -91,20 +88,20 @@ class _Norms:
 
 
 def _norms(network: Network) -> _Norms:
-    spectral, frobenius, two_one, reshaped = [], [], [], []
+    norms = _Norms([], [], [], [])
     for call in network.calls.affine:
         weight = call.module.weight.detach().double()  # type: ignore[operator]
         matrix = weight.reshape(weight.shape[0], -1)
         flat = float(torch.linalg.matrix_norm(matrix, 2))
         try:
             shape = None if isinstance(call.module, nn.Linear) else call.input_shape
-            spectral.append(operator_norm(call.module, shape).upper)
+            spectral = operator_norm(call.module, shape).upper
         except InputError:  # a layer of the user's own with a weight: its matrix is all we know
-            spectral.append(flat)
-        reshaped.append(flat)
-        frobenius.append(float(matrix.norm()))
-        two_one.append(call.positions * float(matrix.norm(dim=1).sum()))
-    return _Norms(spectral, frobenius, two_one, reshaped)
+            spectral = flat
+        row = spectral, float(matrix.norm()), call.positions * float(matrix.norm(dim=1).sum()), flat
+        for own, value in zip(norms, row, strict=True):
+            own.append(value)
+    return norms
 
 
 Measure = Callable[[Network, _Norms], float]
@@ -150,11 +147,9 @@ def _margin(network: Network) -> float:
 
 
 def _path_norm(network: Network, norms: _Norms) -> float:
-    """Return log10 of the root of the sum over paths of the squared products of weights along them.
+    """Return log10 of the root of the sum over paths of the squared products of weights along them (neyshabur2015).
 
     One forward pass with squared weights on inputs of ones, normalizers left out; pooling counts as it is.
-
-    References: neyshabur2015
     """
     kinds = [activation_name(module) for module in network.model.modules()]
     if bent := [kind for kind in kinds if kind and kind not in _PIECEWISE]:
@@ -179,11 +174,9 @@ def _stable_rank(network: Network, norms: _Norms) -> float:
 
 
 def _pac_bayes(network: Network, norms: _Norms) -> float:
-    """Return 1/sigma^2 for the largest noise on the weights that costs at most 0.1 of the score, in the mean.
+    """Return 1/sigma^2 for the largest noise on the weights that costs at most 0.1 of the score, as in jiang2020.
 
     The same draws serve every sigma; the score is accuracy, or minus the loss over C where there are no classes.
-
-    References: jiang2020
     """
     origin = {name: value.detach() for name, value in network.model.named_parameters()}
     source = generator(network.seed)
@@ -197,13 +190,9 @@ def _pac_bayes(network: Network, norms: _Norms) -> float:
         return sum(network.scored_with(parameters) for parameters in moved) / len(draws)
 
     wanted = score(0.0) - 0.1
-    low, high = _SIGMAS
-    if score(high) >= wanted:
+    if score(_SIGMAS[1]) >= wanted:
         raise _Skip("no noise costs a tenth of the score")
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if score(middle) >= wanted else (low, middle)
-    return low**-2
+    return bisect(lambda sigma: score(sigma) >= wanted, *_SIGMAS, tol=0.01)[0] ** -2
 
 
 MEASURES: dict[str, Measure] = {

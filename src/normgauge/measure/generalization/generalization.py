@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NormgaugeError, unknown_name
-from normgauge.measure.decisions.classes import decisions, raw_margins
+from normgauge.charts import intervals
+from normgauge.errors import InputError, NormgaugeError, require, unknown_name
+from normgauge.measure.decisions.classes import cross_entropy, decisions, raw_margins
 from normgauge.measure.generalization import network_copy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
 from normgauge.measure.generalization.complexity import Complexity, Network, measures
-from normgauge.measure.generalization.layer_chain import Chain, NotAChain, chain_of
 from normgauge.measure.generalization.losses import (
     PerSample,
     ball_slopes,
     bounded_loss,
     climb,
-    cross_entropy,
     join_batches,
     values_and_slopes,
 )
+from normgauge.measure.generalization.network_copy import Chain, NotAChain, chain_of
 from normgauge.measure.generalization.partition import Partition, Piece, partition_of, points_of, sizes_to_try
 from normgauge.measure.landscape.flatness import spherical_sharpness
 from normgauge.network import copy_model
@@ -114,12 +115,12 @@ class Generalization(Result):
         )
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [_fields(bound) for bound in self.bounds]
+        return [asdict(bound) for bound in self.bounds]
 
     def __str__(self) -> str:
         """Return the bounds, then the measures, then what the numbers mean and rest on."""
         table = format_table(self._rows(), title=self._title())
-        measured = format_table([_fields(measure) for measure in self.measures], title=self._test_in_words())
+        measured = format_table([asdict(measure) for measure in self.measures], title=self._test_in_words())
         return "\n\n".join([table, measured, format_table([], footer=f"{self.meaning()}\n{self._footer()}")])
 
     def readings(self) -> tuple[Reading, ...]:
@@ -167,28 +168,17 @@ class Generalization(Result):
 
     def frame(self, of: Literal["bounds", "measures", "cells"] = "bounds") -> pandas.DataFrame:
         """Return the bounds, the measures or the cells as a pandas DataFrame (needs the `lab` extra)."""
-        from normgauge.errors import require
-
         if of not in PARTS:
             raise unknown_name("part", of, PARTS)
         table = require("pandas", "lab", "Generalization.frame")
-        return table.DataFrame([_fields(item) for item in getattr(self, of)])
+        return table.DataFrame([asdict(item) for item in getattr(self, of)])
 
     def chart(self) -> Chart:
         """Return the bounds that apply: a dot at the upper end, a bar down to the lower."""
-        from normgauge.charts import intervals
-
         rows = [row for row in self._rows() if row["verdict"] != "does not apply"]
-        return intervals(
-            rows,
-            value="upper",
-            low="lower",
-            high="upper",
-            series="name",
-            detail=["verdict", "kind"],
-            title=f"bounds of the expected loss; above {self.loss_bound:g} they say nothing",
-            x_title="bound",
-        )
+        title = f"bounds of the expected loss; above {self.loss_bound:g} they say nothing"
+        named: Any = {"value": "upper", "low": "lower", "high": "upper", "series": "name", "x_title": "bound"}
+        return intervals(rows, detail=["verdict", "kind"], title=title, **named)
 
 
 @instrument
@@ -262,42 +252,21 @@ def generalization(
 
     References: than2025, kawaguchi2022, hou2023, lyu2022, cisneros2025, bartlett2017, golowich2020, akbar2025
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "data", "test")}
-    return _Exam(_Settings(**given), model, data).result(test)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The options of `generalization`, as given."""
-
-    loss: PerSample | None
-    loss_bound: float
-    loss_slope: float | None
-    margin: float
-    partition: int | Tensor | Sequence[int] | None
-    radius: float | None
-    holdout: float
-    delta: float
-    seed: int
-    forward: network_copy.Forward | None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.delta < 1 or not 0 < self.holdout < 1:
-            got = f"delta={self.delta!r}, holdout={self.holdout!r}"
-            rule, step = "delta and holdout lie between 0 and 1", "Pass delta=0.05 and holdout=0.2"
-            raise InputError("generalization", rule, got, step)
-        if self.radius is not None and not (self.radius > 0 and math.isfinite(self.radius)):
-            step = "Leave it out, or pass a number"
-            raise InputError("generalization", "radius must be positive", repr(self.radius), step)
+    if not 0 < delta < 1 or not 0 < holdout < 1:
+        rule, step = "delta and holdout lie between 0 and 1", "Pass delta=0.05 and holdout=0.2"
+        raise InputError("generalization", rule, f"delta={delta!r}, holdout={holdout!r}", step)
+    if radius is not None and not 0 < radius < math.inf:
+        raise InputError("generalization", "radius must be positive", repr(radius), "Leave it out, or pass a number")
+    return _Exam(SimpleNamespace(**{k: v for k, v in locals().items() if k not in ("data", "test")}), data).result(test)
 
 
 class _Exam:
     """A model on its data, and what is read off the two: partitions, slopes on their cells, bounds and measures."""
 
-    def __init__(self, settings: _Settings, model: nn.Module, data: Any) -> None:
-        self.settings, self.model = settings, model
-        self.inputs, self.targets = join_batches(model, data)
-        self.twin = network_copy.evaluation_copy(model)
+    def __init__(self, settings: Any, data: Any) -> None:
+        self.settings, self.model = settings, settings.model
+        self.inputs, self.targets = join_batches(self.model, data)
+        self.twin = network_copy.evaluation_copy(self.model)
         with torch.no_grad():
             first = self.call(self.twin, self.inputs[:2])
         options = settings.margin, settings.loss_bound, settings.loss_slope
@@ -307,7 +276,7 @@ class _Exam:
         if settings.partition is None:
             choices = sizes_to_try(len(points), classes, settings.holdout)
         fixed = {"radius": settings.radius, "holdout": settings.holdout, "seed": settings.seed}
-        self.partitions = [partition_of(points, classes, choice, **fixed) for choice in choices]  # type: ignore[arg-type]
+        self.partitions = [partition_of(points, classes, choice, **fixed) for choice in choices]
         rows = self.partitions[0][1]  # the same split for all
         self.used, self.wanted = self.inputs[rows], self.targets[rows]
 
@@ -333,6 +302,7 @@ class _Exam:
         if not partition.by_user:
             slopes = self._climb_in_cells(pieces, partition)
         cells = tuple(self._cells(pieces, on_balls, slopes, losses))
+        norms = [float(call.module.weight.detach().double().norm()) for call in calls.affine]  # type: ignore[operator]
         of = Ingredients(
             empirical=float(values.mean()),
             largest=loss.largest,
@@ -350,7 +320,7 @@ class _Exam:
             network_slope=top,
             printed=stored_chain.printed_slope if isinstance(stored_chain, Chain) else math.nan,
             sharpness=self._sharpness(moved_names),
-            last=_unit_norms(calls.affine),
+            last=norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan,
         )
         tested, test_loss = [], math.nan
         if test is not None:
@@ -508,12 +478,3 @@ class _Exam:
         objective = Objective(twin, cross_entropy, batch, mode="train", forward=own, parameters=names)
         reading = spherical_sharpness(objective, float(objective.loss()), self.settings.seed)
         return reading.value, reading.sentence
-
-
-def _unit_norms(affine: Sequence[Any]) -> float:
-    norms = [float(call.module.weight.detach().double().norm()) for call in affine]
-    return norms[-1] if len(norms) > 1 and all(abs(norm - 1) < 1e-3 for norm in norms[:-1]) else math.nan
-
-
-def _fields(item: Bound | Complexity | Cell) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in type(item).__dataclass_fields__}

@@ -93,11 +93,6 @@ def bounded_loss(
     return BoundedLoss(f"ramp loss of margin {margin:g}", 1.0, steep, classes, size, ramp, signed=True)
 
 
-def cross_entropy(output: Any, target: Any) -> Tensor:
-    """Return the mean cross-entropy of every decision that counts."""
-    return nn.functional.cross_entropy(*decisions(output, target))
-
-
 def values_and_slopes(
     model: nn.Module, forward: Forward, loss: BoundedLoss, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:

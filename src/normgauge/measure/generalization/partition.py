@@ -10,6 +10,7 @@ from torch import Tensor
 from normgauge.errors import InputError
 from normgauge.rng import generator
 
+Choice = int | Tensor | Sequence[int]
 _ROUNDS = 50
 _MANY = 1000  # all pairs of more would not fit
 
@@ -114,13 +115,7 @@ def sizes_to_try(samples: int, classes: int, holdout: float) -> tuple[int, ...]:
 
 
 def partition_of(
-    points: Tensor,
-    classes: int,
-    choice: int | Tensor | Sequence[int],
-    *,
-    radius: float | None,
-    holdout: float,
-    seed: int,
+    points: Tensor, classes: int, choice: Choice, *, radius: float | None, holdout: float, seed: int
 ) -> tuple[Partition, Tensor, Tensor | None]:
     """Return the partition, which samples the bound uses, and their cells where the user gave them.
 

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normgauge.charts import bars
 from normgauge.errors import DataError, InputError
+from normgauge.objective import untouched
 from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
 from normgauge.rng import generator
@@ -79,7 +81,7 @@ class Stability(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {"changed": what, **{name: getattr(pair, name) for name in Pair.__dataclass_fields__}}
+            {"changed": what, **asdict(pair)}
             for what, pairs in (("sample", self.pairs), ("seed", self.seeds))
             for pair in pairs
         ]
@@ -112,8 +114,6 @@ class Stability(Result):
 
     def chart(self) -> Chart:
         """Return the mean and the largest difference per pair of runs."""
-        from normgauge.charts import bars
-
         rows = [
             {"pair": f"{row['changed']} {number}", "difference": row[name], "of": name}
             for number, row in enumerate(self._rows())
@@ -197,14 +197,8 @@ def stability(
 
 def _losses(model: torch.nn.Module, loss: Callable[[Any, Tensor], Tensor], points: Batch) -> Tensor:
     spend("forwards")
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            values = loss(model(points[0]), points[1])
-    finally:
-        for module, flag in flags:
-            module.training = flag
+    with untouched(model, "eval", 0), torch.no_grad():
+        values = loss(model(points[0]), points[1])
     if values.shape[:1] != points[1].shape[:1] or values.ndim != 1:
         rule = f"the loss must give one value for each of the {len(points[1])} points"
         step = "Pass a loss without its mean, for example reduction='none'"

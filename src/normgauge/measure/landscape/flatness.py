@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import against
 from normgauge.errors import InputError, NonFiniteError, unknown_name
 from normgauge.measure.curvature.spectrum import spectrum
 from normgauge.measure.decisions.classes import NotClasses, aligned_decisions
-from normgauge.measure.landscape.directions import random_direction
+from normgauge.measure.landscape.loss_surface import random_direction
 from normgauge.objective import Objective
-from normgauge.records import Chart, Kind, Reading, Status, format_number
+from normgauge.records import Chart, Reading, Status, format_number
 from normgauge.results import Result, instrument
 from normgauge.rng import generator
 from normgauge.symmetry import symmetries as find_symmetries
@@ -27,25 +28,15 @@ TOLERABLE = 0.1  # of the loss without noise: an increase that is small next to 
 
 @dataclass(frozen=True, slots=True)
 class Perturbed:
-    """Loss and accuracy under one kind and size of noise.
+    """Loss and accuracy under one kind and size of noise."""
 
-    Args:
-        noise: absolute, filter or quotient.
-        sigma: its size.
-        loss: mean over the draws with a finite loss.
-        loss_error: standard error of that mean.
-        accuracy: mean over the same draws; nan without classes.
-        diverged: draws whose loss was not finite.
-        status: ok, or diverged where every draw was.
-    """
-
-    noise: str
-    sigma: float
-    loss: float
-    loss_error: float
-    accuracy: float
-    diverged: int = 0
-    status: Status = "ok"
+    noise: str  # absolute, filter or quotient
+    sigma: float  # its size
+    loss: float  # mean over the draws with a finite loss
+    loss_error: float  # standard error of that mean
+    accuracy: float  # mean over the same draws; nan without classes
+    diverged: int = 0  # draws whose loss was not finite
+    status: Status = "ok"  # ok, or diverged where every draw was
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +62,8 @@ class Flatness(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         names = "noise", "sigma", "loss", "increase", "loss_error", "accuracy", "diverged", "status"
-        increases = {id(entry): entry.loss - self.loss for entry in self.entries}
-        return [{n: increases[id(e)] if n == "increase" else getattr(e, n) for n in names} for e in self.entries]
+        rows = [{"increase": entry.loss - self.loss, **asdict(entry)} for entry in self.entries]
+        return [{name: row[name] for name in names} for row in rows]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the increase of the loss under each noise, smallest sigma first, then the sharpness."""
@@ -116,8 +107,6 @@ class Flatness(Result):
 
     def chart(self) -> Chart:
         """Return the mean loss against sigma, one line per noise, with its standard error."""
-        from normgauge.charts import against
-
         rows = [
             {**row, "low": row["loss"] - row["loss_error"], "high": row["loss"] + row["loss_error"]}
             for row in self._rows()
@@ -159,10 +148,6 @@ def flatness(
         radius: of adaptive sharpness.
         symmetries: what `ng.symmetries(objective)` gave, for quotient noise; discovered when left out.
 
-    Raises:
-        InputError: sigmas that are not positive, no samples.
-        UnknownNameError: another noise or sharpness.
-
     Deviations: Kwon et al. take the maximum over the ellipsoid; one ascent step bounds it from below.
 
     Examples:
@@ -177,7 +162,14 @@ def flatness(
 
     References: lyu2022, kwon2021, li2018.
     """
-    _check(sigmas, samples, noises, sharpness)
+    if not sigmas or not all(0 < sigma < math.inf for sigma in sigmas):
+        rule = "sigmas must be positive numbers"
+        raise InputError("flatness", rule, str(list(sigmas)), "Pass for example sigmas=[0.01]")
+    if samples < 1:
+        raise InputError("flatness", "samples must be at least 1", str(samples), "Pass samples=10")
+    for chosen, choices, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
+        if unknown := [name for name in chosen if name not in choices]:
+            raise unknown_name(what, unknown[0], choices)
     if not 0 < radius < math.inf:
         raise InputError("flatness", "radius is positive and finite", repr(radius), "Try radius=0.05")
     loss, accuracy = loss_and_accuracy(objective)
@@ -186,16 +178,14 @@ def flatness(
         symmetries = find_symmetries(objective)
     for noise in noises:
         entries += _perturb(objective, noise, [float(sigma) for sigma in sigmas], samples, seed, symmetries)
-    readings = tuple(
-        _adaptive_sharpness(objective, loss, radius)
-        if name == "adaptive"
-        else spherical_sharpness(objective, loss, seed)
-        for name in sharpness
-    )
-    lost: dict[str, Any] = (
-        {"status": "diverged", "sentence": "the loss is not finite without noise"} if math.isnan(loss) else {}
-    )
-    return Flatness(tuple(entries), readings, loss, accuracy, samples, **lost)
+    measures = {
+        "adaptive": lambda: _adaptive_sharpness(objective, loss, radius),
+        "spherical": lambda: spherical_sharpness(objective, loss, seed),
+    }
+    readings = tuple(measures[name]() for name in sharpness)
+    why = "the loss is not finite without noise" if math.isnan(loss) else ""
+    status: Status = "diverged" if why else "ok"
+    return Flatness(tuple(entries), readings, loss, accuracy, samples, status=status, sentence=why)
 
 
 def _perturb(
@@ -233,10 +223,8 @@ def _summary(noise: str, sigma: float, values: Sequence[tuple[float, float]]) ->
 
 def filter_scale(value: Tensor) -> Tensor:
     """Return the size of filter noise per entry: |w_f| / sqrt(n) for slices of the first axis, |w_i| for vectors."""
-    if value.ndim < 2:
-        return value.abs()
     axes = tuple(range(1, value.ndim))
-    return value.square().mean(dim=axes, keepdim=True).sqrt()
+    return value.square().mean(dim=axes, keepdim=True).sqrt() if axes else value.abs()
 
 
 def _adaptive_sharpness(objective: Objective, loss: float, radius: float) -> Reading:
@@ -244,11 +232,11 @@ def _adaptive_sharpness(objective: Objective, loss: float, radius: float) -> Rea
     try:
         gradient = objective.gradient()
     except NonFiniteError as error:
-        return _skipped_reading(name, "lower", str(error))
+        return Reading.measured(name, math.nan, "lower", why=str(error))
     origin = objective.parameters
     scale = math.sqrt(sum(float((origin[n] * g).double().square().sum()) for n, g in gradient.items()))
     if not scale > 0:
-        return _skipped_reading(name, "lower", "the gradient is zero where parameters are not")
+        return Reading.measured(name, math.nan, "lower", why="the gradient is zero where parameters are not")
     moved = {n: origin[n] + radius * origin[n].square() * g / scale for n, g in gradient.items()}
     there = loss_and_accuracy(objective.at(moved))[0]
     if not math.isfinite(there):
@@ -264,27 +252,11 @@ def spherical_sharpness(objective: Objective, loss: float, seed: int) -> Reading
     change = abs(doubled - loss) / max(abs(loss), 1e-12)
     if not change < 1e-3:
         why = f"doubling the variables changes the loss by {100 * change:.3g} %, so it is not scale invariant; "
-        return _skipped_reading(name, "estimate", f"{why}select the scale-invariant parameters")
+        return Reading.measured(name, math.nan, "estimate", why=f"{why}select the scale-invariant parameters")
     top = spectrum(objective, top=1, tol=1e-2, seed=seed)
     square = sum(float(value.double().square().sum()) for value in origin.values())
     value = top.top[0]
     return Reading(name, square * value, "estimate", uncertainty=square * abs(value) * top.residuals[0])
-
-
-def _skipped_reading(name: str, kind: Kind, why: str) -> Reading:
-    return Reading(name, math.nan, kind, status="skipped", sentence=why)
-
-
-def _check(sigmas: Sequence[float], samples: int, noises: Sequence[str], sharpness: Sequence[str]) -> None:
-    if not sigmas or not all(sigma > 0 and math.isfinite(sigma) for sigma in sigmas):
-        rule = "sigmas must be positive numbers"
-        raise InputError("flatness", rule, str(list(sigmas)), "Pass for example sigmas=[0.01]")
-    if samples < 1:
-        raise InputError("flatness", "samples must be at least 1", str(samples), "Pass samples=10")
-    for chosen, choices, what in ((noises, NOISES, "noise"), (sharpness, SHARPNESSES, "sharpness")):
-        for name in chosen:
-            if name not in choices:
-                raise unknown_name(what, name, choices)
 
 
 def loss_and_accuracy(objective: Objective) -> tuple[float, float]:

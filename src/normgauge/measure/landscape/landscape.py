@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from normgauge.charts import curves, panels
 from normgauge.errors import InputError, NonFiniteError
 from normgauge.linalg.norms import joint_norm
-from normgauge.measure.landscape.directions import random_direction
+from normgauge.measure.landscape.loss_surface import random_direction
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading, Status
 from normgauge.results import Cost, Result, instrument
@@ -109,8 +110,6 @@ class Landscape(Result):
 
     def chart(self) -> Chart:
         """Return loss, gradient distance and effective beta against the step, side by side."""
-        from normgauge.charts import panels
-
         return panels(
             [row for row in self._rows() if row.get("direction", "gradient") == self.direction],
             x="step",
@@ -137,10 +136,6 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
         random: how many random directions to look along as well.
         seed: of the random directions.
 
-    Raises:
-        InputError: when steps are empty, zero or not finite, or `random` is negative.
-        NonFiniteError: when the loss or gradient is not finite at theta itself, or the gradient is zero.
-
     Deviations: S1 App. A.2.2 does not say over which distances its "effective beta" takes the maximum; here
         every step has its own value and the maximum is a summary.
 
@@ -162,63 +157,46 @@ def landscape(objective: Objective, *, steps: Sequence[float], random: int = 0, 
         raise InputError("landscape", rule, str(list(chosen)), step)
     if random < 0:
         raise InputError("landscape", "random counts directions", str(random), "Pass random=0 or more")
-    at_start = objective.loss_and_gradient()
-    base = at_start[1]
+    origin, (base_loss, base) = objective.parameters, objective.loss_and_gradient()
     scale = joint_norm(base)
     if not (math.isfinite(scale) and scale > 0):
-        raise NonFiniteError(
-            "landscape",
-            "the gradient at the starting point must be finite and not zero",
-            f"|gradient| = {scale:g}",
-            "Measure at a point that is not critical, or look for the layer that produces it",
+        rule = "the gradient at the starting point must be finite and not zero"
+        step = "Measure at a point that is not critical, or look for the layer that produces it"
+        raise NonFiniteError("landscape", rule, f"|gradient| = {scale:g}", step)
+
+    def along(direction: Mapping[str, Tensor], name: str, others: tuple[Landscape, ...] = ()) -> Landscape:
+        looks: list[tuple[float, float]] = []
+        for step in chosen:
+            moved = {key: value - step * direction[key] for key, value in origin.items()}
+            try:
+                loss, slope = objective.at(moved).loss_and_gradient()
+                looks.append((float(loss), joint_norm({key: slope[key] - base[key] for key in base})))
+            except NonFiniteError:
+                looks.append((math.nan, math.nan))
+        losses, distances = zip(*looks, strict=True)
+        statuses: list[Status] = ["ok" if all(map(math.isfinite, look)) else "diverged" for look in looks]
+        length, lost = joint_norm(direction), statuses.count("diverged")
+        return Landscape(
+            steps=chosen,
+            losses=losses,
+            gradient_distances=distances,
+            effective_beta=tuple(d / (abs(s) * length) for s, d in zip(chosen, distances, strict=True)),
+            loss=float(base_loss),
+            gradient_norm=scale,
+            statuses=tuple(statuses),
+            direction=name,
+            random=others,
+            mode=objective.mode,
+            status="diverged" if lost else "ok",
+            sentence=f"{lost} of {len(chosen)} steps have no finite loss and gradient" if lost else "",
         )
-    others: list[Landscape] = []
+
+    others = []
     for number in range(1, random + 1):
         draw = random_direction(base, seed * 1000 + number)
         size = scale / joint_norm(draw)
-        direction = {name: size * value for name, value in draw.items()}
-        others.append(_landscape_along(objective, at_start, direction, chosen, f"random {number}", ()))
-    return _landscape_along(objective, at_start, base, chosen, "gradient", tuple(others))
-
-
-def _landscape_along(
-    objective: Objective,
-    at_start: tuple[Tensor, dict[str, Tensor]],
-    direction: Mapping[str, Tensor],
-    steps: tuple[float, ...],
-    name: str,
-    others: tuple[Landscape, ...],
-) -> Landscape:
-    """Return the landscape at theta - s direction; `at_start` are loss and gradient at theta."""
-    base_loss, base = at_start
-    origin = objective.parameters
-    losses, distances = [], []
-    statuses: list[Status] = []
-    for step in steps:
-        moved = {key: value - step * direction[key] for key, value in origin.items()}
-        try:
-            loss, slope = objective.at(moved).loss_and_gradient()
-            losses.append(float(loss))
-            distances.append(joint_norm({key: slope[key] - base[key] for key in base}))
-        except NonFiniteError:
-            losses.append(math.nan)
-            distances.append(math.nan)
-        statuses.append("ok" if math.isfinite(losses[-1]) and math.isfinite(distances[-1]) else "diverged")
-    scale, lost = joint_norm(direction), statuses.count("diverged")
-    return Landscape(
-        steps=steps,
-        losses=tuple(losses),
-        gradient_distances=tuple(distances),
-        effective_beta=tuple(d / (abs(s) * scale) for s, d in zip(steps, distances, strict=True)),
-        loss=float(base_loss),
-        gradient_norm=joint_norm(base),
-        statuses=tuple(statuses),
-        direction=name,
-        random=others,
-        mode=objective.mode,
-        status="diverged" if lost else "ok",
-        sentence=f"{lost} of {len(steps)} steps have no finite loss and gradient" if lost else "",
-    )
+        others.append(along({name: size * value for name, value in draw.items()}, f"random {number}"))
+    return along(base, "gradient", tuple(others))
 
 
 def _largest(values: Sequence[float]) -> float:
@@ -228,15 +206,10 @@ def _largest(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LandscapeBands(Result):
-    """Per step of training the extremes of a landscape.
+    """Per step of training the extremes of a landscape."""
 
-    Attributes:
-        steps: the training steps, ascending.
-        landscapes: the landscape measured at each.
-    """
-
-    steps: tuple[int, ...]
-    landscapes: tuple[Landscape, ...]
+    steps: tuple[int, ...]  # the training steps, ascending
+    landscapes: tuple[Landscape, ...]  # the landscape measured at each
 
     def _title(self) -> str:
         return f"Landscape bands over {len(self.steps)} steps of training"
@@ -275,8 +248,6 @@ class LandscapeBands(Result):
 
     def chart(self) -> Chart:
         """Return the loss with the band of losses met along the gradient (S1 Fig. 4a)."""
-        from normgauge.charts import curves
-
         rows = [{**row, "series": "along the gradient"} for row in self._rows()]
         title = "loss and its variation along the gradient"
         return curves(rows, y="loss", low="min_loss", high="max_loss", title=title)
@@ -290,9 +261,6 @@ def landscape_bands(landscapes: Mapping[int, Landscape]) -> LandscapeBands:
 
     Args:
         landscapes: training step -> what `ng.landscape` gave there.
-
-    Raises:
-        InputError: when there is none.
 
     Examples:
         >>> import torch

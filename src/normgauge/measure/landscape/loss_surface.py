@@ -11,20 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from normgauge.charts import surface
 from normgauge.errors import InputError, NonFiniteError, StoreError
-from normgauge.measure.landscape.directions import (
-    Values,
-    coordinates,
-    normalize_filters,
-    principal_directions,
-    random_direction,
-)
 from normgauge.objective import Objective, tensors
 from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument
+from normgauge.rng import generator
 
 NOWHERE = "no point of the grid has a finite loss"
 LOWER = 0.01  # of the height of the surface above the origin: what a grid of 25 points cannot resolve
+Values = dict[str, Tensor]
 Directions = Literal["filter", "pca"] | Sequence[Mapping[str, Tensor]] | None
 
 
@@ -90,8 +86,6 @@ class LossSurface(Result):
 
     def chart(self, levels: int = 8) -> Chart:
         """Return a heat map with contour lines, and the trajectories on it."""
-        from normgauge.charts import surface
-
         paths = [
             {"a": a, "b": b, "path": number, "step": step}
             for number, path in enumerate(self.paths)
@@ -133,10 +127,6 @@ def loss_surface(
         resume: a JSON file that keeps the losses found; a second call with the same settings continues there.
         progress: called as `progress(done, total)`.
 
-    Raises:
-        InputError: a grid without extent, directions that are not two, parallel or zero, a path that spans no plane.
-        StoreError: when `resume` is the file of another surface.
-
     Examples:
         For L = w_1^2 + w_2^2 with given unit directions the surface is a^2 + b^2:
 
@@ -158,7 +148,19 @@ def loss_surface(
     moved = [[canonical({n: p[n].detach() for n in origin}) for p in path] for path in paths]
     plane, kind = _plane(directions, origin, [p for path in moved for p in path], seed, symmetries)
     grid = [span * (2 * i / (points - 1) - 1) for i in range(points)]
-    losses = _fill(objective, origin, plane, grid, resume, progress)
+    key = _fingerprint(objective, origin, plane, grid)
+    losses = _read_losses(resume, key)
+    for index in range(len(losses), points**2):
+        b, a = grid[index // points], grid[index % points]
+        there = {n: v + a * plane[0][n] + b * plane[1][n] for n, v in origin.items()}
+        try:
+            losses.append(float(objective.at(there).loss()))
+        except NonFiniteError:
+            losses.append(math.nan)
+        if resume is not None and index % points == points - 1:
+            Path(resume).write_text(json.dumps({"key": key, "losses": losses}), encoding="utf-8")
+        if progress is not None:
+            progress(index + 1, points**2)
     return LossSurface(
         grid=tuple(grid),
         losses=tuple(tuple(losses[j * points : (j + 1) * points]) for j in range(points)),
@@ -183,44 +185,15 @@ def _plane(
             raise InputError("loss_surface", "directions='pca' needs paths", "none", "Pass paths=[checkpoints]")
         return principal_directions(origin, path), "pca"
     if isinstance(directions, str) or len(directions) != 2:
-        raise InputError(
-            "loss_surface",
-            "directions are None, 'filter', 'pca' or two dicts of tensors",
-            repr(directions) if isinstance(directions, str) else f"{len(directions)} directions",
-            "Pass two dicts shaped like objective.parameters",
-        )
+        got = repr(directions) if isinstance(directions, str) else f"{len(directions)} directions"
+        rule = "directions are None, 'filter', 'pca' or two dicts of tensors"
+        raise InputError("loss_surface", rule, got, "Pass two dicts shaped like objective.parameters")
     vectors = [{n: d[n].to(v) if n in d else torch.zeros_like(v) for n, v in origin.items()} for d in directions]
     a, b = (torch.cat([value.double().reshape(-1) for value in d.values()]) for d in vectors)
     if not float(a @ b) ** 2 < (1 - 1e-12) * float(a @ a) * float(b @ b):
         rule = "two directions must span a plane"
         raise InputError("loss_surface", rule, "parallel or zero ones", "Pass other directions")
     return (vectors[0], vectors[1]), "given"
-
-
-def _fill(
-    objective: Objective,
-    origin: Values,
-    plane: tuple[Values, Values],
-    grid: Sequence[float],
-    resume: str | Path | None,
-    progress: Callable[[int, int], None] | None,
-) -> list[float]:
-    """Return the losses row by row."""
-    total = len(grid) ** 2
-    key = _fingerprint(objective, origin, plane, grid)
-    losses = _read_losses(resume, key)
-    for index in range(len(losses), total):
-        b, a = grid[index // len(grid)], grid[index % len(grid)]
-        there = {n: v + a * plane[0][n] + b * plane[1][n] for n, v in origin.items()}
-        try:
-            losses.append(float(objective.at(there).loss()))
-        except NonFiniteError:
-            losses.append(math.nan)
-        if resume is not None and (index % len(grid) == len(grid) - 1 or index == total - 1):
-            Path(resume).write_text(json.dumps({"key": key, "losses": losses}), encoding="utf-8")
-        if progress is not None:
-            progress(index + 1, total)
-    return losses
 
 
 def _read_losses(resume: str | Path | None, key: str) -> list[float]:
@@ -241,11 +214,61 @@ def _read_losses(resume: str | Path | None, key: str) -> list[float]:
 
 def _fingerprint(objective: Objective, origin: Values, plane: tuple[Values, Values], grid: Sequence[float]) -> str:
     mark = hashlib.sha256(f"{objective.mode} {list(grid)}".encode())
-    for values in (origin, *plane):
-        for name, value in values.items():
-            mark.update(name.encode())
-            mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
-    for _, batch in objective.batches():
-        for value in tensors(batch):
-            mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
+    named = [item for values in (origin, *plane) for item in values.items()]
+    for name, value in [*named, *(("", value) for _, batch in objective.batches() for value in tensors(batch))]:
+        mark.update(name.encode())
+        mark.update(value.detach().cpu().double().contiguous().numpy().tobytes())
     return mark.hexdigest()
+
+
+def random_direction(like: Mapping[str, Tensor], seed: int | torch.Generator) -> Values:
+    """Return independent standard normal entries shaped and typed like the parameters."""
+    source = generator(seed) if isinstance(seed, int) else seed
+    return {n: torch.randn(v.shape, generator=source, dtype=torch.float64).to(v) for n, v in like.items()}
+
+
+def normalize_filters(direction: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Values:
+    """Give each filter of the direction the norm of the parameters' filter.
+
+    A filter is a slice of the first axis of a tensor with two or more axes. Vectors (biases, gains) are left out:
+    their direction is zero, as in Li et al.
+
+    Examples:
+        >>> p, d = {"w": torch.tensor([[3.0, 4.0]])}, {"w": torch.tensor([[1.0, 0.0]])}
+        >>> normalize_filters(d, p)["w"]
+        tensor([[5., 0.]])
+    """
+    scaled = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    for name, value in parameters.items():
+        if axes := tuple(range(1, value.ndim)):
+            size, own = (torch.linalg.vector_norm(t, dim=axes, keepdim=True) for t in (value, direction[name]))
+            scaled[name] = direction[name] * size / own.clamp_min(torch.finfo(value.dtype).tiny)
+    return scaled
+
+
+def principal_directions(origin: Mapping[str, Tensor], path: Sequence[Mapping[str, Tensor]]) -> tuple[Values, Values]:
+    """Return the two principal directions of `path` minus `origin`, scaled to the largest extent of the path."""
+    rows = torch.stack([torch.cat([(p[n] - origin[n]).double().reshape(-1) for n in origin]) for p in path])
+    _, sizes, vectors = torch.linalg.svd(rows, full_matrices=False)
+    if len(sizes) < 2 or not sizes[1] > 1e-12 * sizes[0]:
+        rule = "principal directions need a path that spans a plane with the objective's point"
+        got = f"a path of {len(path)} points of rank {int((sizes > 1e-12 * sizes[0]).sum())}"
+        raise InputError("loss_surface", rule, got, "Pass more checkpoints in paths=, or other directions")
+    extents = (rows @ vectors[:2].T).abs().amax(0)
+    return _split(vectors[0] * extents[0], origin), _split(vectors[1] * extents[1], origin)
+
+
+def coordinates(
+    point: Mapping[str, Tensor], origin: Mapping[str, Tensor], directions: Sequence[Mapping[str, Tensor]]
+) -> tuple[float, float, float]:
+    """Return the plane coordinates of the point nearest to `point`, and the distance from the plane."""
+    names = list(origin)
+    away = torch.cat([(point[n].to(origin[n]) - origin[n]).double().reshape(-1) for n in names])
+    basis = torch.stack([torch.cat([d[n].double().reshape(-1) for n in names]) for d in directions], dim=1)
+    solution = torch.linalg.lstsq(basis, away[:, None]).solution[:, 0]
+    return float(solution[0]), float(solution[1]), float((away - basis @ solution).norm())
+
+
+def _split(vector: Tensor, like: Mapping[str, Tensor]) -> Values:
+    parts = vector.split([value.numel() for value in like.values()])
+    return {name: part.view(value.shape).to(value) for part, (name, value) in zip(parts, like.items(), strict=True)}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import bars, curves
 from normgauge.network import first_tensor, role_of
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading, Status
@@ -16,6 +17,8 @@ from normgauge.results import Result, instrument, spend
 
 NOTABLE = 0.05  # share of the squared gradient: what is taken below it changes the gradient's norm by 3 % at most
 FITS = 1e-4  # relative residual between a layer and the formula, more where its precision has less
+Rows = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+Layout = tuple[str, Tensor, Tensor, Tensor, Rows]  # kind, normalized groups as rows, their s, gamma, to rows and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +83,9 @@ class LayerSmoothing:
 
 @dataclass(frozen=True)
 class Smoothing(Result):
-    """What normalizers take from gradient and curvature, layer by layer.
+    """What normalizers take from gradient and curvature, layer by layer."""
 
-    Attributes:
-        layers: in the order of their calls, step after step.
-    """
-
-    layers: tuple[LayerSmoothing, ...]
+    layers: tuple[LayerSmoothing, ...]  # in the order of their calls, step after step
 
     def __getitem__(self, layer: str) -> LayerSmoothing:
         """Return one layer by its name, at the last step."""
@@ -156,8 +155,6 @@ class Smoothing(Result):
 
     def chart(self) -> Chart:
         """Return the shares removed per layer, over training where there are several steps."""
-        from normgauge.charts import bars, curves
-
         if not self.measured:
             raise NotImplementedError("nothing was measured")
         if self._steps:
@@ -170,10 +167,6 @@ class Smoothing(Result):
             for name, title in named.items()
         ]
         return bars(rows, x="layer", y="share", series="removed", title=self._title(), y_title="share of |gradient|^2")
-
-
-Rows = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
-Layout = tuple[str, Tensor, Tensor, Tensor, Rows]  # kind, normalized groups as rows, their s, gamma, to rows and back
 
 
 @dataclass

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from normgauge.errors import ModelError
+from normgauge.measure.lipschitz.entry_rules import COPIES, DROPOUTS, MOVES
 from normgauge.measure.lipschitz.rules import Call
-from normgauge.measure.lipschitz.shape_rules import COPIES, DROPOUTS, MOVES
 from normgauge.measure.lipschitz.trace import Walk, line_of
 from normgauge.network.exports import operation_name
 from normgauge.objective import tensors
@@ -30,6 +30,7 @@ _NEAR_KINK = 1e-10
 ROUND = 1 + 1e-12
 WIDE = 400  # sides beyond which a norm on the way is bounded by sums
 _MATRIX = 2_000_000  # entries up to which a linear map is written out for its norm
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -203,14 +204,8 @@ def fixed(step: Step, *arguments: Any) -> None:
 # -- maps that are linear with entries that are not negative ----------------------------------------------------------
 
 
-@encloses(*COPIES, *DROPOUTS)
-def _copy(step: Step) -> Any:
-    return step.args[0]
-
-
-@encloses("getitem")
-def _item(step: Step) -> Any:
-    return step.args[0][step.args[1]]
+encloses(*COPIES, *DROPOUTS)(lambda step: step.args[0])
+encloses("getitem")(lambda step: step.args[0][step.args[1]])
 
 
 @encloses(
@@ -251,10 +246,8 @@ def _choose(step: Step) -> Any:
     moving = [part for part in (a, b) if isinstance(part, Enclosed)]
     width = moving[0].mid.shape[-1]
     first, second = (p if isinstance(p, Enclosed) else constant(double(p), width) for p in (a, b))
-    mid, rad = (
-        torch.where(mask[..., None], *pair).expand(*step.value.shape, width)
-        for pair in ((first.mid, second.mid), (first.rad, second.rad))
-    )
+    pairs = (first.mid, second.mid), (first.rad, second.rad)
+    mid, rad = (torch.where(mask[..., None], *pair).expand(*step.value.shape, width) for pair in pairs)
     repeats = max(step.value.numel() / p.centre.numel() for p in moving)
     return step.enclose(mid, rad, off=math.hypot(*(p.off for p in moving)) * math.sqrt(repeats))
 
@@ -267,9 +260,8 @@ def _weighted(step: Step, x: Enclosed, weight: Tensor, function: Callable[[Tenso
     return step.through(x, lambda t: function(t, weight), lambda t: function(t, weight.abs()))
 
 
-@encloses("linear")
-def _linear(step: Step) -> Any:
-    return _weighted(step, step.args[0], step.args[1], functional.linear)
+encloses("linear")(lambda step: _weighted(step, step.args[0], step.args[1], functional.linear))
+encloses("neg")(lambda step: step.enclose(-step.args[0].mid, step.args[0].rad, off=step.args[0].off))
 
 
 @encloses("addmm")
@@ -293,11 +285,6 @@ def _batch_norm(step: Step) -> Any:
     value = step.value[0] if several else step.value
     outcome = step.enclose(x.mid * factors, x.rad * factors.abs(), value, off=x.off * float(factors.abs().amax()))
     return (outcome, None, None) if several else outcome
-
-
-@encloses("neg")
-def _negative(step: Step) -> Any:
-    return step.enclose(-step.args[0].mid, step.args[0].rad, off=step.args[0].off)
 
 
 @encloses("add", "sub", "rsub")
@@ -327,9 +314,6 @@ def _line_up(columns: Tensor, value: Tensor) -> Tensor:
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
-
-
-Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def bilinear(

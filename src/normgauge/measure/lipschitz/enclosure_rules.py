@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from normgauge.measure.lipschitz import enclosure
 from normgauge.measure.lipschitz.enclosure import ROUND, WIDE, Enclosed, Step, bilinear, encloses, fixed, norm_bound
+from normgauge.measure.lipschitz.layer_rules import logit_mask
 from normgauge.theory.lipschitz_constants import SOFTMAX
 
 _ZERO = (0.0,)
@@ -100,12 +101,11 @@ def _share(own: Tensor, others: Tensor) -> Tensor:
 @encloses("scaled_dot_product_attention")
 def _attention(step: Step) -> Any:
     q, k, v = (step.argument(i, name) for i, name in enumerate(("query", "key", "value")))
-    mask, causal = step.argument(3, "attn_mask"), bool(step.argument(5, "is_causal", False))
+    fixed(step, step.argument(3, "attn_mask"))
     if step.argument(4, "dropout_p", 0.0):
         raise step.refuse("evaluation mode", "dropout")
     columns = next(x.mid.shape[-1] for x in (q, k, v) if isinstance(x, Enclosed))
     q, k, v = (x if isinstance(x, Enclosed) else enclosure.constant(x, columns) for x in (q, k, v))
-    fixed(step, mask)
     if step.kwargs.get("enable_gqa"):
         times, axis = q.centre.shape[-3] // k.centre.shape[-3], k.centre.ndim - 3
         k, v = (x.map(*[lambda t: t.repeat_interleave(times, axis)] * 2) for x in (k, v))
@@ -117,11 +117,7 @@ def _attention(step: Step) -> Any:
     logits = bilinear(
         step, q, k, lambda a, b: scale * a @ b.transpose(-1, -2), lambda m, w: scale * enclosure.largest_matrix(m, w)
     )
-    shift: Any = 0.0
-    if causal:
-        shift = torch.full(logits.centre.shape[-2:], -math.inf, dtype=torch.float64).triu(1)
-    elif mask is not None:
-        shift = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else mask
+    shift = logit_mask(step, logits.centre.shape[-2:])
     weights, _, _ = _weigh(step, logits.map(lambda t: t + shift, lambda t: t))
     return bilinear(step, weights, v, torch.matmul, enclosure.largest_matrix)
 

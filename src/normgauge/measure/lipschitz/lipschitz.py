@@ -1,5 +1,7 @@
 """Lipschitz constant of a network between two numbers that hold, layer by layer."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -10,24 +12,28 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from normgauge.errors import CertificateError, InputError, ModelError
-from normgauge.measure.lipschitz import elementwise_rules as elementwise_rules
-from normgauge.measure.lipschitz import enclosure_rules as enclosure_rules
-from normgauge.measure.lipschitz import linear_rules as linear_rules
-from normgauge.measure.lipschitz import normalizer_rules as normalizer_rules
-from normgauge.measure.lipschitz import shape_rules as shape_rules
+from normgauge.charts import bars
+from normgauge.errors import CertificateError, InputError, ModelError, NotDifferentiableError
+from normgauge.measure.lipschitz import enclosure_rules, entry_rules, layer_rules  # noqa: F401 (they register rules)
 from normgauge.measure.lipschitz.enclosure import enclose_jacobian
-from normgauge.measure.lipschitz.lower_bound import Steepest, find_steepest
-from normgauge.measure.lipschitz.reach import Reach
+from normgauge.measure.lipschitz.rules import Reach
 from normgauge.measure.lipschitz.trace import Domain, Step, Walk, check_agreement, private_copy
-from normgauge.objective import as_written
+from normgauge.objective import as_written, twice_differentiable
 from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
+from normgauge.rng import generator
 
 SLACK = 1e-9  # relative, added to the upper bounds for float64 rounding on the way
 _LN10 = math.log(10.0)
 VACUOUS = 1e3  # upper / lower: beyond it the bound says nothing about what the network does
 TIGHT = 10.0  # upper / lower: within a decade the bound still orders networks of one family
+FEW_OUTPUTS = 50  # up to here all rows of the Jacobian are taken, and its norm is exact
+_POWER_STEPS = 15
+_JITTER = 1e-7  # relative; away from kinks, where automatic differentiation may give no derivative of the function
+_SCALES = (0.03, 0.3, 1.0)
+_STARTS = 3  # the steepest data
+LARGE = 20_000_000  # parameters: one start and fewer candidates
+Model = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,42 +51,27 @@ class LayerGain:
 
 @dataclass(frozen=True)
 class LipschitzBracket(Result):
-    """The Lipschitz constant of a network, Euclidean norm per sample, lies between `lower` and `upper`.
+    """The Lipschitz constant of a network, Euclidean norm per sample, lies between `lower` and `upper`."""
 
-    Attributes:
-        log10_lower: of the norm of a Jacobian at a point of the domain.
-        log10_upper: of what the constant does not exceed; `inf` where no bound exists.
-        log10_at_data: of a bound on the Jacobian's norm at the data themselves, by the same rules.
-        log10_on_ball: of the bound on the balls around the data; `None` without a radius.
-        log10_global: of the bound on all inputs.
-        per_datum: log10 of the bound at each datum (without radius) or on each ball.
-        jacobian: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds there too.
-        jacobian_exact: whether those are exact; else lower bounds, by power iterations (large networks with over
-            50 outputs) or from one side of a kink.
-        layers: what each layer does to the bound.
-        radius: of the balls, or `None`.
-        samples: number of data.
-        respect_to: what varies.
-        shape: of one datum of it; the bounds hold for this shape, the masks given and the way export took.
-        fallback: why the bound on the balls is a product over layers; empty where it encloses the Jacobian.
-        model: the model in words.
-    """
-
-    log10_lower: float
-    log10_upper: float
-    log10_at_data: float
-    log10_on_ball: float | None
-    log10_global: float
+    log10_lower: float  # of the norm of a Jacobian at a point of the domain
+    log10_upper: float  # of what the constant does not exceed; `inf` where no bound exists
+    log10_at_data: float  # of a bound on the Jacobian's norm at the data themselves, by the same rules
+    log10_on_ball: float | None  # of the bound on the balls around the data; `None` without a radius
+    log10_global: float  # of the bound on all inputs
+    #: log10 of the bound at each datum (without radius) or on each ball
     per_datum: Tensor = field(repr=False, compare=False)
+    #: log10 of the norm of the Jacobian at each datum; a kink has none, `log10_at_data` holds there too
     jacobian: Tensor = field(repr=False, compare=False)
+    #: whether those are exact; else lower bounds, by power iterations (large networks with over 50 outputs) or from one
+    #: side of a kink
     jacobian_exact: bool
-    layers: tuple[LayerGain, ...] = field(repr=False)
-    radius: float | None
-    samples: int
-    respect_to: str
-    shape: tuple[int, ...]
-    fallback: str
-    model: str
+    layers: tuple[LayerGain, ...] = field(repr=False)  # what each layer does to the bound
+    radius: float | None  # of the balls, or `None`
+    samples: int  # number of data
+    respect_to: str  # what varies
+    shape: tuple[int, ...]  # of one datum of it; bounds hold for this shape, the masks given and the way export took
+    fallback: str  # why the bound on the balls is a product over layers; empty where it encloses the Jacobian
+    model: str  # the model in words
 
     @property
     def lower(self) -> float:
@@ -183,8 +174,6 @@ class LipschitzBracket(Result):
 
     def chart(self) -> Chart:
         """Return the bound from the input to each layer, in log10, normalizers coloured."""
-        from normgauge.charts import bars
-
         rows = [{**row, "what": "normalizer" if row["normalizer"] else "other layer"} for row in self._rows()]
         return bars(rows, x="layer", y="total", series="what", title="log10 of the bound from the input to each layer")
 
@@ -289,10 +278,6 @@ def _look_near(walk: Walk, datum: int, radius: float | None) -> _Near:
     return _Near(tuple(walk.steps), output.drop_value(), enclosed, why, at_datum)
 
 
-def _log10(value: float) -> float:
-    return math.log10(value) if value > 0 else -math.inf
-
-
 def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, radius: float | None) -> LipschitzBracket:
     slack = math.log10(1 + SLACK)
     at, ball = (torch.cat([getattr(x.output, name) for x in near]) / _LN10 + slack for name in ("at", "ball"))
@@ -309,7 +294,8 @@ def _assemble(model: nn.Module, walk: Walk, near: list[_Near], low: Steepest, ra
     exact = low.exact or bool((at_datum < math.inf).all())
     jacobian = at_datum if exact and not low.exact else jacobian
     exact &= not bool((at_datum.isfinite() & (at_datum > jacobian + 1e-3)).any())  # autograd takes one side of a kink
-    lower, upper = _log10(low.value), everywhere if radius is None else float(ball.max())
+    lower = math.log10(low.value) if low.value > 0 else -math.inf
+    upper = everywhere if radius is None else float(ball.max())
     if lower > upper:
         rule = "no slope exceeds a certified bound, so the rule of a step is wrong and there is no bracket"
         names = ", ".join(f"{step.name!r} ({step.kind})" for step in near[0].steps)
@@ -367,3 +353,157 @@ def _format_log(log: float) -> str:
     if not math.isfinite(log):
         return "infinity" if log > 0 else "0"
     return f"{10.0**log:.4g}" if abs(log) < 6 else f"10^{log:.2f}"
+
+
+@dataclass(frozen=True)
+class Steepest:
+    """The steepest point found."""
+
+    value: float  # norm of the Jacobian there, in float64
+    at_data: Tensor  # norm of the Jacobian at each datum
+    exact: bool  # whether those are exact; else lower bounds by power iterations
+    gradients: int  # vector-Jacobian products over a batch that were spent
+
+
+def jacobian_norms(model: Model, inputs: Tensor, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of the Jacobian at each input, and the top right and left singular vectors.
+
+    Exact up to `FEW_OUTPUTS` outputs (one backward pass per output over the whole batch, then a small Gram matrix
+    per input), else a lower bound by power iterations that reuse one graph.
+    """
+    x = inputs.detach().clone().requires_grad_()
+    with torch.enable_grad(), twice_differentiable():
+        outputs = model(x.clone()).flatten(1)
+        if not outputs.requires_grad:
+            rule = "the output must depend on the input differentiably"
+            raise NotDifferentiableError("lipschitz", rule, "no gradient", "Look for detach")
+        return _all_rows(outputs, x) if outputs.shape[1] <= FEW_OUTPUTS else _power_iterations(outputs, x, seed)
+
+
+def _all_rows(outputs: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    count = outputs.shape[1]
+    rows = [
+        torch.autograd.grad(outputs[:, k].sum(), x, retain_graph=k + 1 < count, materialize_grads=True)[0].flatten(1)
+        for k in range(count)
+    ]
+    jacobians = torch.nan_to_num(torch.stack(rows, 1), 0.0, 0.0, 0.0)
+    sizes = jacobians.abs().amax((1, 2), keepdim=True)
+    jacobians = torch.where(sizes > 0, jacobians / sizes, 0.0)  # squares of large and small slopes have no room
+    values, vectors = torch.linalg.eigh(jacobians @ jacobians.transpose(1, 2))
+    right = (jacobians * vectors[:, :, -1:]).sum(1)
+    norms = values[:, -1].clamp_min(0.0).sqrt() * sizes[:, 0, 0]
+    return norms, _unit(right).view_as(x), vectors[:, :, -1]
+
+
+def _power_iterations(outputs: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    u = torch.randn(outputs.shape, generator=generator(seed), dtype=x.dtype).to(x.device)
+    u = _unit(u).requires_grad_()
+    (pulled,) = torch.autograd.grad(outputs, x, u, create_graph=True)
+    weights = u.detach()
+    for _ in range(_POWER_STEPS):
+        (back,) = torch.autograd.grad(outputs, x, weights, retain_graph=True)
+        # d <J^T u, v> / du = J v: the second product reuses the graph of the first
+        (forward,) = torch.autograd.grad(pulled, u, _unit(back.flatten(1)).view_as(x), retain_graph=True)
+        weights = _unit(forward)
+    (back,) = torch.autograd.grad(outputs, x, weights)
+    flat = torch.nan_to_num(back.flatten(1), 0.0, 0.0, 0.0)
+    return _lengths(flat)[:, 0], _unit(flat).view_as(x), weights
+
+
+def uphill_direction(model: Model, point: Tensor, left: Tensor) -> Tensor:
+    """Return the direction in which ||J(x)^T left|| grows fastest, of length 1; zero where J is locally constant.
+
+    By Danskin that is the direction for the norm of J itself, if its top singular value is simple.
+    """
+    x = point.detach().clone()[None].requires_grad_()
+    with torch.enable_grad(), twice_differentiable():
+        outputs = model(x.clone()).flatten(1)
+        (pulled,) = torch.autograd.grad(outputs, x, left[None], create_graph=True)
+        if not pulled.requires_grad:  # linear, or linear between kinks
+            return torch.zeros_like(point)
+        (slope,) = torch.autograd.grad(pulled.square().sum(), x, materialize_grads=True)
+    return _unit(torch.nan_to_num(slope.flatten(1), 0.0, 0.0, 0.0)).view_as(point)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Return lengths of rows whose squares may have no room."""
+    sizes = rows.abs().amax(-1, keepdim=True)
+    return sizes * torch.where(sizes > 0, rows / sizes, 0.0).norm(dim=-1, keepdim=True)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / _lengths(rows).clamp_min(torch.finfo(rows.dtype).tiny)
+
+
+def find_steepest(
+    domain: Domain, single: nn.Module, double: nn.Module, radius: float | None, climbs: int, seed: int
+) -> Steepest:
+    """Find the steepest point near the data, from several starts, and certify it in float64.
+
+    `single` is the model in its own precision, for the search, `double` the one in float64; `radius`: of the ball
+    around each datum, `None` lets the search go anywhere; `climbs`: rounds of the search, 0 for the data alone.
+    """
+    dtype = next((p.dtype for p in single.parameters() if p.is_floating_point()), torch.float64)
+    inputs, everyone = domain.points(single, dtype), range(domain.samples)
+    norms, rights, lefts = jacobian_norms(domain.function(single, everyone), inputs, seed)
+    norms = torch.nan_to_num(norms, 0.0, 0.0, 0.0)
+    if not bool(norms.any()) and dtype != torch.float64:  # slopes this dtype cannot hold
+        return find_steepest(domain, double, double, radius, climbs, seed)
+    few = lefts.shape[1] <= FEW_OUTPUTS
+    outputs = lefts.shape[1] if few else 2 * _POWER_STEPS + 2
+    exact = norms
+    if few and dtype != torch.float64:
+        exact = jacobian_norms(domain.function(double, everyone), domain.points(double, torch.float64))[0]
+    spent, random, best = outputs * (2 if few else 1), generator(seed), (0.0, inputs[0], 0)
+    large = sum(p.numel() for p in single.parameters()) > LARGE
+    for datum in norms.argsort(descending=True)[: 1 if large else _STARTS].tolist():
+        point, value, direction, left = inputs[datum], float(norms[datum]), rights[datum], lefts[datum]
+        length = radius if radius is not None else 0.3 * float(point.norm()) or 1.0
+        for _ in range(climbs):
+            moves = _moves(direction, uphill_direction(domain.function(single, [datum]), point, left), length, random)
+            moves = moves[::5] if large else moves
+            candidates = _pull_inside(point + moves, inputs[datum], radius)
+            near = domain.function(single, [datum] * len(candidates))
+            found, right, leftmost = jacobian_norms(near, candidates, seed)
+            found = torch.nan_to_num(found, 0.0, 0.0, 0.0)
+            top = int(found.argmax())
+            spent += outputs + 2
+            if float(found[top]) > value:
+                value, point, direction, left = float(found[top]), candidates[top], right[top], leftmost[top]
+            else:
+                length /= 3
+        best = max(best, (value, point, datum), key=lambda entry: entry[0])
+    certified = _certify_norm(domain.function(double, [best[2]] * 3), best[1], inputs[best[2]], radius, random)
+    return Steepest(certified, torch.nan_to_num(exact.double(), 0.0, 0.0, 0.0), few, spent)
+
+
+def _moves(direction: Tensor, gradient: Tensor, length: float, random: torch.Generator) -> Tensor:
+    """Return steps uphill, along the top singular vector, both ways, and at random, of several lengths.
+
+    A network of ReLUs has no uphill: its Jacobian is constant between kinks, and only the other steps find new ones.
+    """
+    noise = torch.randn((2, *direction.shape), generator=random, dtype=direction.dtype).to(direction.device)
+    noise = _unit(noise.flatten(1)).view_as(noise)
+    ways = torch.cat([gradient[None], direction[None], -direction[None], noise])
+    return torch.cat([ways * (length * scale) for scale in _SCALES])
+
+
+def _pull_inside(points: Tensor, home: Tensor, radius: float | None) -> Tensor:
+    if radius is None:
+        return points
+    offsets = (points - home).flatten(1)
+    lengths = offsets.norm(dim=1, keepdim=True)
+    limit = radius * (1 - 1e-6)  # rounding must not lead out of the ball
+    shrunk = offsets * (limit / lengths.clamp_min(torch.finfo(points.dtype).tiny)).clamp_max(1.0)
+    return home + shrunk.view_as(points)
+
+
+def _certify_norm(double: Model, point: Tensor, home: Tensor, radius: float | None, random: torch.Generator) -> float:
+    """Return the norm at a point a hair away, where the function is differentiable with probability one."""
+    centre, start = home.double(), point.double()
+    jitter = torch.randn((3, *point.shape), generator=random, dtype=torch.float64).to(point.device)
+    scale = _JITTER * (float(start.abs().max()) or 1.0)
+    scale = scale if radius is None else min(scale, 1e-3 * radius / jitter[0].numel() ** 0.5)
+    near = _pull_inside(start + scale * jitter, centre, radius)
+    norms, _, _ = jacobian_norms(double, near)
+    return float(torch.nan_to_num(norms, 0.0, 0.0, 0.0).max()) * (1 - SLACK)

@@ -1,18 +1,19 @@
 """Norm of a linear layer as an operator, between two numbers that hold."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from normgauge import linalg
+from normgauge.charts import intervals
 from normgauge.errors import CertificateError, InputError, ModelError, NonFiniteError, unknown_name
-from normgauge.network import fold_channels, stored_affine
+from normgauge.network import copy_model, fold_channels, stored_affine
 from normgauge.records import Chart, Reading
 from normgauge.results import Result, instrument, spend
 
@@ -32,36 +33,24 @@ _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.Co
 
 @dataclass(frozen=True)
 class Bracket(Result):
-    """The norm of a layer lies between `lower` and `upper`.
+    """The norm of a layer lies between `lower` and `upper`."""
 
-    Attributes:
-        lower: norm of A v for one unit vector v, in float64: always a lower bound.
-        upper: what the norm does not exceed, in the sense of `kind`.
-        kind: certified (a theorem), probabilistic (fails with probability at most `delta` over the random start) or
-            estimate (the Ritz value plus its residual, no guarantee).
-        method: how `upper` was found.
-        layer: the layer in words.
-        input_shape: channels and spatial size the layer was measured on.
-        reshaped: largest singular value of the weight as a matrix `[channels out, rest]`, which torch's spectral_norm
-            uses; not the norm of a convolution. `None` where there is no weight.
-        delta: accepted probability of failure, if probabilistic.
-        factor: part of `upper` that repeating padding or a coarse grid may have added.
-        steps: products with the operator spent on `lower`.
-        frequencies: frequencies looked at for `upper`.
-        vector: right singular vector found, for a warm start of the next call (`start=`).
-    """
-
-    lower: float
-    upper: float
+    lower: float  # norm of A v for one unit vector v, in float64: always a lower bound
+    upper: float  # what the norm does not exceed, in the sense of `kind`
+    #: certified (a theorem), probabilistic (fails with probability at most `delta` over the random start) or estimate
+    #: (the Ritz value plus its residual, no guarantee)
     kind: BracketKind
-    method: str
-    layer: str
-    input_shape: tuple[int, ...]
+    method: str  # how `upper` was found
+    layer: str  # the layer in words
+    input_shape: tuple[int, ...]  # channels and spatial size the layer was measured on
+    #: largest singular value of the weight as a matrix `[channels out, rest]`, which torch's spectral_norm uses; not
+    #: the norm of a convolution. `None` where there is no weight
     reshaped: float | None = None
-    delta: float | None = None
-    factor: float = 1.0
-    steps: int = 0
-    frequencies: int = 0
+    delta: float | None = None  # accepted probability of failure, if probabilistic
+    factor: float = 1.0  # part of `upper` that repeating padding or a coarse grid may have added
+    steps: int = 0  # products with the operator spent on `lower`
+    frequencies: int = 0  # frequencies looked at for `upper`
+    #: right singular vector found, for a warm start of the next call (`start=`)
     vector: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -101,8 +90,6 @@ class Bracket(Result):
 
     def chart(self) -> Chart:
         """Return the bracket as a bar from lower to upper, and the reshaped norm below it."""
-        from normgauge.charts import intervals
-
         rows = [{"norm": "of the layer", "value": self.upper, "low": self.lower, "high": self.upper}]
         if self.reshaped is not None:
             same = dict.fromkeys(("value", "low", "high"), self.reshaped)
@@ -205,8 +192,9 @@ def read_layer(layer: nn.Module, input_shape: Sequence[int] | None) -> LinearMap
         return LinearMap(name, shape, total)
     main = linear[0]
     place = next(number for number, part in enumerate(parts) if part is main)
-    with _keep_buffers(main):
-        weight = main.weight.detach().clone()
+    # torch's spectral_norm iterates, and writes its buffers, whenever its weight is read in train mode
+    source: Any = copy_model(main) if parametrize.is_parametrized(main) else main
+    weight = source.weight.detach().clone()
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     if weight.is_complex():
         raise ModelError(name, "weights must be real", str(weight.dtype), "Split real and imaginary parts")
@@ -261,20 +249,6 @@ def _spatial_size(layer: Any, input_shape: Sequence[int] | None) -> tuple[int, .
         rule = f"input_shape is {axes} sizes, or {channels} channels and {axes} sizes"
         raise InputError(name, rule, str(shape), f"Pass for example {example}")
     return shape[-axes:]
-
-
-@contextmanager
-def _keep_buffers(layer: nn.Module) -> Iterator[None]:
-    """Restore a layer's buffers on exit: torch's spectral_norm iterates whenever its weight is read in train mode."""
-    kept = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in layer.named_buffers():
-                if name in kept:
-                    buffer.copy_(kept[name])
 
 
 def bracket_of(

@@ -1,5 +1,6 @@
 """A network exported once and walked from input to output, each step bounded by its rule; nothing is skipped."""
 
+import math
 import re
 import traceback
 import warnings
@@ -14,9 +15,8 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from normgauge.errors import DataError, ModelError
-from normgauge.measure.lipschitz.decompositions import DECOMPOSITIONS
-from normgauge.measure.lipschitz.reach import Form, Norms, Pending, Reach, certify
-from normgauge.measure.lipschitz.rules import Call, rule_of_function, rule_of_module
+from normgauge.measure.lipschitz import rules
+from normgauge.measure.lipschitz.rules import Call, Form, Norms, Pending, Reach
 from normgauge.network import KeepDouble, copy_model, replaced
 from normgauge.network.exports import NOT_EXPORTED, Program, export_program, operation_name
 from normgauge.objective import call_model, tensors
@@ -30,6 +30,8 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s+(.*)')
 _LIBRARIES = re.compile(r"/(torch|normgauge)/")
 Forward = Callable[[nn.Module, Any], Any]
 Known = dict[fx.Node, Any]
+aten = torch.ops.aten
+Cell = Callable[[Tensor, tuple[Tensor, ...], Sequence[Tensor | None]], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ class Walk:
         end = self.program.outputs[0]
         if end not in reaches:
             raise ModelError("lipschitz", "the output must depend on the input", "one that does not", "Return another")
-        return cast(Reach, certify(reaches[end]))
+        return cast(Reach, rules.certify(reaches[end]))
 
     def _bound(self, operation: Operation, reaches: Known, values: Known, places: dict[fx.Node, Any]) -> None:
         name, kind, module, value = operation.name, operation.kind, operation.module, values[operation.result]
@@ -267,14 +269,14 @@ class Walk:
             told = "the steps of the model may not depend on the values of the input"
             step = "Register a rule for the module that does it (ng.register_lipschitz_rule), or rewrite that line"
             raise ModelError(f"lipschitz of {name!r}", told, f"{kind}{operation.where}", step)
-        rule = rule_of_module(module) if module is not None else rule_of_function(kind)
+        rule = rules.rule_of_module(module) if module is not None else rules.rule_of_function(kind)
         if rule is None:
             got = f"{kind}{operation.where}, which has none"
             step = "Register one for its module with ng.register_lipschitz_rule, or rewrite that line"
             raise ModelError(f"lipschitz of {name!r}", "every step needs a rule; nothing is skipped", got, step)
 
         def resolve(node: fx.Node) -> Any:
-            return (reaches[node] if rule.folds else certify(reaches[node])) if node in reaches else values[node]
+            return (reaches[node] if rule.folds else rules.certify(reaches[node])) if node in reaches else values[node]
 
         last = operation.nodes[-1]
         args: Any = tuple(resolve(parent) for parent in parents)
@@ -295,7 +297,7 @@ class Walk:
             return
         reaches[operation.result] = bound
         if isinstance(bound, Reach) and bound.form is not None and bound.form.kind == "written":
-            bases = [p for p in parents if certify(reaches.get(p)) is bound.form.base]
+            bases = [p for p in parents if rules.certify(reaches.get(p)) is bound.form.base]
             self.written.update((operation.result, (base, bound.form)) for base in bases)
         sources = tuple(dict.fromkeys(place for node in parents if node in reaches for place in places[node]))
         places[operation.result] = sources
@@ -316,9 +318,8 @@ def _place(node: fx.Node) -> str:
 
 
 def _is_one_step(module: nn.Module) -> bool:
-    if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-        return False
-    return rule_of_module(module) is not None
+    container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    return not container and rules.rule_of_module(module) is not None
 
 
 def check_agreement(called: nn.Module, walk: Walk) -> None:
@@ -337,3 +338,150 @@ def check_agreement(called: nn.Module, walk: Walk) -> None:
         rule = "the exported steps must give, sample by sample, what the model gives on a batch"
         got, step = f"outputs that differ by {gap:.3g}", "Samples must not see each other, nor steps round to 16 bits"
         raise ModelError(f"lipschitz of {type(called).__name__}", rule, got, step)
+
+
+def _gates(x: Tensor, h: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
+    return functional.linear(x, weights[0], weights[2]) + functional.linear(h, weights[1], weights[3])  # type: ignore[arg-type]
+
+
+def _lstm_cell(x: Tensor, state: tuple[Tensor, ...], weights: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    i, f, g, o = _gates(x, state[0], weights).chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    out = o.sigmoid() * cell.tanh()
+    return (out if weights[4] is None else functional.linear(out, weights[4])), cell
+
+
+def _gru_cell(x: Tensor, state: tuple[Tensor, ...], weights: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    own = functional.linear(x, weights[0], weights[2]).chunk(3, -1)  # type: ignore[arg-type]
+    kept = functional.linear(state[0], weights[1], weights[3]).chunk(3, -1)  # type: ignore[arg-type]
+    reset, update = (own[0] + kept[0]).sigmoid(), (own[1] + kept[1]).sigmoid()
+    new = (own[2] + reset * kept[2]).tanh()
+    return (new + update * (state[0] - new),)
+
+
+def _recurrent(cell: Cell, count: int) -> Callable[..., tuple[Tensor, ...]]:
+    def run(
+        x: Tensor, start: Any, parameters: Sequence[Tensor], has_biases: bool, layers: int, *rest: Any
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs and the last states of a recurrent network of torch's."""
+        _, _, both, batch_first = rest  # neither dropout nor training
+        states, ways = [start] if isinstance(start, Tensor) else list(start), 2 if both else 1
+        size = len(parameters) // (layers * ways)
+        projected = size - (4 if has_biases else 2)
+        x = x.transpose(0, 1) if batch_first else x
+        last: list[tuple[Tensor, ...]] = []
+        for layer in range(layers):
+            outputs = []
+            for way in range(ways):
+                number = layer * ways + way
+                own = list(parameters[number * size : (number + 1) * size])
+                weights = [*own[:2], *(own[2:4] if has_biases else (None, None)), own[-1] if projected else None]
+                state = tuple(s[number] for s in states)
+                seen: list[Tensor] = []
+                for step in reversed(x.unbind(0)) if way else x.unbind(0):
+                    state = cell(step, state, weights)
+                    seen.append(state[0])
+                outputs.append(torch.stack(seen[::-1] if way else seen, 0))
+                last.append(state)
+            x = torch.cat(outputs, -1) if both else outputs[0]
+        ends = [torch.stack([state[i] for state in last], 0) for i in range(count)]
+        return (x.transpose(0, 1) if batch_first else x, *ends)
+
+    return run
+
+
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda x, state, weights: (activation(_gates(x, state[0], weights)),)
+
+
+def _einsum(equation: str, operands: Sequence[Tensor], *, path: Any = None) -> Tensor:
+    """Contract operands from left to right by products of matrices."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    labels = left.split(",")
+    free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    spare = max(0, *(x.ndim - len(own.replace(".", "")) for x, own in zip(operands, labels, strict=True)))
+    dots = free[:spare]  # what an ellipsis stands for, counted from the right
+    wide = [
+        own.replace("...", "".join(dots[spare - (x.ndim - len(own) + 3) :]))
+        for x, own in zip(operands, labels, strict=True)
+    ]
+    if not arrow:
+        right = "..." + "".join(sorted(c for c in set(left) - set(".,") if left.count(c) == 1))
+    target = right.replace("...", "".join(dots)) if "..." in left else right.replace("...", "")
+    if any(len(set(own)) < len(own) for own in wide):
+        raise NotImplementedError("einsum with an index twice in one operand")
+    x, own = operands[0], wide[0]
+    for number in range(1, len(operands)):
+        later = set(target).union(*wide[number + 1 :])
+        x, own = _contract(x, own, operands[number], wide[number], later)
+    x, own = _sum_out(x, own, set(target))
+    return x.permute([own.index(c) for c in target])
+
+
+def _sum_out(x: Tensor, own: str, kept: set[str]) -> tuple[Tensor, str]:
+    gone = [i for i, c in enumerate(own) if c not in kept]
+    return (x.sum(gone) if gone else x), "".join(c for c in own if c in kept)
+
+
+def _contract(x: Tensor, of_x: str, y: Tensor, of_y: str, later: set[str]) -> tuple[Tensor, str]:
+    x, of_x = _sum_out(x, of_x, later | set(of_y))
+    y, of_y = _sum_out(y, of_y, later | set(of_x))
+    both = [c for c in of_x if c in of_y]
+    batch, inner = [c for c in both if c in later], [c for c in both if c not in later]
+    only_x, only_y = [c for c in of_x if c not in of_y], [c for c in of_y if c not in of_x]
+    sizes = {**dict(zip(of_x, x.shape, strict=True)), **dict(zip(of_y, y.shape, strict=True))}
+    total = [math.prod(sizes[c] for c in group) for group in (batch, only_x, inner, only_y)]
+    left = x.permute([of_x.index(c) for c in (*batch, *only_x, *inner)]).reshape(total[0], total[1], total[2])
+    right = y.permute([of_y.index(c) for c in (*batch, *inner, *only_y)]).reshape(total[0], total[2], total[3])
+    order = (*batch, *only_x, *only_y)
+    return torch.bmm(left, right).reshape([sizes[c] for c in order]), "".join(order)
+
+
+def _variance(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    axes = list(range(x.ndim)) if dim is None else list(dim)
+    centred = x - x.mean(axes, keepdim=True)
+    square = centred.pow(2).mean(axes, keepdim=keepdim)
+    count = x.numel() // max(1, square.numel())
+    less = 1.0 if correction is None else float(correction)
+    return square if less == 0 else square * (count / (count - less))
+
+
+def _deviation(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def _variance_and_mean(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    axes = list(range(x.ndim)) if dim is None else list(dim)
+    return _variance(x, dim, correction=correction, keepdim=keepdim), x.mean(axes, keepdim=keepdim)
+
+
+def _of_dim(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dim=None, unbiased=True, keepdim=False: function(
+        x, dim, correction=1.0 if unbiased else 0.0, keepdim=keepdim
+    )
+
+
+def _instances(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, use: bool, *rest: Any) -> Tensor:
+    if not use:
+        return functional.batch_norm(x, mean, var, weight=weight, bias=bias, eps=rest[1])
+    return functional.group_norm(x, x.shape[1], weight, bias, rest[1])
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.lstm.input: _recurrent(_lstm_cell, 2),
+    aten.gru.input: _recurrent(_gru_cell, 1),
+    aten.rnn_tanh.input: _recurrent(_plain_cell(torch.tanh), 1),
+    aten.rnn_relu.input: _recurrent(_plain_cell(torch.relu), 1),
+    aten.einsum.default: _einsum,
+    aten.baddbmm.default: lambda x, a, b, *, beta=1.0, alpha=1.0: beta * x + alpha * torch.bmm(a, b),
+    aten.var.correction: _variance,
+    aten.std.correction: _deviation,
+    aten.var_mean.correction: _variance_and_mean,
+    aten.var.dim: _of_dim(_variance),
+    aten.std.dim: _of_dim(_deviation),
+    aten.var_mean.dim: _of_dim(_variance_and_mean),
+    aten.norm.ScalarOpt_dim: lambda x, p, dim, keepdim=False: torch.linalg.vector_norm(
+        x, 2 if p is None else p, dim, keepdim
+    ),
+    aten.instance_norm.default: _instances,
+}

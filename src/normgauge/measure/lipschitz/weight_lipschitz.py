@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normgauge import charts
+from normgauge.charts import curves
 from normgauge.errors import InputError, ModelError
 from normgauge.measure.lipschitz import lipschitz as _rules  # noqa: F401 (registers them)
 from normgauge.measure.lipschitz.trace import Domain, Walk, private_copy
@@ -24,6 +24,13 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SLACK = 1e-9
 _LN10 = math.log(10.0)
 HELPED = 1.1  # without / with BatchNorm: ten percent, more than the bounds' own looseness from batch to batch
+_COLUMNS = {
+    "output_bound": "log10_output",
+    "gradient_bound": "log10_chain",
+    "local_bound": "log10_local",
+    "without_batch_norm": "log10_plain",
+    "gradient": "log10_gradient",
+}
 
 
 @dataclass(frozen=True)
@@ -39,36 +46,20 @@ class WeightGain:
     log10_gradient: float  # of the gradient's norm, measured
 
 
-_COLUMNS = {
-    "output_bound": "log10_output",
-    "gradient_bound": "log10_chain",
-    "local_bound": "log10_local",
-    "without_batch_norm": "log10_plain",
-    "gradient": "log10_gradient",
-}
-
-
 @dataclass(frozen=True)
 class WeightLipschitz(Result):
-    """Bounds on the slope with respect to each layer's weights, and the measured gradients.
+    """Bounds on the slope with respect to each layer's weights, and the measured gradients."""
 
-    Attributes:
-        layers: in order of use.
-        model: in words.
-        why: why the chain bounds are missing, if they are.
-    """
-
-    layers: tuple[WeightGain, ...]
-    model: str
-    why: str = field(default="", repr=False)
+    layers: tuple[WeightGain, ...]  # in order of use
+    model: str  # in words
+    why: str = field(default="", repr=False)  # why the chain bounds are missing, if they are
 
     def _title(self) -> str:
         return f"slopes of {self.model} with respect to the weights of each layer, log10"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = [{"layer": layer.name, "input": layer.input} for layer in self.layers]
-        values = [{name: getattr(layer, own) for name, own in _COLUMNS.items()} for layer in self.layers]
-        return [row | own for row, own in zip(rows, values, strict=True)]
+        columns = {"layer": "name", "input": "input", **_COLUMNS}
+        return [{name: getattr(layer, own) for name, own in columns.items()} for layer in self.layers]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return log10 of the local bound and of the gradient per layer, then of the chain bounds where they exist."""
@@ -106,7 +97,7 @@ class WeightLipschitz(Result):
             for name in names
             if row[name] is not None and math.isfinite(row[name])
         ]
-        return charts.curves(rows, x="layer", y="log10", y_scale="linear", title=self._title())
+        return curves(rows, x="layer", y="log10", y_scale="linear", title=self._title())
 
 
 @instrument

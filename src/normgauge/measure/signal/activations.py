@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normgauge.charts import heatmap, histogram
 from normgauge.errors import InputError, unknown_name
-from normgauge.measure.signal.layer_outputs import per_unit, run_watched, unit_axis
+from normgauge.measure.signal.layer_statistics import per_unit, run_watched, unit_axis
 from normgauge.network import ModuleCall
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading
@@ -25,13 +26,9 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class Activations(Result):
-    """Values of randomly chosen units over the data.
+    """Values of randomly chosen units over the data."""
 
-    Attributes:
-        values: (layer, unit) -> all values of that unit, over samples and space, in float64.
-    """
-
-    values: dict[tuple[str, int], Tensor]
+    values: dict[tuple[str, int], Tensor]  # (layer, unit) -> its values over samples and space, in float64
 
     def _title(self) -> str:
         return f"Activations of {len(self.values)} units"
@@ -76,8 +73,6 @@ class Activations(Result):
 
     def chart(self) -> Chart:
         """Return the histogram of each unit's values."""
-        from normgauge.charts import histogram
-
         rows = [
             {"value": value, "unit": f"{layer}[{unit}]"}
             for (layer, unit), values in self.values.items()
@@ -88,43 +83,30 @@ class Activations(Result):
 
 @dataclass(frozen=True)
 class ActivationHistory(Result):
-    """Histograms of the same units at several steps of training, in bins shared by all steps.
+    """Histograms of the same units at several steps of training, in bins shared by all steps."""
 
-    Attributes:
-        steps: ascending.
-        counts: (layer, unit) -> per step the counts per bin.
-        edges: (layer, unit) -> the edges of the bins.
-    """
-
-    steps: tuple[int, ...]
-    counts: dict[tuple[str, int], tuple[tuple[int, ...], ...]]
-    edges: dict[tuple[str, int], tuple[float, ...]]
+    steps: tuple[int, ...]  # ascending
+    counts: dict[tuple[str, int], tuple[tuple[int, ...], ...]]  # (layer, unit) -> per step the counts per bin
+    edges: dict[tuple[str, int], tuple[float, ...]]  # (layer, unit) -> the edges of the bins
 
     def _title(self) -> str:
         return f"Activations of {len(self.counts)} units over {len(self.steps)} steps"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for (layer, unit), table in self.counts.items():
-            bins = list(pairwise(self.edges[layer, unit]))
-            for step, counts in zip(self.steps, table, strict=True):
-                for (left, right), count in zip(bins, counts, strict=True):
-                    rows.append(
-                        {"layer": layer, "unit": unit, "step": step, "left": left, "right": right, "count": count}
-                    )
-        return rows
-
-    def _centres(self, key: tuple[str, int]) -> list[float]:
-        """Return the mean of a unit at every step, from its histogram; nan where nothing was finite."""
-        middles = [(left + right) / 2 for left, right in pairwise(self.edges[key])]
-        sums = [(sum(row), sum(n * at for n, at in zip(row, middles, strict=True))) for row in self.counts[key]]
-        return [moment / total if total else math.nan for total, moment in sums]
+        return [
+            {"layer": layer, "unit": unit, "step": step, "left": left, "right": right, "count": count}
+            for (layer, unit), table in self.counts.items()
+            for step, counts in zip(self.steps, table, strict=True)
+            for (left, right), count in zip(pairwise(self.edges[layer, unit]), counts, strict=True)
+        ]
 
     def _moves(self) -> list[tuple[float, str]]:
         """Return how far the mean of each unit moved, as a share of its range, and its name, the largest first."""
         moves = []
         for (layer, unit), edges in self.edges.items():
-            centres = [value for value in self._centres((layer, unit)) if math.isfinite(value)]
+            middles = [(left + right) / 2 for left, right in pairwise(edges)]
+            tables = [row for row in self.counts[layer, unit] if sum(row)]  # at the other steps nothing was finite
+            centres = [sum(n * at for n, at in zip(row, middles, strict=True)) / sum(row) for row in tables]
             if centres:
                 moves.append(((max(centres) - min(centres)) / (edges[-1] - edges[0]), f"{layer}[{unit}]"))
         return sorted(moves, reverse=True) or [(math.nan, "")]
@@ -150,8 +132,6 @@ class ActivationHistory(Result):
 
     def chart(self, layer: str | None = None) -> Chart:
         """Return one unit's distribution over training as a heat map: of `layer`, by default the first."""
-        from normgauge.charts import heatmap
-
         keys = list(self.counts)
         chosen = keys[0] if layer is None else next((key for key in keys if key[0] == layer), None)
         if chosen is None:
@@ -178,9 +158,6 @@ def activations(
         layers: globs of module names; modules that call no other module.
         units: how many units per layer.
         seed: of the choice; the same units are chosen at every step of training.
-
-    Raises:
-        InputError: when no module that was called matches.
 
     Examples:
         >>> from torch import nn
@@ -226,9 +203,6 @@ def activation_history(history: Mapping[int, Activations], *, bins: int = 30) ->
     Args:
         history: training step -> what `ng.activations` gave there, with the same seed.
         bins: how many per unit, from the smallest to the largest finite value met.
-
-    Raises:
-        InputError: when the history is empty or no unit is in all steps.
     """
     steps = tuple(sorted(history))
     shared = [key for key in history[steps[0]].values if all(key in history[s].values for s in steps)] if steps else []

@@ -2,48 +2,38 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normgauge.charts import panels
 from normgauge.errors import NonFiniteError, NotDifferentiableError, unknown_name
-from normgauge.measure.signal.layer_outputs import Groups, Layer, execution_order, per_unit, run_watched, unit_axis
+from normgauge.measure.signal.layer_statistics import Groups, Layer, execution_order, per_unit, run_watched, unit_axis
 from normgauge.measure.signal.updates import Update, apply_update
 from normgauge.network import ModuleCall, owner_of
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading, Status
 from normgauge.results import Result, instrument
 
+Values = Mapping[str, Tensor]
 TURNED = 0.5  # cosine of 60 degrees: less than half of the old step is then along the new gradient
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShift:
-    """Internal covariate shift of one layer.
+    """Internal covariate shift of one layer."""
 
-    Args:
-        layer: its name.
-        l2: |G' - G|, with G the layer's gradient and G' the one after all layers before it have been updated.
-        cosine: <G, G'> / (|G| |G'|).
-        gradient_norm: |G|.
-        mean_change: root mean square over units of the change of the mean of the layer's output in the full update.
-        variance_change: the same of the variance; both nan where the layer's module is not called itself.
-        uses: how many operations read the layer's parameters; above 1 for shared layers.
-        status: ok; skipped (no gradient there); diverged (loss not finite after the update of earlier layers).
-        sentence: why, where not ok.
-    """
-
-    layer: str
-    l2: float
-    cosine: float
-    gradient_norm: float
-    mean_change: float = math.nan
-    variance_change: float = math.nan
-    uses: int = 1
-    status: Status = "ok"
-    sentence: str = ""
+    layer: str  # its name
+    l2: float  # |G' - G|, with G the layer's gradient and G' the one after all layers before it have been updated
+    cosine: float  # <G, G'> / (|G| |G'|)
+    gradient_norm: float  # |G|
+    mean_change: float = math.nan  # root mean square over units of the change of its output's mean in the full update
+    variance_change: float = math.nan  # the same of the variance; both nan where its module is not called itself
+    uses: int = 1  # how many operations read the layer's parameters; above 1 for shared layers
+    status: Status = "ok"  # ok; skipped (no gradient there); diverged (loss not finite once earlier layers have moved)
+    sentence: str = ""  # why, where not ok
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +68,7 @@ class CovariateShift(Result):
         return f"Internal covariate shift of {len(self.layers)} layers after {self.update}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = [{name: getattr(entry, name) for name in LayerShift.__slots__} for entry in self.layers]
-        return [{"position": i, **row} for i, row in enumerate(rows)]
+        return [{"position": i, **asdict(entry)} for i, entry in enumerate(self.layers)]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the smallest cosine, then cosine and l2 of every layer."""
@@ -110,8 +99,6 @@ class CovariateShift(Result):
 
     def chart(self) -> Chart:
         """Return l2 and cosine against the layer's position, side by side."""
-        from normgauge.charts import panels
-
         ys = {"l2": "|G' - G|", "cosine": "cosine of G and G'"}
         return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution")
 
@@ -136,10 +123,6 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
     Returns:
         One entry per layer. A layer without gradient, or beyond a loss that stops being finite, has a status and a
         sentence; the others stand.
-
-    Raises:
-        InputError: an update of another kind, an optimizer of another model, groups that overlap or match nothing.
-        NonFiniteError: when the loss is not finite before the update.
 
     Deviations: S1 leaves open what a layer is and what "previous" means where layers are shared or run side by side:
         here the first use decides, and layers used by one operation keep their order of registration.
@@ -184,11 +167,7 @@ def covariate_shift(objective: Objective, update: Update, *, groups: Groups | No
 
 
 def _shift(
-    objective: Objective,
-    layer: Layer,
-    gradient: Mapping[str, Tensor],
-    earlier: Mapping[str, Tensor],
-    moments: tuple[float, float],
+    objective: Objective, layer: Layer, gradient: Values, earlier: Values, moments: tuple[float, float]
 ) -> LayerShift:
     """Return the entry of one layer, with `earlier` layers already at their new values."""
     before = _flatten(gradient, layer.parameters)
@@ -217,13 +196,11 @@ def _shift(
     return entry(l2, min(1.0, max(-1.0, float(before @ after) / product)))
 
 
-def _flatten(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+def _flatten(values: Values, names: Sequence[str]) -> Tensor:
     return torch.cat([values[name].detach().reshape(-1).to(torch.float64) for name in names])
 
 
-def _moment_changes(
-    objective: Objective, new: Mapping[str, Tensor], layers: Sequence[Layer]
-) -> dict[str, tuple[float, float]]:
+def _moment_changes(objective: Objective, new: Values, layers: Sequence[Layer]) -> dict[str, tuple[float, float]]:
     """Return layer -> root mean square change over units of mean and variance of its module's output."""
     owners = {layer.name: owner_of(layer.parameters[-1]) or "(model)" for layer in layers}
     before = _moments(objective, set(owners.values()))
@@ -245,12 +222,9 @@ def _moments(objective: Objective, wanted: set[str]) -> dict[str, tuple[Tensor, 
         if name not in wanted or tensor is None or not tensor.is_floating_point():
             return
         values = per_unit(tensor, unit_axis(call.module, tensor))
-        part = (values.shape[0], values.sum(0), values.square().sum(0))
-        if name not in sums:
-            sums[name] = part
-        elif sums[name][1].shape == part[1].shape:
-            old = sums[name]
-            sums[name] = (old[0] + part[0], old[1] + part[1], old[2] + part[2])
+        count, total, squares = sums.get(name, (0, torch.zeros_like(values[0]), torch.zeros_like(values[0])))
+        if total.shape == values.shape[1:]:
+            sums[name] = count + values.shape[0], total + values.sum(0), squares + values.square().sum(0)
 
     run_watched(objective, add_moments)
     return {

@@ -40,22 +40,13 @@ class NotCovered(Exception):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted at infinite width.
+    """What is predicted at infinite width."""
 
-    Attributes:
-        layers: names of the hidden affine layers, from the input.
-        variances: mean squares of their outputs.
-        gradients: squared norms of the gradients at their outputs, up to one factor.
-        square_growth: factor per layer towards the input, fitted to `gradients` as the measured one is.
-        stability: the largest factor per layer of differences between samples under batch normalization; see
-            `theory.mean_field.symmetry_stability`.
-    """
-
-    layers: tuple[str, ...]
-    variances: tuple[float, ...]
-    gradients: tuple[float, ...]
-    square_growth: float
-    stability: float
+    layers: tuple[str, ...]  # names of the hidden affine layers, from the input
+    variances: tuple[float, ...]  # mean squares of their outputs
+    gradients: tuple[float, ...]  # squared norms of the gradients at their outputs, up to one factor
+    square_growth: float  # factor per layer towards the input, fitted to `gradients` as the measured one is
+    stability: float  # the largest factor per layer of `theory.mean_field.symmetry_stability`; 0 without BatchNorm
 
 
 @dataclass(eq=False)
@@ -129,16 +120,13 @@ class _Signal:
 
 
 def predict(objective: Objective) -> Prediction:
-    """Return the prediction for the objective's network on its first batch.
+    """Return the prediction for the objective's network on its first batch, or raise `NotCovered` with the reason.
 
     The inputs' variances and products are taken from the batch, weights by their mean square, gains and shifts as they
     are. That the weights are independent, of mean zero and many, cannot be asked of one network: it is so at
     initialization.
 
     Cost: one forward pass.
-
-    Raises:
-        NotCovered: with the reason, where the theory does not speak of the network.
     """
     try:
         return _Reader(objective).prediction()
@@ -343,7 +331,7 @@ class _Reader:
             law=law,
             gain=gain,
             shift=shift,
-            back=_passing_to(signal),
+            back=lambda gradient: signal.receive(*gradient),
         )
 
     def _activate(self, step: Step, signal: _Signal) -> _Signal:
@@ -363,14 +351,10 @@ class _Reader:
             return value, outer * slope
 
         raw = inner is None and signal.divisor is None and (signal.gain == 1).all() and not signal.shift.any()
-        new = signal.changed(phi=composed, back=_passing_to(signal) if raw else signal.back)
+        new = signal.changed(phi=composed, back=(lambda g: signal.receive(*g)) if raw else signal.back)
         if math.isfinite(signal.law.batch):
             self.stability.append(symmetry_stability(*new.curves(y)))
         return new
-
-
-def _passing_to(signal: _Signal) -> Callable[[_GRADIENT], None]:
-    return lambda gradient: signal.receive(*gradient)
 
 
 def _few(gain: np.ndarray, shift: np.ndarray, positions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -416,11 +400,7 @@ def _positions(module: Any, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, 
 
 
 def _elementwise(step: Step, *, training: bool) -> Curve:
-    """Return values and slopes of a step that acts entry by entry.
-
-    Raises:
-        NotCovered: where it does something else, or refuses numbers it is tried on.
-    """
+    """Return values and slopes of a step that acts entry by entry; `NotCovered` is raised for any other."""
     function = step.function if step.module is None else copy_model(step.module).double().train(training)
     args, kwargs = step.args, {k: v for k, v in step.kwargs.items() if k != "inplace"}
 

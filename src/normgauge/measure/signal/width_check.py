@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import intervals
 from normgauge.errors import InputError, NonFiniteError
 from normgauge.network import ModuleCall, first_tensor, watched
 from normgauge.objective import call_model, guess_loss, pairs
@@ -20,33 +21,25 @@ LIMIT = 0.25  # of a slope: half of 1/2, the smallest power by which a parametri
 ROUNDING = 1e-6  # of the largest gradient: a parameter below is dead, and Adam makes steps of its rounding errors
 Quantity = Literal["input", "activation", "update", "logits", "logit change"]
 Verdict = Literal["ok", "grows", "vanishes", "undecided", "zero"]
+Sizes = dict[tuple[str, Quantity], float]
 
 
 @dataclass(frozen=True)
 class WidthSlope:
     """How one size changes with the width: `size ~ width^slope`.
 
-    Attributes:
-        name: of the layer (input, activation), of the parameter (update), "(model)" for logits.
-        quantity: "input" and "activation" of a layer before training; "update", what a step's change of one
-            parameter does to the output of its layer; "logits" before training, "logit change" by all steps.
-        slope: of log size over log width.
-        low: end of its 95 % interval.
-        high: end of its 95 % interval.
-        verdict: "ok" inside +-0.25, "grows" or "vanishes" where the whole interval is outside, else "undecided";
-            "zero" where it is zero at every width.
-        cause: whether this is where it begins: what comes in is ok, or changes the other way.
-        sizes: root mean squares, per width the mean over seeds.
+    "input" and "activation" are a layer's before training, "update" is what a step's change of one parameter does to
+    the output of its layer, "logits" are those before training and "logit change" theirs by all steps.
     """
 
-    name: str
+    name: str  # of the layer (input, activation), of the parameter (update), "(model)" for logits
     quantity: Quantity
-    slope: float
-    low: float
-    high: float
-    verdict: Verdict
-    cause: bool
-    sizes: tuple[float, ...]
+    slope: float  # of log size over log width
+    low: float  # end of its 95 % interval
+    high: float  # the other end
+    verdict: Verdict  # ok inside +-0.25, grows or vanishes by the whole interval, else undecided; zero at every width
+    cause: bool  # whether this is where it begins: what comes in is ok, or changes the other way
+    sizes: tuple[float, ...]  # root mean squares, per width the mean over seeds
 
 
 @dataclass(frozen=True)
@@ -89,10 +82,9 @@ class WidthCheck(Result):
         return f"Sizes over widths {self.widths[0]} to {self.widths[-1]}, {self.steps} steps of {self.optimizer}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = ("name", "quantity", "slope", "low", "high", "verdict", "cause")
-        ends = {"first_size": 0, "last_size": -1}
         return [
-            {**{k: getattr(s, k) for k in names}, **{k: s.sizes[at] for k, at in ends.items()}} for s in self.slopes
+            {**{k: v for k, v in asdict(s).items() if k != "sizes"}, "first_size": s.sizes[0], "last_size": s.sizes[-1]}
+            for s in self.slopes
         ]
 
     def _meaning(self) -> str:
@@ -115,8 +107,6 @@ class WidthCheck(Result):
 
     def chart(self) -> Chart:
         """Return the slopes with their intervals."""
-        from normgauge.charts import intervals
-
         rows = [
             {"name": f"{s.name} {s.quantity}", "slope": s.slope, "low": s.low, "high": s.high}
             for s in self.slopes
@@ -155,10 +145,6 @@ def width_check(
         iterations: steps of training; the second one shows what a read-out that starts at zero hides.
         seeds: weights drawn anew.
 
-    Raises:
-        InputError: for fewer than three widths, a factory that does not use its width or gives no model.
-        NonFiniteError: where training breaks at some width.
-
     Examples:
         With one rate for all layers the update of a wide layer under Adam grows with the width:
 
@@ -172,9 +158,8 @@ def width_check(
     widths = tuple(sorted(dict.fromkeys(widths)))
     if len(widths) < 3 or widths[0] < 1 or iterations < 1 or seeds < 1:
         got = f"{len(widths)} widths, iterations={iterations}, seeds={seeds}"
-        raise InputError(
-            "width_check", "three widths, one step and one seed at least", got, "Pass widths=(64, 128, 256)"
-        )
+        rule = "three widths, one step and one seed at least"
+        raise InputError("width_check", rule, got, "Pass widths=(64, 128, 256)")
     batches = [batch for _, batch in pairs(data)]
     tables, name, counts = [], "", set()
     unseen: tuple[str, ...] = ()
@@ -205,9 +190,6 @@ def width_check(
 
 def _rms(value: Tensor | None) -> float:
     return 0.0 if value is None or not value.numel() else float(value.detach().double().square().mean().sqrt())
-
-
-Sizes = dict[tuple[str, Quantity], float]
 
 
 def _sizes(

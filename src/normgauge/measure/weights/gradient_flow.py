@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from normgauge.charts import panels
 from normgauge.errors import InputError, NonFiniteError, NormgaugeWarning, explain, unknown_name
 from normgauge.objective import Objective
 from normgauge.records import Chart, Reading, Status
@@ -30,23 +31,14 @@ KINKED = (
 
 @dataclass(frozen=True)
 class Conserved:
-    """One family of conserved quantities and how far they drifted.
+    """One family of conserved quantities and how far they drifted."""
 
-    Attributes:
-        name: the change that leaves the function unchanged.
-        kind: "scale" and "rescale" conserve signed sums of squared norms, "shift" conserves sums.
-        count: how many.
-        start: their values at the beginning (median).
-        drift: the largest change along the flow, relative to the size of the terms.
-        discrete: learning rate -> the same for gradient descent with that rate over the same time.
-    """
-
-    name: str
-    kind: str
-    count: int
-    start: float
-    drift: float
-    discrete: dict[float, float]
+    name: str  # the change that leaves the function unchanged
+    kind: str  # "scale" and "rescale" conserve signed sums of squared norms, "shift" conserves sums
+    count: int  # how many
+    start: float  # their values at the beginning (median)
+    drift: float  # the largest change along the flow, relative to the size of the terms
+    discrete: dict[float, float]  # learning rate -> the same for gradient descent with that rate over the same time
 
 
 @dataclass(frozen=True)
@@ -83,12 +75,12 @@ class GradientFlow(Result):
         return f"Gradient flow to t = {self.times[-1]:.4g}: {losses}, largest drift {self.drift:.3g}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        rows = []
-        for item in self.conserved:
-            rest = {name: getattr(item, name) for name in ("kind", "count", "start", "drift")}
-            discrete = {f"drift_gd_{rate:g}": value for rate, value in item.discrete.items()}
-            rows.append({"conserved": item.name, **rest, **discrete})
-        return rows
+        names = ("kind", "count", "start", "drift")
+        return [
+            {"conserved": item.name, **{name: getattr(item, name) for name in names}}
+            | {f"drift_gd_{rate:g}": value for rate, value in item.discrete.items()}
+            for item in self.conserved
+        ]
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the largest drift, the loss at the end, and how far gradient descent ends from the flow."""
@@ -120,8 +112,6 @@ class GradientFlow(Result):
 
     def chart(self) -> Chart:
         """Return the loss against time."""
-        from normgauge.charts import panels
-
         rows = [{"time": t, "loss": loss} for t, loss in zip(self.times, self.losses, strict=True)]
         return panels(rows, x="time", ys={"loss": "loss along the flow"})
 
@@ -160,9 +150,6 @@ def gradient_flow(
         max_gradients: of the adaptive integrator.
         seed: of the symmetries otherwise.
 
-    Raises:
-        InputError: when the time, tolerance or a rate is not positive.
-
     Deviations: S0 sec. 5.1 calls the joint vector `(v, -g)` the direction of weight normalization's invariance; it is v
         alone, and the conserved quantity is `|v|`.
 
@@ -185,7 +172,8 @@ def gradient_flow(
     if integrator not in get_args(Integrator):
         raise unknown_name("integrator", integrator, get_args(Integrator))
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
-    families = [family for family in symmetries.families if _conserves(family)]
+    kinds, roles = ("scale", "rescale", "shift"), ({"scale"}, {"shift"})  # fields v that keep `<v, theta>`
+    families = [f for f in symmetries.families if f.kind in kinds and {term.role for term in f.terms} in roles]
     start = objective.flatten(objective.parameters).clone()
 
     def slope(theta: Tensor) -> tuple[float, Tensor]:
@@ -200,15 +188,15 @@ def gradient_flow(
     _warn_about_kinks(path, kinks)
     drifts = [_drifts(family, objective, path.points) for family in families]
     discrete, distances = _descents(objective, families, slope, start, path, rates)
-    conserved = []
-    for i, (family, (first, drift)) in enumerate(zip(families, drifts, strict=True)):
-        by_rate = {rate: discrete[rate][i] for rate in discrete}
-        conserved.append(Conserved(family.describe(), family.kind, len(family), first, drift, by_rate))
+    conserved = tuple(
+        Conserved(f.describe(), f.kind, len(f), first, drift, {rate: discrete[rate][i] for rate in discrete})
+        for i, (f, (first, drift)) in enumerate(zip(families, drifts, strict=True))
+    )
     early = f"after {path.evaluations} gradients it has come to {path.times[-1]:.3g}"
     return GradientFlow(
         times=tuple(path.times),
         losses=tuple(path.losses),
-        conserved=tuple(conserved),
+        conserved=conserved,
         parameters=objective.unflatten(path.points[-1]),
         rejected=path.rejected,
         distances=distances,
@@ -217,12 +205,6 @@ def gradient_flow(
         status=path.status,
         sentence="" if path.status == "ok" else early,
     )
-
-
-def _conserves(family: Family) -> bool:
-    """Tell whether the generator is a symmetric linear field or a constant one, so that `<v, theta>` is conserved."""
-    roles = {term.role for term in family.terms}
-    return family.kind in ("scale", "rescale", "shift") and (roles == {"scale"} or roles == {"shift"})
 
 
 def _drifts(family: Family, objective: Objective, points: Sequence[Tensor]) -> tuple[float, float]:
@@ -238,12 +220,7 @@ def _drifts(family: Family, objective: Objective, points: Sequence[Tensor]) -> t
 
 
 def _descents(
-    objective: Objective,
-    families: Sequence[Family],
-    slope: Slope,
-    start: Tensor,
-    path: Path,
-    rates: Sequence[float],
+    objective: Objective, families: Sequence[Family], slope: Slope, start: Tensor, path: Path, rates: Sequence[float]
 ) -> tuple[dict[float, list[float]], dict[float, float]]:
     """Run gradient descent over the same time with each rate; return drifts and distances from the flow."""
     drifts: dict[float, list[float]] = {}
@@ -294,7 +271,13 @@ class Path:
     evaluations: int
     adaptive: bool
     rejected: int = 0
-    status: Status = field(default="ok")
+    status: Status = "ok"
+
+    def add(self, time: float, point: Tensor, loss: float) -> None:
+        """Go on to a point."""
+        self.times.append(time)
+        self.points.append(point)
+        self.losses.append(loss)
 
 
 def runge_kutta(f: Slope, start: Tensor, time: float, *, steps: int) -> Path:
@@ -313,9 +296,7 @@ def runge_kutta(f: Slope, start: Tensor, time: float, *, steps: int) -> Path:
             path.status = "diverged"
             break
         path.evaluations += 4
-        path.times.append(number * h)
-        path.points.append(theta)
-        path.losses.append(loss)
+        path.add(number * h, theta, loss)
     return path
 
 
@@ -344,9 +325,7 @@ def dormand_prince(f: Slope, start: Tensor, time: float, *, rtol: float, max_eva
         ratio = error / (rtol * (float(theta.norm()) + 1e-12))
         if ratio <= 1:
             t, theta, slope = t + h, moved, slopes[-1]
-            path.times.append(t)
-            path.points.append(theta)
-            path.losses.append(loss)
+            path.add(t, theta, loss)
         else:
             path.rejected += 1
         h *= min(5.0, max(0.2, 0.9 * ratio**-0.2)) if ratio > 0 else 5.0

@@ -1,6 +1,9 @@
 """Where the norms of scale-invariant weights are heading under an optimizer, and how fast their directions turn."""
 
+from __future__ import annotations
+
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -9,64 +12,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normgauge.charts import bars
 from normgauge.errors import InputError
-from normgauge.measure.signal.updates import apply_update
-from normgauge.measure.weights.laws import Law, law_of
-from normgauge.measure.weights.record import UpdateRecord
+from normgauge.measure.signal.updates import apply_update, groups_by_name
 from normgauge.objective import Objective
 from normgauge.records import Chart, Kind, Reading
 from normgauge.results import Result, instrument
 from normgauge.symmetry import Family, Symmetries
 from normgauge.symmetry import symmetries as find_symmetries
-from normgauge.theory.weight_dynamics import recorded_equilibrium, steps_to_equilibrium
+from normgauge.theory import weight_dynamics as theory
+from normgauge.theory.weight_dynamics import Equilibrium, recorded_equilibrium, steps_to_equilibrium
 
 SETTLED = 0.05  # relative distance from the equilibrium norm: the effective rate is then within ten percent
 Values = Mapping[str, Tensor]
+# Steps weigh as the cube of their number: half of a mean comes from the last sixth of the steps, little from the start.
+FORGETTING = 3
+_HYPERBALL = re.compile("Hyperball|(Adam|Muon)H$")  # as their authors and Emerging-Optimizers call these classes
 
 
 @dataclass(frozen=True)
 class WeightBlock:
-    """One family of blocks (the rows of a layer, a whole tensor, tensors that scale together), medians over its rows.
+    """One family of blocks (rows of a layer, a whole tensor, tensors that scale together), medians over its rows."""
 
-    Attributes:
-        parameters: the tensors.
-        blocks: how many rows.
-        size: entries of one row.
-        scale_invariant: whether the function ignores the norm.
-        norm: now.
-        next_norm: after the optimizer's next step with this gradient, exactly (nan without an optimizer).
-        gradient: root of the mean squared gradient norm over the batches.
-        radial: largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free.
-        effective_rate: of the direction `w / |w|`.
-        angle: of the next step, exactly.
-        relative_update: |w' - w| / |w| of the next step, exactly; decay is part of it.
-        equilibrium_norm: where the norm settles.
-        equilibrium_angle: rms angle of a step there.
-        steps: until the norm is within 5 % of it.
-        heading: growing, shrinking, settled, fixed or unknown.
-        law: the sentence behind the prediction.
-        norms: of every row.
-        equilibria: of every row.
-    """
-
-    parameters: tuple[str, ...]
-    blocks: int
-    size: int
-    scale_invariant: bool
-    norm: float
-    next_norm: float
-    gradient: float
-    radial: float
-    angle: float
-    relative_update: float
-    norms: tuple[float, ...]
-    effective_rate: float = math.nan
-    equilibrium_norm: float = math.nan
-    equilibrium_angle: float = math.nan
-    steps: float = math.nan
-    heading: str = "unknown"
-    law: str = "its scale matters to the function; no law predicts its norm"
-    equilibria: tuple[float, ...] = ()
+    parameters: tuple[str, ...]  # the tensors
+    blocks: int  # how many rows
+    size: int  # entries of one row
+    scale_invariant: bool  # whether the function ignores the norm
+    norm: float  # now
+    next_norm: float  # after the optimizer's next step with this gradient, exactly (nan without an optimizer)
+    gradient: float  # root of the mean squared gradient norm over the batches
+    radial: float  # largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free
+    angle: float  # of the next step, exactly
+    relative_update: float  # |w' - w| / |w| of the next step, exactly; decay is part of it
+    norms: tuple[float, ...]  # of every row
+    effective_rate: float = math.nan  # of the direction `w / |w|`
+    equilibrium_norm: float = math.nan  # where the norm settles
+    equilibrium_angle: float = math.nan  # rms angle of a step there
+    steps: float = math.nan  # until the norm is within 5 % of it
+    heading: str = "unknown"  # growing, shrinking, settled, fixed or unknown
+    law: str = "its scale matters to the function; no law predicts its norm"  # the sentence behind the prediction
+    equilibria: tuple[float, ...] = ()  # of every row
 
 
 @dataclass(frozen=True)
@@ -132,8 +117,6 @@ class WeightDynamics(Result):
 
     def chart(self) -> Chart:
         """Return bars of the norm now and at equilibrium, per block."""
-        from normgauge.charts import bars
-
         rows = [
             {"label": ", ".join(block.parameters), "value": value, "series": series}
             for block in self.blocks
@@ -184,24 +167,21 @@ def weight_dynamics(
         >>> block.scale_invariant, block.heading, abs(block.next_norm**2 - grown) < 1e-5
         (True, 'growing', True)
 
-    Raises:
-        InputError: for an optimizer of another model's parameters.
-
     References: sun2020, heo2021, wan2021, kosson2024, akbar2025
     """
-    groups = _groups(objective, optimizer)
+    groups = {} if optimizer is None else groups_by_name(objective, optimizer)
     symmetries = find_symmetries(objective, seed=seed) if symmetries is None else symmetries
     squares, slopes = _gradients(objective)
-    state = _State(
-        {name: value.double() for name, value in objective.parameters.items()},
-        squares,
-        slopes,
-        None if optimizer is None else _next_point(objective, optimizer, slopes),
-        {} if record is None else record.of(objective),
-    )
+    own, moved = objective.parameters, None
+    if optimizer is not None:  # the step of a copy: exact for any optimizer, and leaves no trace
+        after = apply_update(objective, optimizer, {name: value.to(own[name]) for name, value in slopes.items()})
+        moved = {name: value.double() for name, value in after.items()}
+    point = {name: value.double() for name, value in own.items()}
+    state = _State(point, squares, slopes, moved, {} if record is None else record.of(objective))
     blocks = []
     for family in symmetries.families:
-        if family.kind == "scale" and family.status != "undecided" and _plain(family):
+        plain = all(term.role == "scale" and term.coefficient == 1 for term in family.terms)
+        if family.kind == "scale" and family.status != "undecided" and plain:
             laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
             law = law_of(optimizer, groups.get(family.parameters[0]))
             if len(laws) > 1:
@@ -228,10 +208,6 @@ def _name_block(parameters: Sequence[str]) -> str:
     return parameters[0] + (f" and {len(parameters) - 1} more" if len(parameters) > 1 else "")
 
 
-def _plain(family: Family) -> bool:
-    return all(term.role == "scale" and term.coefficient == 1 for term in family.terms)
-
-
 def _gradients(objective: Objective) -> tuple[Values, Values]:
     """Return per entry the mean over batches of the squared gradient, and the mean gradient."""
     squares: dict[str, Tensor] = {}
@@ -245,30 +221,6 @@ def _gradients(objective: Objective) -> tuple[Values, Values]:
             slopes[name] = slopes.get(name, 0) + share * wide
         total += share
     return {k: v / total for k, v in squares.items()}, {k: v / total for k, v in slopes.items()}
-
-
-def _groups(objective: Objective, optimizer: torch.optim.Optimizer | None) -> dict[str, dict[str, Any]]:
-    if optimizer is None:
-        return {}
-    rule, step = "optimizer is a torch.optim.Optimizer", "Pass torch.optim.SGD(model.parameters(), lr=...)"
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError("weight_dynamics", f"{rule} of the model's parameters", type(optimizer).__name__, step)
-    by_id = {id(param): group for group in optimizer.param_groups for param in group["params"]}
-    named = dict(objective.model.named_parameters())
-    groups = {name: by_id[id(named[name])] for name in objective.names if id(named[name]) in by_id}
-    if not groups:
-        rule = "the optimizer must hold parameters of the objective's model"
-        got = f"{type(optimizer).__name__} of {len(by_id)} others"
-        step = "Make it from the same model; moving or copying a model makes new parameters"
-        raise InputError("weight_dynamics", rule, got, step)
-    return groups
-
-
-def _next_point(objective: Objective, optimizer: torch.optim.Optimizer, slopes: Values) -> Values:
-    """Step a copy of the optimizer on copies of the parameters: exact for any optimizer, and leaves no trace."""
-    own = objective.parameters
-    moved = apply_update(objective, optimizer, {name: value.to(own[name]) for name, value in slopes.items()})
-    return {name: value.double() for name, value in moved.items()}
 
 
 def _block(family: Family, law: Law, state: _State) -> WeightBlock:
@@ -356,3 +308,171 @@ def _ordinary_block(name: str, state: _State) -> WeightBlock:
         relative_update=relative if norm else math.nan,
         norms=(norm,),
     )
+
+
+class UpdateRecord:
+    """Means of `w^2` and `u^2 |w|^2` per entry over the steps taken inside `with UpdateRecord(optimizer) as record:`.
+
+    The update is `u = (a w - w') / lr`, a the share of the weight that decay leaves, and `|w|` the norm of the tensor:
+    their product does not change while the norm relaxes. Later steps weigh more. Give the record to
+    `ng.weight_dynamics` after the first tenth of a training, which it does not change.
+
+    Cost: a copy of the parameters during a step, two kept, all in float64, and a few passes over them a step.
+
+    Examples:
+        >>> w = torch.nn.Parameter(torch.tensor([2.0]))
+        >>> optimizer = torch.optim.SGD([w], lr=0.5, weight_decay=0.1)
+        >>> with UpdateRecord(optimizer) as record:
+        ...     w.grad = torch.tensor([3.0])
+        ...     _ = optimizer.step()
+        >>> record.steps, [round(float(mean), 4) for mean in record.means[w]]
+        (1, [4.0, 36.0])
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            remedy = "Pass the optimizer that is stepped"
+            raise InputError("UpdateRecord", "it records a torch.optim.Optimizer", type(optimizer).__name__, remedy)
+        self.optimizer, self.steps = optimizer, 0
+        self.means: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        self._before: dict[Tensor, Tensor] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> UpdateRecord:
+        """Begin to record."""
+        before, after = self.optimizer.register_step_pre_hook, self.optimizer.register_step_post_hook
+        self._hooks = [before(self._remember), after(self._add)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._before = {}
+
+    def of(self, objective: Objective) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return, by the names of the objective's parameters, mean squares of weights and of updates at that norm."""
+        named = [(name, self.means.get(parameter)) for name, parameter in objective.model.named_parameters()]
+        return {name: (means[0], means[1] / means[0].sum()) for name, means in named if means is not None}
+
+    def _remember(self, *_: Any) -> None:
+        moving = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._before = {parameter: parameter.detach().to(torch.float64, copy=True) for parameter in moving}
+
+    @torch.no_grad()
+    def _add(self, *_: Any) -> None:
+        self.steps += 1
+        share = (FORGETTING + 1) / (self.steps + FORGETTING)
+        for group in self.optimizer.param_groups:
+            law = law_of(self.optimizer, group)
+            for parameter in group["params"]:
+                if parameter not in self._before or not law.rate > 0:
+                    continue
+                weight = self._before[parameter]
+                update = (law.keep * weight - parameter.detach().double()) / law.rate
+                values = weight.square(), update.square() * weight.square().sum()
+                for mean, new in zip(self.means.setdefault(parameter, values), values, strict=True):
+                    mean.lerp_(new, share)
+        self._before = {}
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a scale-invariant block moves under one parameter group."""
+
+    name: str  # of the law
+    group: dict[str, Any]  # the options of the optimizer for this block
+    power: float  # the power of the norm that relaxes exponentially
+    sentence: str  # what the law says
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return float(self.group.get("lr", math.nan))
+
+    @property
+    def decay(self) -> float:
+        """The weight decay."""
+        return float(self.group.get("weight_decay", 0.0))
+
+    @property
+    def momentum(self) -> float:
+        """The momentum, beta1 for Adam."""
+        return float(self.group["betas"][0] if "betas" in self.group else self.group.get("momentum", 0.0))
+
+    @property
+    def _passed(self) -> float:
+        """The share of a gradient that enters SGD's buffer."""
+        return 1 - float(self.group["dampening"]) if self.momentum else 1.0
+
+    @property
+    def keep(self) -> float:
+        """The share of the weight that decay leaves in a step; SGD's goes through the buffer, all of it in the end."""
+        if self.name in ("sphere", "hyperball"):
+            return 1.0
+        return 1 - self.rate * self.decay * (self._passed / (1 - self.momentum) if self.name == "sgd" else 1.0)
+
+    def effective_rate(self, norm: float) -> float:
+        """Return the rate for the direction `w / |w|`."""
+        if self.name == "sgd":
+            return theory.sgd_effective_rate(self.rate, norm, self.momentum, 1 - self._passed)
+        if self.name in ("adamw", "adam_l2", "muon"):
+            return self.rate / norm
+        if self.name == "hyperball":
+            return self.rate
+        return self.rate / norm**2 if self.name in ("sphere", "gradient descent") else math.nan
+
+    @property
+    def memory(self) -> float:
+        """`sum_k rho_k a^k` of SGD's updates made of independent gradients."""
+        first = theory.momentum_filter(self.momentum, bool(self.group.get("nesterov", False)))[1]
+        return theory.filtered_memory(first, self.momentum, self.keep)
+
+    def equilibrium(self, size: int, G: float, norm: float, shape: tuple[int, ...] = ()) -> Equilibrium:
+        """Return where the norm of a block is heading, `shape` that of the one matrix it belongs to."""
+        nesterov = bool(self.group.get("nesterov", False))
+        if self.name == "sgd":
+            return theory.sgd_equilibrium(self.rate, self.decay, G, self.momentum, 1 - self._passed, nesterov)
+        if self.name == "adamw":
+            return theory.adamw_equilibrium(self.rate, self.decay, size, self.momentum)
+        if self.name == "adam_l2":
+            return theory.adam_l2_equilibrium(self.rate, self.decay, size, G, self.momentum)
+        if self.name == "muon" and len(shape) == 2:
+            scale = 0.2 * math.sqrt(max(shape)) if self.group.get("adjust_lr_fn") == "match_rms_adamw" else None
+            own: dict[str, Any] = {
+                "coefficients": tuple(self.group["ns_coefficients"]),
+                "iterations": int(self.group["ns_steps"]),
+            }
+            whole = theory.muon_equilibrium(
+                self.rate, self.decay, (shape[0], shape[1]), self.momentum, nesterov, scale=scale, **own
+            )
+            return whole._replace(norm=whole.norm * math.sqrt(size / math.prod(shape)))
+        if self.name == "hyperball":
+            return theory.hyperball_equilibrium(self.rate, norm, self.momentum, nesterov)
+        if self.name == "sphere":
+            return Equilibrium(norm, math.nan, 0.0)
+        return Equilibrium(math.nan, math.nan, math.nan)
+
+
+def law_of(optimizer: torch.optim.Optimizer | None, group: dict[str, Any] | None) -> Law:
+    """Return the law; an optimizer that is not known has none, and says so."""
+    if optimizer is None:
+        return Law("gradient flow", {}, 4.0, "no optimizer given: under gradient flow the norm stays")
+    if group is None:
+        return Law("frozen", {}, 4.0, "not among the optimizer's parameters: it does not move")
+    if "radius" in group and group.get("geometry") != "euclidean":
+        return Law("sphere", group, 4.0, "on a sphere: the norm is fixed")
+    if _HYPERBALL.search(type(optimizer).__name__):
+        return Law("hyperball", group, 2.0, "hyperball: the norm is fixed and the angle of a step nearly atan(lr)")
+    if isinstance(optimizer, torch.optim.AdamW) or (
+        isinstance(optimizer, torch.optim.Adam) and group.get("decoupled_weight_decay")
+    ):
+        return Law("adamw", group, 2.0, "AdamW: |w|^2 settles near lr size / (2 weight_decay), whatever the gradients")
+    if isinstance(optimizer, torch.optim.Adam):
+        return Law("adam_l2", group, 3.0, "Adam with L2: |w|^3 settles at lr sqrt(size G) / (2 weight_decay)")
+    if isinstance(optimizer, torch.optim.SGD):
+        return Law("sgd", group, 4.0, "SGD: |w|^4 settles at lr G / (2 weight_decay (1 - momentum))")
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
+        law = "|w|^2 settles at lr |u|^2 (1 + 2 memory) / (2 weight_decay - lr weight_decay^2)"
+        return Law("muon", group, 2.0, f"Muon: {law}")
+    return Law("unknown", group, 4.0, f"no law is known for {type(optimizer).__name__}; the next norm is exact")

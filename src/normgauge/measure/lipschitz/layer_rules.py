@@ -1,21 +1,23 @@
-"""Rules of products: linear layers, folded where they meet, normalizers that are affine in evaluation, and attention.
+"""Rules of layers: linear ones, folded where they meet, normalizers and attention.
 
+Normalizers are affine in evaluation, or use the statistics of the sample itself and have three constants each.
 Attention is bounded near the data and on a ball, and globally only after a normalizer.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from normgauge import nn as normalizers
-from normgauge.measure.lipschitz.reach import Folded, Pending, Reach, add_reaches, certify, one_gain, three_gains
-from normgauge.measure.lipschitz.rules import Call, rule_for
+from normgauge.measure.lipschitz import rules
+from normgauge.measure.lipschitz.rules import Call, Folded, Form, Pending, Reach, rule_for
 from normgauge.network import folded_affine, stored_affine
-from normgauge.theory.lipschitz_constants import attention_slopes
+from normgauge.theory.lipschitz_constants import attention_slopes, normalized_slope
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _PER_CHANNEL = (
@@ -23,6 +25,7 @@ _PER_CHANNEL = (
     *(normalizers.NoisyBatchNorm, normalizers.SyncedBatchNorm, normalizers.StatNorm),
 )
 _BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, normalizers.BatchNorm)
+_EPS64 = torch.finfo(torch.float64).eps
 
 
 @rule_for(nn.Linear, "linear", folds=True)
@@ -41,7 +44,7 @@ def _through_matrix(call: Call, operand: Any, weight: Tensor, bias: Tensor | Non
     offset = torch.zeros(len(matrix), dtype=torch.float64) if bias is None else bias.detach().double()
     folded = operand.folded.then_matrix(call.name, matrix, offset) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(certify(operand).drop_value(), (call.name,), call.norms, matrix, offset)
+        folded = Folded(rules.certify(operand).drop_value(), (call.name,), call.norms, matrix, offset)
     return Pending(call.value, folded)
 
 
@@ -73,13 +76,11 @@ def _through_convolution(call: Call, operand: Any, layer: nn.Module, weight: Ten
     name = f"{call.name} on {size}"  # a layer that is called twice may see two sizes, and has two norms
     folded = operand.folded.then_convolution(name, layer, kernel, size) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(certify(operand).drop_value(), (name,), call.norms, kernel, layer=layer, size=size)
+        folded = Folded(rules.certify(operand).drop_value(), (name,), call.norms, kernel, layer=layer, size=size)
     return Pending(call.value, folded)
 
 
-@rule_for(_BatchNorm, *_BATCH, folds=True, normalizer=True)
-def _batch_norm(call: Call) -> Pending:
-    return _per_channel(call, *stored_affine(call.module))
+rule_for(_BatchNorm, *_BATCH, folds=True, normalizer=True)(lambda call: _per_channel(call, *stored_affine(call.module)))
 
 
 @rule_for(*_PER_CHANNEL, folds=True, normalizer=True)
@@ -105,7 +106,7 @@ def _whitening(call: Call) -> Pending | Reach:
     matrix = (layer(eye) - shift).T
     if call.value.ndim == 2:
         return _through_matrix(call, call.input, matrix, shift)
-    return certify(call.input).pass_through(one_gain(_spectral(matrix)), call.value)
+    return rules.certify(call.input).pass_through(rules.one_gain(_spectral(matrix)), call.value)
 
 
 def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
@@ -115,7 +116,7 @@ def _per_channel(call: Call, factors: Tensor, shift: Tensor) -> Pending:
     axis = -1 if call.value.ndim == 2 else 1
     folded = operand.folded.then_factors(call.name, factors, shift, axis) if isinstance(operand, Pending) else None
     if folded is None:
-        folded = Folded(certify(operand).drop_value(), (call.name,), call.norms, factors, axis=axis)
+        folded = Folded(rules.certify(operand).drop_value(), (call.name,), call.norms, factors, axis=axis)
     return Pending(call.value, folded)
 
 
@@ -149,14 +150,14 @@ def _matmul(call: Call) -> Reach | Pending:
         return _bilinear(call, a, b)
     operand, other = (a, b) if isinstance(a, Reach) else (b, a)
     if isinstance(other, Tensor) and other.ndim == 1:
-        return operand.pass_through(one_gain(float(other.double().norm())), call.value)
+        return operand.pass_through(rules.one_gain(float(other.double().norm())), call.value)
     if not isinstance(other, Tensor) or operand.value.ndim != call.value.ndim:
         raise call.refuse("a product must keep the axes", f"shape {tuple(call.value.shape)}", "Use a 2-d constant")
     if operand is a and other.ndim == 2:
         matrix = _check_finite(call, other.T)
         return Pending(call.value, Folded(operand.drop_value(), (call.name,), call.norms, matrix, None))
     matrices = math.prod(call.value.shape[:-2]) // math.prod(operand.value.shape[:-2])  # that one operand meets
-    return operand.pass_through(one_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
+    return operand.pass_through(rules.one_gain(math.sqrt(matrices) * _spectral(other.double())), call.value)
 
 
 def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
@@ -165,8 +166,10 @@ def _bilinear(call: Call, a: Reach, b: Reach) -> Reach:
         raise call.refuse("products of two tensors need equal leading axes", f"{tuple(a.value.shape)}")
     sizes = [torch.linalg.matrix_norm(x.value, 2).amax() * (1 + 1e-11) for x in (a, b)]
     limits = [x.rows * x.value.shape[-2] ** 0.5 for x in (a, b)]
-    gains = [three_gains(size, size + x.spread, limit) for size, x, limit in zip(sizes, (a, b), limits, strict=True)]
-    return add_reaches([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
+    gains = [
+        rules.three_gains(size, size + x.spread, limit) for size, x, limit in zip(sizes, (a, b), limits, strict=True)
+    ]
+    return rules.add_reaches([(a, gains[1]), (b, gains[0])], call.value, rows=a.rows * limits[1])
 
 
 def _spectral(matrix: Tensor) -> float:
@@ -182,8 +185,7 @@ def _check_finite(call: Call, weight: Tensor) -> Tensor:
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Sizes:
+class _Sizes(NamedTuple):
     """Largest query, keys and values as they spread around each row's mean, and the largest column sum of P."""
 
     queries: Tensor
@@ -206,7 +208,7 @@ def _attention(call: Call) -> Reach:
     key, value = (_for_each_head(call, part, query.value.shape[:-2]) for part in (key, value))
     scale = call.kwargs.get("scale")
     scale = 1 / math.sqrt(query.value.shape[-1]) if scale is None else scale
-    mask = _logit_mask(call.argument(3, "attn_mask"), bool(call.argument(5, "is_causal", False)), query, key)
+    mask = logit_mask(call, (query.value.shape[-2], key.value.shape[-2]))
     return _bound_attention(query, key, value, float(scale), mask, call.value)
 
 
@@ -219,19 +221,17 @@ def _for_each_head(call: Call, part: Reach, heads: torch.Size) -> Reach:
     if call.kwargs.get("enable_gqa"):
         wide = wide.repeat_interleave(heads[-1] // own[-1], dim=-3)
     wide = wide.expand(*heads, *wide.shape[-2:])
-    return part.pass_through(one_gain(math.sqrt(wide.numel() / part.value.numel()), part.peak, part.rows), wide)
+    return part.pass_through(rules.one_gain(math.sqrt(wide.numel() / part.value.numel()), part.peak, part.rows), wide)
 
 
-def _logit_mask(mask: Tensor | None, causal: bool, query: Reach, key: Reach) -> Tensor:
-    """Return what is added to the logits: 0 where a key is seen, minus infinity where it is hidden."""
-    shape = (query.value.shape[-2], key.value.shape[-2])
-    if causal:
-        return torch.full(shape, -math.inf, dtype=torch.float64).triu(1)
-    if mask is None:
-        return torch.zeros(shape, dtype=torch.float64)
-    if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
-    return mask.double()
+def logit_mask(call: Call, shape: Sequence[int]) -> Tensor:
+    """Return what attention adds to logits: 0 where a key is seen, minus infinity where it is hidden."""
+    mask, zeros = call.argument(3, "attn_mask"), torch.zeros(*shape, dtype=torch.float64)
+    if call.argument(5, "is_causal", False):
+        return zeros.fill_(-math.inf).triu(1)
+    if mask is None or mask.dtype != torch.bool:
+        return zeros if mask is None else mask.double()
+    return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -math.inf)
 
 
 def _bound_attention(query: Reach, key: Reach, value: Reach, scale: float, mask: Tensor, output: Tensor) -> Reach:
@@ -244,9 +244,9 @@ def _bound_attention(query: Reach, key: Reach, value: Reach, scale: float, mask:
         *(torch.tensor(float(x)).double() for x in (query.rows, key.rows, value.rows, query.value.shape[-2]))
     )
     slopes = zip(at.slopes(scale), ball.slopes(scale), everywhere.slopes(scale), strict=True)
-    gains = [three_gains(*three) for three in slopes]
+    gains = [rules.three_gains(*three) for three in slopes]
     reaches = list(zip((query, key, value), gains, strict=True))
-    return add_reaches(reaches, output, value.peak, value.rows)  # an output is a mean of values
+    return rules.add_reaches(reaches, output, value.peak, value.rows)  # an output is a mean of values
 
 
 def _deviation(weights: Tensor, points: Tensor) -> Tensor:
@@ -266,11 +266,107 @@ def _sizes_on_ball(at: _Sizes, query: Reach, key: Reach, value: Reach, scale: fl
     second moment around any centre: around the mean at the datum it is exp(2 delta) (deviation + spread)^2 at most,
     and around zero the squared length of the longest point.
     """
-    longest = [x.value.norm(dim=-1).amax() + x.spread for x in (query, key, value)]
-    delta = scale * (longest[0] * key.spread + longest[1] * query.spread)
-    growth = delta.exp()
-    keys = torch.minimum(growth * (at.keys + key.spread), longest[1])
-    values = torch.minimum(growth * (at.values + value.spread), longest[2])
-    limit = float(query.value.shape[-2])
-    share = (growth.square() * at.share).clamp_max(limit)
-    return _Sizes(longest[0], keys, values, share)
+    queries, keys, values = (x.value.norm(dim=-1).amax() + x.spread for x in (query, key, value))
+    growth = (scale * (queries * key.spread + keys * query.spread)).exp()
+    keys = torch.minimum(growth * (at.keys + key.spread), keys)
+    values = torch.minimum(growth * (at.values + value.spread), values)
+    share = (growth.square() * at.share).clamp_max(float(query.value.shape[-2]))
+    return _Sizes(queries, keys, values, share)
+
+
+def _bound_normalizer(
+    call: Call, blocks: Tensor, gains: Tensor | None, offset: Tensor | None, eps: float, *, centred: bool, last: bool
+) -> Reach:
+    """Return the bounds of `gain (x - mean) / sqrt(var + eps) + offset` on blocks, `[N, blocks, entries]`.
+
+    `gains` broadcast against the blocks; `last`: a block is a row, so that lengths of rows are bounded.
+    """
+    reach: Reach = call.input
+    size = blocks.shape[-1]
+    means = blocks.mean(-1) if centred else torch.zeros_like(blocks[..., 0])
+    deviation = (blocks - means[..., None]).square().mean(-1).sqrt()
+    # cancellation in x - mean may have made a deviation too large; what is left is a lower bound
+    deviation = (deviation - 8 * _EPS64 * (means.abs() + deviation)).clamp_min(0.0)
+    factors = torch.ones(()) if gains is None else gains.abs()
+    largest = factors.expand(blocks.shape[-2:]).amax(-1) if factors.ndim else factors
+    at = (largest * normalized_slope(deviation, torch.zeros(()), size, eps)).amax(-1)
+    ball = (largest * normalized_slope(deviation, reach.spread[:, None], size, eps)).amax(-1)
+    top = float(factors.max())
+    everywhere = top / math.sqrt(eps) if eps > 0 else math.inf
+    shift = 0.0 if offset is None else float(offset.abs().max())
+    rows = top * math.sqrt(size) + (0.0 if offset is None else float(offset.double().norm())) if last else math.inf
+    total = math.sqrt(blocks.shape[1] * size)
+    gain = rules.three_gains(at, ball, everywhere, top * math.sqrt(size) + shift, rows, reach=2 * top * total)
+    return reach.pass_through(gain, call.value)
+
+
+def _trailing(call: Call, axes: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool) -> Reach:
+    value: Tensor = call.input.value
+    blocks = value.reshape(1, -1, math.prod(value.shape[-axes:]))
+    gains = None if weight is None else weight.detach().double().reshape(1, -1)
+    return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=axes == 1)
+
+
+@rule_for(nn.LayerNorm, normalizers.LayerNorm, "layer_norm", normalizer=True)
+def _layer_norm(call: Call) -> Reach:
+    shape, weight, bias = call.option(1, "normalized_shape"), call.option(2, "weight"), call.option(3, "bias")
+    return _trailing(call, len(shape), weight, bias, call.option(4, "eps", 1e-5), centred=True)
+
+
+@rule_for(nn.RMSNorm, normalizers.RMSNorm, "rms_norm", normalizer=True)
+def _rms_norm(call: Call) -> Reach:
+    shape, weight, eps = call.option(1, "normalized_shape"), call.option(2, "weight"), call.option(3, "eps")
+    return _trailing(call, len(shape), weight, None, _EPS64 if eps is None else eps, centred=False)
+
+
+def _bound_groups(
+    call: Call, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool = True
+) -> Reach:
+    value: Tensor = call.input.value
+    blocks = value.reshape(1, len(value) * groups, -1)
+    gains = None
+    if weight is not None:
+        places = value[0, 0].numel()
+        gains = weight.detach().double().reshape(groups, -1).repeat_interleave(places, dim=1).repeat(len(value), 1)
+    return _bound_normalizer(call, blocks, gains, bias, eps, centred=centred, last=value.ndim == 2 and groups == 1)
+
+
+@rule_for(nn.GroupNorm, normalizers.GroupNorm, normalizers.ChannelLayerNorm, "group_norm", normalizer=True)
+def _group_norm(call: Call) -> Reach:
+    groups, weight, bias = call.option(1, "num_groups"), call.option(2, "weight"), call.option(3, "bias")
+    return _bound_groups(call, groups, weight, bias, call.option(4, "eps", 1e-5))
+
+
+rule_for(normalizers.ChannelRMSNorm, normalizer=True)(
+    lambda call: _bound_groups(call, 1, call.module.weight, None, call.module.eps, centred=False)
+)
+
+
+@rule_for(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, normalizers.InstanceNorm, normalizer=True)
+def _instance_norm(call: Call) -> Reach:
+    layer = call.module
+    if layer.track_running_stats and not layer.training:
+        raise call.refuse("InstanceNorm has a rule without running statistics", "track_running_stats=True")
+    if not isinstance(layer, normalizers.InstanceNorm):
+        call.check_space()
+    return _bound_groups(call, call.value.shape[1], layer.weight, layer.bias, layer.eps)
+
+
+def bound_written_norm(call: Call, reach: Reach, form: Form) -> Reach:
+    """Bound x / max(sqrt(factor mean(x^2) + eps) + outside, floor) over some axes: slope at most 1 / that divisor."""
+    axes = [axis % reach.value.ndim for axis in form.axes]
+    kept = [axis for axis in range(reach.value.ndim) if axis not in axes]
+    size = math.prod(reach.value.shape[axis] for axis in axes)
+    sizes = reach.value.permute(*kept, *axes).reshape(-1, size).square().mean(-1).sqrt() * (1 - 8 * _EPS64)
+
+    def slope(spread: float | Tensor) -> Tensor:
+        left = (sizes - spread / math.sqrt(size)).clamp_min(0.0)
+        return (1 / ((form.factor * left.square() + form.eps).sqrt() + form.outside).clamp_min(form.floor)).amax()
+
+    least = max(math.sqrt(form.eps) + form.outside, form.floor)
+    top = math.sqrt(size / form.factor)  # no entry and no block is longer
+    rows = top if axes == [reach.value.ndim - 1] else math.inf
+    movement = 2 * top * math.sqrt(len(sizes))
+    everywhere = 1 / least if least else math.inf
+    gain = rules.three_gains(slope(0.0), slope(reach.spread), everywhere, top, rows, reach=movement)
+    return replace(reach.pass_through(gain, call.value), form=replace(form, kind="written", base=reach))
