@@ -187,7 +187,7 @@ def batch_noise(
     gradient = _flat(torch.autograd.grad(value, variables, retain_graph=True, materialize_grads=True))
     with torch.no_grad():
         classes = outputs.detach().argmax(-1) if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
-    entries, rounding = [], 100 * torch.finfo(objective.dtype).eps
+    entries, rounding = [], min(100 * torch.finfo(objective.dtype).eps, 0.02)  # half precision rounds by less
     with whole.hessian() as hessian:
         probes = [rademacher(len(gradient), draw).to(gradient) for _ in range(PROBES)]
         seen = torch.tensor([_bend(hessian, z)[0] / len(z) for z in probes], dtype=torch.float64)
