@@ -153,6 +153,8 @@ def test_what_a_gain_of_zero_hides_holds_here_only():
     assert result.dimension == ordinary.dimension
     assert sum(len(f) for f in here if f.parameters[0] == "0.weight") == 30
     assert "hold at these values only" in str(result)
+    assert "can go" not in result.meaning()  # another value of the gain would wake them
+    assert [(r.name, r.value) for r in result.readings()] == [(r.name, r.value) for r in ordinary.readings()]
 
 
 def test_the_seed_reaches_every_probe():
