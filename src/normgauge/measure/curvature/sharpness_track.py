@@ -179,6 +179,8 @@ class SharpnessTrack(Result):
             return f"{said}: beyond the edge (over {1 + AT_EDGE:g}), steps climb to second order; lower the rate."
         if ratio < 1 - AT_EDGE:
             more = f"the rate could be {1 / ratio:.3g} times as large" if ratio > 0 else "nothing bends up"
+            if last.critical_ratio > 1:  # as where decay leads away from a minimum
+                more = f"but the next step raises the loss at rates above {last.critical_rate:.3g}"
             return f"{said}: inside the edge (under {1 - AT_EDGE:g}); {more}."
         return (
             f"{said}: at the edge (within {AT_EDGE:g} of 1), where the rate sets the sharpness; before comparing it "
