@@ -114,3 +114,12 @@ def test_half_precision_sees_the_statistics_too(dtype):
     full = measured(torch.float32, nn.BatchNorm1d(8))
     assert measured(dtype, nn.BatchNorm1d(8)) == pytest.approx(full, rel=0.1) and full > 0.1
     assert measured(dtype, nn.LayerNorm(8)) == 0
+
+
+def test_statistics_are_never_more_than_all_of_the_noise():
+    torch.manual_seed(0)
+    data = (torch.randn(8, 4), torch.randn(8, 4))
+    found = ng.batch_noise(ng.Objective(nn.BatchNorm1d(4), F.mse_loss, data, mode="train"), sizes=[2], draws=4)
+    part = found.sizes[0].statistics.value / (found.sizes[0].statistics.value + found.sizes[0].sampling.value)
+    assert found.sizes[0].statistics.value > found.sizes[0].total.value  # the cross term is negative
+    assert f"{part:.0%} of the noise" in found.meaning()

@@ -110,8 +110,9 @@ class BatchNoise(Result):
     def _meaning(self) -> str:
         small, unit = self.sizes[0], self.gradient_norm
         biased = [e for e in self.sizes if e.bias.value - SURE * e.bias.error > BIASED * unit]
-        part = small.statistics.value / small.total.value if small.total.value else 0.0
-        said = f"At size {small.size} statistics make {max(part, 0.0):.0%} of the variance of a gradient and a bias of "
+        noise, both = max(small.statistics.value, 0.0), max(small.statistics.value, 0.0) + small.sampling.value
+        said = f"At size {small.size} statistics make {noise / both if both else 0.0:.0%} of the noise of a gradient, "
+        said += "sampling the rest, and a bias of "
         said += f"{small.bias.value / unit if unit else 0.0:.2g} of its norm"
         power, error = self.exponents.get("statistics", (math.nan, math.nan))
         fell = f"; that variance goes as size^{power:.2f} (+- {SURE * error:.2f})" if math.isfinite(power) else ""
