@@ -136,3 +136,11 @@ def test_one_wrong_sample_of_twenty_is_not_more_than_five_percent():
     x[0] = -50
     said = margins(Objective(model, F.cross_entropy, (x, y), mode="eval")).meaning()
     assert "5.0% are on the wrong side" in said and "more than" not in said
+
+
+def test_logits_that_are_not_finite_have_no_margin():
+    model = nn.Linear(2, 2)
+    model.weight.data[0, 0] = math.nan
+    data = (torch.randn(4, 2), torch.zeros(4, dtype=torch.long))
+    found = margins(Objective(model, F.cross_entropy, data, mode="eval"))
+    assert found.status == "skipped" and "finite logits" in found.sentence and math.isnan(found.accuracy)

@@ -170,6 +170,10 @@ def _one_batch(
     with torch.enable_grad(), watched(model, note_norm):
         given = replaced(batch, Tensor, lambda t: grown.get(id(t), t))
         logits, labels = batch_decisions(objective, model, number, given)
+    if not bool(logits.isfinite().all()):
+        raise NotClasses(
+            "outputs", "a classifier gives finite logits", "others", "See ng.signal_propagation where it starts"
+        )
     raw = raw_margins(logits, labels)
     samples, why, squares = free[0].shape[0] if free and free[0].ndim else 0, "", list[Tensor]()
     if coupled:
