@@ -158,7 +158,7 @@ class Density(Result):
             low = sums[max(last - up, 0)] - sums[min(first + down, most)]
             ends.append((max(low, 0.0), sums[min(last + up, most)] - sums[max(first - down, 0)]))
         low, high = (statistics.fmean(side) for side in zip(*ends, strict=True))
-        middle = min(max(low, 0.5), high)  # the share in between that probes know least
+        middle = min(max(low, 0.5), high, 1.0)  # the share in between that probes know least
         noise = 1.96 * math.sqrt(2 * middle * (1 - middle) / self.dimension / len(self.nodes))
         return max(low - noise, 0.0), min(high + noise, 1.0)
 

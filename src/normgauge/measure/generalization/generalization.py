@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from normgauge.errors import InputError, NormgaugeError, unknown_name
+from normgauge.errors import DataError, InputError, NormgaugeError, unknown_name
 from normgauge.measure.decisions.classes import decisions, raw_margins
 from normgauge.measure.generalization import network_copy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
@@ -310,6 +310,9 @@ class _Exam:
         self.partitions = [partition_of(points, classes, choice, **fixed) for choice in choices]  # type: ignore[arg-type]
         rows = self.partitions[0][1]  # the same split for all
         self.used, self.wanted = self.inputs[rows], self.targets[rows]
+        if not len(self.used):
+            step = "Give more, or a partition made before they were seen"
+            raise DataError("generalization", "samples are left beside those held out", str(len(points)), step)
 
     def call(self, model: nn.Module, inputs: Any) -> Any:
         """Call a model, counted: a gradient where the inputs want one, else a forward."""
