@@ -97,6 +97,16 @@ def rope_first(attention):
     attention.__class__ = RopeFirst
 
 
+class Unbiased(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        unit = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + self.norm.eps).sqrt()
+        return self.norm.weight * unit + self.norm.bias
+
+
 class ToRms(nn.Module):
     def __init__(self, norm):
         super().__init__()
@@ -159,6 +169,8 @@ FAULTS = {
     "gpt2 eps": ("gpt2", lambda m: all_eps(m, 1e-6), "transformer.h.0.ln_1", "eps"),
     "gpt2 norm skipped": ("gpt2", lambda m: put(m, "transformer.h.1.ln_2", lambda n: nn.Identity()), "transformer.h.1.ln_2", "skipped norm"),
     "gpt2 without centring": ("gpt2", lambda m: put(m, "transformer.h.2.ln_1", ToRms), "transformer.h.2.ln_1", "kind of norm"),
+    "gpt2 unbiased variance": (
+        "gpt2", lambda m: put(m, "transformer.h.1.ln_1", Unbiased), "transformer.h.1.ln_1", "constant factor"),
     "bert eps": ("bert", lambda m: all_eps(m, 1e-5), "bert.embeddings.LayerNorm", "eps"),
     "bert norm in bfloat16": (
         "bert", lambda m: put(m, "bert.encoder.layer.1.output.LayerNorm", Coarse), "bert.encoder.layer.1.output.LayerNorm", "precision"),

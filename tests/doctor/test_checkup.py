@@ -108,3 +108,17 @@ def test_random_inputs_are_said():
 def test_wrong_use_is_explained(given):
     with pytest.raises(InputError, match="checkup"):
         ng.checkup(*given)
+
+
+def test_a_size_of_three_is_not_huge_behind_small_embeddings():
+    net = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(8, 8), nn.LayerNorm(8))), nn.Linear(8, 3))
+    with torch.no_grad():
+        for part in net:
+            part.weight.mul_(3.0 if isinstance(part, nn.Linear) else 1.0)
+        net[0].weight.mul_(1e-5)
+        net[0].bias.zero_()
+    inputs = torch.randn(16, 8)
+    assert "NG34" not in [finding.id for finding in ng.checkup(net, inputs)]
+    with torch.no_grad():
+        net[4].weight.mul_(1e3)
+    assert "NG34" in [finding.id for finding in ng.checkup(net, inputs)]

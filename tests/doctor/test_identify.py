@@ -52,6 +52,18 @@ def test_the_law_is_found(name, dtype):
     assert found.residual < 1e-7
 
 
+def test_an_unbiased_variance_is_said():
+    def unbiased(x):
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-3).sqrt()
+
+    found = ng.identify(unbiased, example=ROWS)
+    assert found.factor == pytest.approx((7 / 8) ** 0.5) and found.eps == pytest.approx(1e-3 * 7 / 8, rel=1e-4)
+    assert "times 0.935414, as by an unbiased variance" in found.meaning() and "factor" in str(found)
+    gains = torch.linspace(0.5, 2, 8)
+    for plain in (nn.LayerNorm(8), lambda x: gains * F.layer_norm(x, (8,)), nn.BatchNorm1d(5).eval()):
+        assert "factor" not in str(ng.identify(plain, example=ROWS))
+
+
 @pytest.mark.parametrize("norm", [nn.Tanh(), nn.Softmax(-1), nn.Linear(8, 8), lambda x: x / x.std(-1, keepdim=True)])
 def test_unknown_is_no_guess(norm):
     assert ng.identify(norm, example=ROWS).kind == "unknown"

@@ -58,3 +58,4 @@ def test_the_effect_of_eps_is_reported_apart():
     done = ng.canonicalize(model, example=torch.randn(30, 6))
     with_eps = [row["difference"] for row in done.proofs if row.get("eps") == "as it is"]
     assert done.proof <= 1e-10 < 1e-4 < max(with_eps)
+    assert "without eps (limit" in done.meaning()

@@ -186,3 +186,10 @@ def test_a_mistake_is_caught_by_the_proof(monkeypatch):
     done = ng.fold_norms(convolutional(), example=IMAGES)
     assert "would move by" in done.refused[0][1] and done.proof == 0
     assert same_state(done.model, state(convolutional()))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)])
+def test_a_model_that_is_one_layer_is_left_alone(model):
+    example = torch.randn(6, 4)
+    assert ng.fold_norms(model.eval(), example=example).meaning().startswith("Nothing was done")
+    assert ng.prune_norms(model.eval(), "gamma", 0.4, example).meaning().startswith("Nothing was done")

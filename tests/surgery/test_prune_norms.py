@@ -94,6 +94,7 @@ def test_residual_additions_and_shared_statistics_are_left_alone():
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 3))
     done = prune_norms(grouped, "gamma", 0.5, torch.randn(2, 2, 8, 8))
     assert "shared" in done.rows[0]["what"] and done.change == 0
+    assert done.meaning().startswith("Nothing was done") and "the function with them" not in done.meaning()
     assert "shared" in str(done)
 
 

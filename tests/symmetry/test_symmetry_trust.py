@@ -153,6 +153,8 @@ def test_what_a_gain_of_zero_hides_holds_here_only():
     assert result.dimension == ordinary.dimension
     assert sum(len(f) for f in here if f.parameters[0] == "0.weight") == 30
     assert "hold at these values only" in str(result)
+    assert "can go" not in result.meaning()  # another value of the gain would wake them
+    assert [(r.name, r.value) for r in result.readings()] == [(r.name, r.value) for r in ordinary.readings()]
 
 
 def test_the_seed_reaches_every_probe():
@@ -248,7 +250,7 @@ def test_what_is_null_at_most_points_alone_is_not_counted():
 
 
 def test_a_bias_that_looks_like_a_gain_does_not_keep_units_from_bending():
-    """Redrawn about one beside weights of a small sphere it did, at every point: 16 directions were counted too much."""
+    """Redrawn about one beside weights of a small sphere, it did at every point: 16 directions were counted in excess."""
     outcome = examine(9149)
     assert (outcome.false, outcome.explained, outcome.nullity) == ([], 15, 15)
 

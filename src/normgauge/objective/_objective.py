@@ -412,6 +412,11 @@ class Objective:
         return self._recipe.loss if isinstance(self._recipe, LossRecipe) else None
 
     @property
+    def calls_plainly(self) -> bool:
+        """Whether it has a loss of `model(inputs)`: no step, no `forward`."""
+        return isinstance(self._recipe, LossRecipe) and self._recipe.forward is call_model
+
+    @property
     def remark(self) -> str:
         """What a reader of derivatives must know: torch's `spectral_norm` does not differentiate all of its loss."""
         moves = self.mode == "train" and any(map(iterates_norm, self.model.modules()))

@@ -89,7 +89,7 @@ class Anatomy:
         self.maps: dict[int, LinearMap] = {}
         self.tables: dict[int, Site] = {}
         for step in (step for step in graph.steps if step.module is not None):
-            module, width = model.get_submodule(step.name), width_of(step)
+            module, width = model.get_submodule(step.name.removeprefix("(model)")), width_of(step)
             made = step.outputs[0][-1] if step.outputs and step.outputs[0] else 0
             if (table := read_table(module, made)) is not None:
                 self.tables[step.number] = table

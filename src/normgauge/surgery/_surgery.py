@@ -82,12 +82,13 @@ class Surgery(Result):
         own = self.proofs[-1]["precision"] if self.proofs else "its own precision"
         told = f"in {own} the outputs differ by {self.change:.3g} of their size from the float64 ones before"
         left = f"; {len(self.refused)} left alone, see .refused" if self.refused else ""
-        if not self.exact:
-            return f"{done} layers changed, and the function with them: {told}{left}."
         if not done:
             return f"Nothing was done: 0 layers changed{left}."
+        if not self.exact:
+            return f"{done} layers changed, and the function with them: {told}{left}."
         if self.proof <= EXACT:
-            return f"{done} layers changed; equal up to {self.proof:.2g} (limit {EXACT:g}); {told}{left}."
+            bare = " without eps" if any(row.get("eps") == "left out" for row in self.proofs) else ""
+            return f"{done} layers changed; equal up to {self.proof:.2g}{bare} (limit {EXACT:g}); {told}{left}."
         return f"The new model is {self.proof:.2g} from what was promised (limit {EXACT:g}): do not use it; {told}."
 
     def _notes(self) -> str:

@@ -172,7 +172,7 @@ def prune_norms(model: nn.Module, by: By, share: float, example: Any, *, seed: i
         raise InputError("prune_norms", "share lies in 0 <= share < 1", str(share), "Give 0.5 for half")
     paths = channel_paths(model, example)
     open_paths = [path for path in paths if not path.blocked]
-    modules = dict(model.named_modules())
+    modules = {name or "(model)": module for name, module in model.named_modules()}
     inputs = double(example)
     full, small = copy_model(model).double(), copy_model(model).double()
     before = None if by != "correlation" else _activations(small, open_paths, inputs)

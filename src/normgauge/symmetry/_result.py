@@ -165,7 +165,7 @@ class Symmetries(Result):
 
     def _counts(self) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for family in self.families:
+        for family in (f for f in self.families if f.status not in ("exact_here", "undecided")):
             counts[family.kind] = counts.get(family.kind, 0) + len(family)
         return counts
 

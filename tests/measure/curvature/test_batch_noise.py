@@ -100,3 +100,26 @@ def test_regression_has_no_decisions():
     found = ng.batch_noise(ng.Objective(model, F.mse_loss, data, mode="train"), sizes=[4, 8])
     check_result(found)
     assert math.isnan(found.sizes[0].jitter.value) and "decisions" not in found.meaning()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_sees_the_statistics_too(dtype):
+    def measured(kind, norm):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), norm, nn.ReLU(), nn.Linear(8, 3)).to(kind)
+        data = (torch.randn(32, 3).to(kind), torch.randint(3, (32,)))
+        objective = ng.Objective(model, F.cross_entropy, data, mode="train")
+        return ng.batch_noise(objective, sizes=[8]).sizes[0].statistics.value
+
+    full = measured(torch.float32, nn.BatchNorm1d(8))
+    assert measured(dtype, nn.BatchNorm1d(8)) == pytest.approx(full, rel=0.1) and full > 0.1
+    assert measured(dtype, nn.LayerNorm(8)) == 0
+
+
+def test_statistics_are_never_more_than_all_of_the_noise():
+    torch.manual_seed(0)
+    data = (torch.randn(8, 4), torch.randn(8, 4))
+    found = ng.batch_noise(ng.Objective(nn.BatchNorm1d(4), F.mse_loss, data, mode="train"), sizes=[2], draws=4)
+    part = found.sizes[0].statistics.value / (found.sizes[0].statistics.value + found.sizes[0].sampling.value)
+    assert found.sizes[0].statistics.value > found.sizes[0].total.value  # the cross term is negative
+    assert f"{part:.0%} of the noise" in found.meaning()

@@ -264,3 +264,11 @@ def test_printed_shares_lie_within_bounds_that_hold_the_truth(probes):
         least, most = measured.share_bounds(lower, upper)
         assert least <= truth <= most and least <= measured.share(lower, upper) <= most
     assert f"{measured.share_bounds(-math.inf, -measured.width)[1]:.0%} bend down" in measured.meaning()
+
+
+def test_one_eigenvalue_of_all_directions_has_a_share_of_one():
+    torch.manual_seed(0)
+    norm, data = nn.BatchNorm1d(4), (torch.randn(8, 4), torch.randn(8, 4))  # Hessian 0.5 times the identity, rounded
+    for seed in range(8):
+        found = ng.density(ng.Objective(norm, nn.functional.mse_loss, data, mode="train"), probes=2, seed=seed)
+        assert "Between" in found.meaning()

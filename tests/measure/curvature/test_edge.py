@@ -244,3 +244,13 @@ def test_runs_of_momentum_on_a_quadratic_agree_with_the_threshold(name):
     assert 0.85 < found.ratio < 1.15 and found.rate <= found.limit <= found.predicted
     assert found.best.loss == min(run.loss for run in found.runs if run.stable) and found.rate == found.best.rate
     assert f"{found.rate:.4g}" in str(found).splitlines()[0]
+
+
+def test_a_step_that_climbs_at_any_rate_is_not_told_to_be_larger():
+    model = nn.Linear(3, 1, bias=False).double()
+    x = torch.randn(16, 3, dtype=torch.float64)
+    here = ng.Objective(model, F.mse_loss, (x, model(x).detach()), mode="train")
+    track = ng.sharpness_track(here, torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.1))
+    point = track.measure(0)
+    assert point.ratio < 0.8 and point.critical_ratio == math.inf
+    assert "could be" not in track.meaning() and "raises the loss at rates above 0" in track.meaning()

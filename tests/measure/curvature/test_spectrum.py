@@ -423,3 +423,21 @@ def test_unknown_curvature_and_foreign_start():
         ng.spectrum(part, start=first)
     with pytest.raises(InputError, match="self-adjoint"):
         eigenpairs(DenseOperator(torch.tensor([[0.0, 1.0], [0.0, 0.0]])))
+
+
+def test_close_eigenvalues_in_float64_are_not_told_to_use_float64():
+    source = torch.Generator().manual_seed(35)
+    close = 1 - 0.0015 * torch.rand(15, generator=source, dtype=torch.float64).cumsum(0)
+    values = torch.cat([close, torch.randn(45, generator=source, dtype=torch.float64) * 0.1])
+    matrix = DenseOperator(torch.diag(values))
+    found = eigenpairs(matrix, top=3, bottom=2, tol=1e-3, seed=35)
+    assert found.status == "nonconverged" and "float64" not in found.sentence and "start=" in found.sentence
+    assert eigenpairs(matrix, top=3, bottom=2, tol=1e-3, seed=35, start=found.vectors).status == "ok"
+
+
+def test_blocks_without_curvature_are_not_told_a_rate():
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    model[1].weight.data.fill_(1e-8)
+    data = (torch.randn(8, 2, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64))
+    said = ng.layer_spectra(ng.Objective(model, nn.functional.mse_loss, data, mode="eval")).meaning()
+    assert "'0' would allow over 1e+06 times that" in said

@@ -40,6 +40,43 @@ def test_above_the_observed_rate_sgd_in_the_open_blows_up_and_below_it_does_not(
     assert 0.3 < found.ratio < 6
 
 
+def at_its_minimum():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).double()
+    x = torch.randn(32, 4, dtype=torch.float64)
+    y = model(x).detach()
+    return model, Objective(model, F.mse_loss, (x, y), mode="train"), x, y
+
+
+def test_decay_that_leads_away_from_a_minimum_is_no_instability():
+    model, objective, x, _ = at_its_minimum()
+    found = stable_rate(objective, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1))
+    top = float(torch.linalg.eigvalsh(2 * x.T @ x / 32)[-1]) + 0.1
+    assert found.status == "ok" and found.predicted == pytest.approx(2 / top, rel=1e-3) and 0.95 < found.ratio < 1.08
+    assert found.first_loss == pytest.approx(0.05 * float(model.weight.detach().square().sum()), rel=0.01)
+
+
+def test_no_rate_is_named_where_every_run_climbs():
+    model, objective, _, _ = at_its_minimum()
+    model.weight.data *= 0.9
+    found = stable_rate(objective, torch.optim.SGD(model.parameters(), lr=0.1, maximize=True))
+    assert found.status == "nonconverged" and math.isnan(found.limit) and math.isnan(found.rate)
+    assert "No rate of SGD can be named" in found.meaning() and "Use a" not in found.meaning()
+    assert {r.name: r.status for r in found.readings()}["rate to use"] == "skipped"
+
+
+def test_larger_rates_that_reach_less_are_not_called_no_good_training():
+    model, objective, x, y = at_its_minimum()
+    model.weight.data *= 1 + 1e-6
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    found = stable_rate(objective, optimizer)
+    far = min((run for run in found.runs if run.stable and run.rate > found.limit), key=lambda run: run.loss)
+    assert far.loss < found.best.loss
+    assert "no good training" not in found.meaning() and f"{far.rate:.3g}" in found.meaning()
+
+
 def test_of_the_quotient_drops_what_symmetries_add():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     batch = (torch.randn(12, 3), torch.randn(12, 1))

@@ -188,3 +188,12 @@ def test_three_ways_out():
     assert "(3 forwards)" in str(found) and "recalibration changes the outputs by" in str(found)
     assert list(found.frame()["layer"]) == ["1", "5"]
     assert "shift of the mean" in found.chart().to_dict()["title"]
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_few_samples_fit_no_statistics(samples):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    nn.init.constant_(model[1].running_var, 0.3)  # ten times what these have, but two samples cannot know
+    said = drift(model, 0.3 * torch.randn(samples, 3, 4, 4)).meaning()
+    assert "too few to tell" in said and "leave them" not in said

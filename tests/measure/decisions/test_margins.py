@@ -101,3 +101,46 @@ def test_three_ways_out():
     assert "(1 gradient)" in str(found)
     assert list(found.frame()["by"]) == ["raw", "last_layer", "norm_product", "input_gradient"]
     assert found.chart().to_dict()["title"] == "margins (input gradient)"
+
+
+def test_inputs_without_effect_and_inputs_with_some():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    nn.init.constant_(model[0].bias, -100.0)
+    data = (torch.randn(8, 2, dtype=torch.float64), torch.arange(8) % 2)
+    dead = margins(Objective(model, F.cross_entropy, data, mode="eval"))
+    assert dead.statuses["input_gradient"] == "skipped" and "zero" in dead.sentences["input_gradient"]
+    assert "in logits" in dead.meaning()
+    nn.init.constant_(model[0].weight, 1.0)
+    data[0][0] = 200.0  # one sample wakes the units, the others have no slope
+    some = margins(Objective(model, F.cross_entropy, data, mode="eval"))
+    assert not math.isnan(some.quantile(0.5, "input_gradient")) and some.statuses["input_gradient"] == "ok"
+
+
+def test_a_margin_in_logits_says_nothing_of_inputs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(7, 8))
+        model[1].weight.copy_(9 * torch.eye(7, 8).roll(1, 0))
+        model[1].bias.zero_()
+    tokens = torch.arange(5).repeat(4, 1)
+    loss = lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())  # noqa: E731
+    found = margins(Objective(model, loss, (tokens, (tokens + 1) % 7), mode="eval"))
+    assert found.accuracy == 1 and "at least 9" in found.meaning() and "may move by" not in found.meaning()
+
+
+def test_one_wrong_sample_of_twenty_is_not_more_than_five_percent():
+    model = nn.Linear(1, 2, bias=False)
+    model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
+    x, y = torch.ones(20, 1), torch.ones(20, dtype=torch.long)
+    x[0] = -50
+    said = margins(Objective(model, F.cross_entropy, (x, y), mode="eval")).meaning()
+    assert "5.0% are on the wrong side" in said and "more than" not in said
+
+
+def test_logits_that_are_not_finite_have_no_margin():
+    model = nn.Linear(2, 2)
+    model.weight.data[0, 0] = math.nan
+    data = (torch.randn(4, 2), torch.zeros(4, dtype=torch.long))
+    found = margins(Objective(model, F.cross_entropy, data, mode="eval"))
+    assert found.status == "skipped" and "finite logits" in found.sentence and math.isnan(found.accuracy)

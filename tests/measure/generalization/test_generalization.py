@@ -418,6 +418,8 @@ def test_models_and_data_that_cannot_be_bounded_are_refused():
     words = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(DataError, match="one real tensor"):
         ng.generalization(words, (torch.zeros(6, 2, dtype=torch.long), torch.zeros(6, dtype=torch.long)))
+    with pytest.raises(DataError, match="left beside those held out"):
+        ng.generalization(nn.Linear(3, 2), (torch.randn(1, 3), torch.zeros(1, dtype=torch.long)))
     with pytest.raises(DataError, match="class is a whole number"):
         ng.generalization(nn.Linear(4, 1), (torch.randn(9, 4), torch.randn(9, 1)))
 

@@ -511,3 +511,12 @@ def test_extreme_linear_layers_keep_their_norm(scale):
     for part in chain:
         part.weight.data = scale * torch.eye(3, dtype=torch.float64)
     assert ng.lipschitz(chain, torch.ones(1, 3).double()).log10_upper == pytest.approx(4 * math.log10(scale), abs=1e-6)
+
+
+def test_a_constant_function_has_no_vacuous_bound():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    for parameter in net.parameters():
+        nn.init.zeros_(parameter)
+    found = ng.lipschitz(net, torch.randn(4, 3))
+    assert found.upper == found.lower == 0 and not found.vacuous
+    assert "constant is 0" in found.meaning() and "vacuous" not in str(found)

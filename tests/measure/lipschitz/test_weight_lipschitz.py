@@ -132,3 +132,14 @@ def test_result_has_three_ways_out_and_errors_speak():
         ng.weight_lipschitz(step)
     with pytest.raises(ModelError, match="Linear or convolution"):
         ng.weight_lipschitz(ng.Objective(nn.BatchNorm1d(6), distance, (data, data), mode="eval"))
+
+
+def test_what_it_would_call_otherwise_is_refused():
+    net, data = nn.Linear(3, 2), (torch.randn(6, 3), torch.randn(6, 2))
+    tripled = ng.Objective(net, nn.functional.mse_loss, data, mode="eval", forward=lambda m, x: 3 * m(x))
+    with pytest.raises(InputError, match="forward="):
+        ng.weight_lipschitz(tripled)  # its bounds and gradients would be those of a third of the outputs
+    words = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    tokens = (torch.randint(5, (4, 2)), torch.randn(4, 2))
+    with pytest.raises(InputError, match="one real tensor"):
+        ng.weight_lipschitz(ng.Objective(words, nn.functional.mse_loss, tokens, mode="eval"))

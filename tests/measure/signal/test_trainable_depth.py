@@ -149,6 +149,33 @@ def test_where_no_theory_speaks_the_measured_gradients_do():
     assert depth_of(found.gradients, 1000.0)[2] == found.depth
 
 
+def test_no_depth_is_told_where_branches_differ_and_not_depths():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.quiet, self.loud = nn.Linear(16, 16), nn.Linear(16, 16)
+            nn.init.normal_(self.loud.weight, std=1e-3)
+
+        def forward(self, x):
+            return x + self.loud(self.quiet(x) * x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Branches() for _ in range(6)), nn.Linear(16, 2))
+    found = ng.trainable_depth(model, torch.randn(16, 16), mode="eval")
+    check_result(found)
+    assert found.withheld and found.explained < 0.5 and math.isnan(found.depth)
+    assert "no depth is told" in found.meaning() and "skip" not in found.meaning()
+    assert next(r for r in found.readings() if r.name == "trainable depth").status == "skipped"
+
+
+def test_gradients_that_do_not_change_have_no_infinite_number():
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    for layer in model:
+        nn.init.eye_(layer.weight)
+    said = ng.trainable_depth(model, torch.randn(8, 4)).meaning()
+    assert "no obstacle" in said and "inf" not in said
+
+
 def test_wrong_use():
     with pytest.raises(InputError, match="three affine layers"):
         ng.trainable_depth(nn.Linear(3, 2), torch.randn(4, 3))

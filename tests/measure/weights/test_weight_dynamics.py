@@ -340,3 +340,16 @@ def test_every_matrix_has_its_angle_and_relative_update():
     cosine = float((after * before).sum() / (after.norm() * before.norm()))
     assert block.angle == pytest.approx(math.acos(cosine), rel=1e-4)
     assert {reading.name for reading in told.readings() if reading.layer == "3.weight"} >= {"angle", "relative update"}
+
+
+def test_rows_of_zeros_have_no_direction_and_spoil_no_median():
+    model = net()
+    whole = weight_dynamics(objective_of(model), torch.optim.SGD(model.parameters(), lr=0.1))["0.weight"]
+    with torch.no_grad():
+        model[0].weight[0] = 0
+    block = weight_dynamics(objective_of(model), torch.optim.SGD(model.parameters(), lr=0.1))["0.weight"]
+    assert block.scale_invariant and block.norms == pytest.approx(whole.norms[1:])
+    assert all(math.isfinite(value) for value in (block.norm, block.effective_rate, block.angle, block.relative_update))
+    torch.nn.init.zeros_(model[0].weight)
+    dead = weight_dynamics(objective_of(model), torch.optim.AdamW(model.parameters()))["0.weight"]
+    assert dead.norm == 0 and math.isnan(dead.relative_update)

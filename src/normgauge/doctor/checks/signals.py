@@ -142,7 +142,7 @@ def logits(exam: Exam) -> Signs:
     sizes = [(c.where, float(c.x.double().square().mean().sqrt())) for c in found.norms if c.kind != "batch"]
     if len(sizes) > 2:
         where, most = max(sizes, key=lambda item: item[1])
-        if most > STREAM * max(sizes[0][1], 1e-3):
+        if most > LARGE and most > STREAM * max(sizes[0][1], 1e-3):
             yield Sign(where, f"its input has size {most:.3g}, the first norm's {sizes[0][1]:.2g}", 0.5)
 
 

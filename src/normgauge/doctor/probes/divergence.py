@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.doctor.probes.exam import Patient, unwrap
-from normgauge.doctor.probes.identity import identify_call
+from normgauge.doctor.probes.identity import FACTOR, identify_call
 from normgauge.doctor.probes.passes import is_normalizer
 from normgauge.errors import ModelError
 from normgauge.network import KeepDouble, ModuleCall, first_tensor, replaced, role_of, watched
@@ -28,7 +28,7 @@ class Divergence:
     Attributes:
         where: the first module whose output differs though what it reads agrees, or which the other does not call.
         cause: "eps", "1+w", "QK-norm per head or full", "order with RoPE", "skipped norm", "stale statistics",
-            "precision", "row dependence", "kind of norm", "gain or bias", "weights", or "other" (none of these).
+            "precision", "row dependence", "kind of norm", "constant factor", "gain or bias", "weights", "other".
         size: relative difference there.
         sentence: all of it in words.
     """
@@ -214,6 +214,8 @@ def _norm_cause(call: Call, partner: Call) -> tuple[str, str]:
             return "QK-norm per head or full", f"one row is {rows[0]} here and {rows[1]} there"
         if one.kind != two.kind:
             return "kind of norm", f"{one.kind} and {two.kind}"
+        if abs(one.factor - two.factor) > FACTOR:
+            return "constant factor", f"{one.factor:.6g} and {two.factor:.6g} times, as by an unbiased variance"
         if (one.eps, one.eps_place) != (two.eps, two.eps_place):
             return "eps", f"{one.eps:.3g} {one.eps_place} and {two.eps:.3g} {two.eps_place}"
         if one.gain != two.gain:

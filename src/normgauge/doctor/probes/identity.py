@@ -16,6 +16,7 @@ from normgauge.results import Result, instrument
 
 Kind = Literal["batch", "layer", "group", "instance", "rms", "l2", "none", "unknown"]
 EXACT = 1e-7  # relative, in float64: the rounding of a measured eps stays below, another formula far above
+FACTOR = 1e-6  # relative: an unbiased variance of 4096 values is 100 times as far from the other
 _LADDER = [10.0**power for power in range(-15, 3)]  # scales of the input at which eps is asked for
 _SEED = 7
 
@@ -62,16 +63,22 @@ class NormIdentity(Result):
         return f"Normalizer: {self.kind}"
 
     def _rows(self) -> list[dict[str, Any]]:
-        names = ("kind", "axes", "centred", "eps", "eps_place", "gain", "bias", "statistics", "groups", "compute_dtype")
-        return [{"property": name, "value": str(getattr(self, name))} for name in names]
+        names = ["kind", "axes", "centred", "eps", "eps_place", "gain", "bias", "statistics", "groups", "compute_dtype"]
+        rows = [{"property": name, "value": str(getattr(self, name))} for name in names]
+        return rows + [{"property": "factor", "value": f"{self.factor:.6g}"}] * self._scaled
+
+    @property
+    def _scaled(self) -> bool:
+        return abs(self.factor - 1) > FACTOR
 
     def _meaning(self) -> str:
         if self.kind == "unknown":
             return f"None of 7 formulas fits to {EXACT:g} ({self.sentence or 'no reason'}): no guess is made."
         place = "no eps" if self.eps_place == "none" else f"eps {self.eps:.3g} {self.eps_place} the root"
+        times = f", all times {self.factor:.6g}, as by an unbiased variance" if self._scaled else ""
         return (
-            f"It computes {self.kind} normalization over axes {self.axes} with {place}, gain stored as {self.gain}; "
-            f"the formula fits fresh inputs to {self.residual:.1g} (limit {EXACT:g})."
+            f"It computes {self.kind} normalization over axes {self.axes} with {place}, gain stored as {self.gain}"
+            f"{times}; the formula fits fresh inputs to {self.residual:.1g} (limit {EXACT:g})."
         )
 
 
@@ -306,7 +313,7 @@ def _conventions(ask: _Asked, x: Tensor, unit: Tensor) -> tuple[str, bool, float
     drawn = {name: _noise(value.shape, 4) + 3.0 for name, value in ask.parameters.items() if name in neutral}
     gain = ask.odd(1e6 * x, drawn) / unit
     varying = {axis for axis in range(x.ndim) if not _close(gain, gain.narrow(axis, 0, 1).expand_as(gain), 1e-4)}
-    return convention, biased, float(ratio.abs().mean()), varying
+    return convention, biased, float(ratio.abs().mean()) if uniform else 1.0, varying
 
 
 def _eps(ask: _Asked, x: Tensor, view: _Blocks, centred: bool, gain: Tensor) -> tuple[float | None, str]:

@@ -102,8 +102,9 @@ class BatchNoise(Result):
     def _meaning(self) -> str:
         small, unit = self.sizes[0], self.gradient_norm
         biased = [e for e in self.sizes if e.bias.value - SURE * e.bias.error > BIASED * unit]
-        part = small.statistics.value / small.total.value if small.total.value else 0.0
-        said = f"At size {small.size} statistics make {max(part, 0.0):.0%} of the variance of a gradient and a bias of "
+        noise, both = max(small.statistics.value, 0.0), max(small.statistics.value, 0.0) + small.sampling.value
+        said = f"At size {small.size} statistics make {noise / both if both else 0.0:.0%} of the noise of a gradient, "
+        said += "sampling the rest, and a bias of "
         said += f"{small.bias.value / unit if unit else 0.0:.2g} of its norm"
         power, error = self.exponents.get("statistics", (math.nan, math.nan))
         fell = f"; that variance goes as size^{power:.2f} (+- {SURE * error:.2f})" if math.isfinite(power) else ""
@@ -174,7 +175,7 @@ def batch_noise(
     gradient = _flat(torch.autograd.grad(value, variables, retain_graph=True, materialize_grads=True))
     with torch.no_grad():
         classes = outputs.detach().argmax(-1) if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
-    entries, rounding = [], 100 * torch.finfo(objective.dtype).eps
+    entries, rounding = [], min(100 * torch.finfo(objective.dtype).eps, 0.02)  # half precision rounds by less
     with whole.hessian() as hessian:
         probes = [rademacher(len(gradient), draw).to(gradient) for _ in range(PROBES)]
         seen = torch.tensor([_bend(hessian, z)[0] / len(z) for z in probes], dtype=torch.float64)

@@ -140,7 +140,7 @@ class Density(Result):
             low = sums[max(last - up, 0)] - sums[min(first + down, most)]
             ends.append((max(low, 0.0), sums[min(last + up, most)] - sums[max(first - down, 0)]))
         low, high = (statistics.fmean(side) for side in zip(*ends, strict=True))
-        middle = min(max(low, 0.5), high)  # the share in between that probes know least
+        middle = min(max(low, 0.5), high, 1.0)  # the share in between that probes know least
         noise = 1.96 * math.sqrt(2 * middle * (1 - middle) / self.dimension / len(self.nodes))
         return max(low - noise, 0.0), min(high + noise, 1.0)
 
@@ -188,7 +188,8 @@ class Density(Result):
             f"eigenvalue, {self.largest:.3g}): a step sized for the steepest hardly moves along them. Between "
             f"{least:.0%} and {most:.0%} bend down by more than {self.width:.3g}; the signs of about {near:.0%} are "
             "not resolved. "
-            f"{len(self.outliers)} eigenvalues stand outside the bulk, which ends at {self.bulk[1]:.3g}."
+            f"{len(self.outliers)} single eigenvalues at the ends stand that far from the next; the rest end at "
+            f"{self.bulk[1]:.3g}."
         )
 
     def _rows(self) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ MOSTLY_SAMPLE = 0.2  # of lambda_max: more than the factor to which an edge of s
 RATE = 2.0  # rate * curvature beyond which a step on a quadratic overshoots by more than it started with
 Per = Literal["layer", "block", "tensor"]
 UNEVEN = 10.0  # a decade: rates are searched on grids of half a decade, and one rate cannot serve both ends
+NOTHING = 1e6  # times less curvature than the sharpest block\'s, about what float32 resolves
 
 
 @dataclass(frozen=True)
@@ -373,7 +374,8 @@ class LayerSpectra(Result):
         (sharp, name), (low, mild) = tops[-1], tops[0]
         said = f"{name!r} is the sharpest of {len(tops)} blocks, {sharp:.4g}: it alone allows {RATE / sharp:.3g}."
         if low > 0 and sharp / low > UNEVEN:
-            said += f" {mild!r} would allow {sharp / low:.3g} times that (over {UNEVEN:g}): consider a rate per layer."
+            times = f"{sharp / low:.3g}" if sharp / low < NOTHING else f"over {NOTHING:g}"  # beyond it is rounding
+            said += f" {mild!r} would allow {times} times that (over {UNEVEN:g}): consider a rate per layer."
         return said
 
     def _title(self) -> str:

@@ -28,7 +28,10 @@ AT_EDGE = 0.2  # of the threshold, either way: full-batch training hovers within
 
 
 class RateRun(NamedTuple):
-    """A short run: its rate, whether it was stable, and the loss it reached (nan where it was not finite)."""
+    """A short run: its rate, whether it was stable, and the loss it reached (nan where it was not finite).
+
+    Weight decay that is added to the gradient descends on its own term, |w|^2 decay / 2, which the loss then holds.
+    """
 
     rate: float
     stable: bool
@@ -55,7 +58,7 @@ class StableRate(Result):
         multiple: the threshold is multiple / rate.
         used: the optimizer's own rate, 1 where none was given.
         why: no threshold is known, or empty.
-        first_loss: where the runs begin.
+        first_loss: where the runs begin, with the same term of decay.
     """
 
     predicted: float
@@ -81,7 +84,9 @@ class StableRate(Result):
 
     @property
     def limit(self) -> float:
-        """The largest stable rate: what the curvature allows, or less where runs are unstable below that."""
+        """The largest stable rate: what the curvature allows, or less where runs are unstable below; nan if all are."""
+        if math.isnan(self.observed_low) and math.isfinite(self.observed_high):
+            return math.nan
         seen = math.nan if math.isnan(self.observed_high) else self.observed_low
         limits = [value for value in (self.predicted, seen) if math.isfinite(value) and value > 0]
         return min(limits) if limits else self.critical
@@ -105,7 +110,8 @@ class StableRate(Result):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the usable rate and the limit, then what they rest on: curvature, the next step, runs."""
-        half, free = (self.observed_high - self.observed_low) / 2, "neither curvature nor runs limit it"
+        half = (self.observed_high - self.observed_low) / 2
+        free = self.sentence if math.isnan(self.limit) else "neither curvature nor runs limit it"
         named = (
             ("rate to use", self.rate, free),
             ("largest stable rate", self.limit, free),
@@ -119,7 +125,21 @@ class StableRate(Result):
         readings = [Reading.measured(name, value, "estimate", why=why) for name, value, why in named]
         return *readings[:-1], replace(readings[-1], uncertainty=None if math.isnan(half) else half)
 
+    def _say_beyond(self) -> str:
+        """Say what rates beyond the limit are worth, by the losses reached there."""
+        there = [run for run in self.runs if run.stable and run.rate > self.limit]
+        far = min(there, key=lambda run: run.loss, default=None)
+        if far is None or self.best is None or not far.loss < self.best.loss:
+            return "survival and no good training"
+        return f"at {far.rate:.3g} they reach {far.loss:.4g}, so larger rates may do: try them in training"
+
     def _meaning(self) -> str:
+        if math.isnan(self.observed_low) and math.isfinite(self.observed_high):
+            allowed = f" The curvature would allow {self.predicted:.4g}." if math.isfinite(self.predicted) else ""
+            return (
+                f"No rate of {self.optimizer} can be named: the loss rises at all down to {self.observed_high:.3g}, so "
+                f"that its direction (decay, momentum, maximize) is at fault and not its size.{allowed}"
+            )
         if not math.isfinite(self.limit):
             within = f"within {DOUBLINGS} doublings"
             return f"Nothing limits the rate of {self.optimizer} here {within}: search it by training."
@@ -134,14 +154,14 @@ class StableRate(Result):
             return f"{use}; {seen}. No edge is predicted: {lead}."
         if math.isnan(self.observed_high):
             return (
-                f"{use}, what the curvature allows. No run met an edge within {DOUBLINGS} doublings, because steps "
-                f"stay small (weights before a normalizer grow): survival and no good training."
+                f"{use}, what the curvature allows. No run met an edge within {DOUBLINGS} doublings, as where weights "
+                f"before a normalizer grow and steps stay small: {self._say_beyond()}."
             )
         if 1 / AGREEMENT <= self.ratio <= AGREEMENT:
             return f"{use}: the curvature allows {self.predicted:.4g}, and {seen}, within a factor of {AGREEMENT:g}."
         if self.ratio > 1:
             far = f"{self.ratio:.3g} times that (agreement: {AGREEMENT:g})"
-            return f"{use}, what the curvature allows; {seen}, {far}: survival and no good training."
+            return f"{use}, what the curvature allows; {seen}, {far}: {self._say_beyond()}."
         return f"{use}: the curvature allows {self.predicted:.4g}, but it rises on the way and {seen}."
 
     def _notes(self) -> str:
@@ -173,8 +193,9 @@ def stable_rate(
     On a quadratic gradient descent shrinks the component along the top eigenvector v by |1 - rate lambda_max|, so it
     is stable up to 2 / lambda_max; what momentum, Adam and RMSprop make of the 2 is in `Edge`. Runs of a copy of the
     optimizer start at theta + nudge |theta| v, so that the component is there, and use all of the objective's data
-    at each step. A run is unstable when its loss stops being finite, or is larger at the end than at the start or half
-    way (with momentum: in its last quarter than in its second). Rates are doubled or halved from the prediction until
+    at each step. A run is unstable when its loss, with the term of decay that is added to the gradient, stops being
+    finite, or is larger at the end than at the start or half way (with momentum: in its last quarter than in its
+    second). Rates are doubled or halved from the prediction until
     the verdict changes, then bisected until the bracket is `tol` wide.
 
     Kind: estimate. Cost: one largest eigenvalue, one gradient and about seven forwards for the critical rate, and
@@ -265,7 +286,7 @@ def stable_rate(
         multiple=edge.multiple,
         used=edge.rate,
         why=edge.why,
-        first_loss=float(start.loss()),
+        first_loss=float(start.loss()) + _decay_term(edge, start),
         status="nonconverged" if sentence else "ok",
         sentence=sentence,
     )
@@ -281,8 +302,9 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
     losses: list[float] = []
     try:
         for _ in range(iterations):
-            loss, gradient = start.at({name: copies[name].detach() for name in start.names}).loss_and_gradient()
-            losses.append(float(loss))
+            here = start.at({name: copies[name].detach() for name in start.names})
+            loss, gradient = here.loss_and_gradient()
+            losses.append(float(loss) + _decay_term(edge, here))
             for name in start.names:
                 copies[name].grad = gradient[name]
             try:
@@ -292,7 +314,8 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
                 raise InputError("stable_rate", rule, type(twin).__name__, "Ask for SGD or Adam") from error
             if not all(bool(torch.isfinite(copies[name]).all()) for name in start.names):
                 return RateRun(rate, False, math.nan)
-        losses.append(float(start.at({name: copies[name].detach() for name in start.names}).loss()))
+        here = start.at({name: copies[name].detach() for name in start.names})
+        losses.append(float(here.loss()) + _decay_term(edge, here))
     except NonFiniteError:
         return RateRun(rate, False, math.nan)
     half, quarter = iterations // 2, iterations // 4
@@ -303,6 +326,12 @@ def _run(start: Objective, optimizer: Any, edge: Edge, rate: float, iterations: 
     slack = math.sqrt(torch.finfo(start.dtype).eps) * 1e-2
     settles = after <= before + slack * abs(before)
     return RateRun(rate, settles and losses[-1] <= losses[0] + slack * abs(losses[0]), losses[-1])
+
+
+def _decay_term(edge: Edge, place: Objective) -> float:
+    """Return what decay that is added to the gradient makes an optimizer descend on besides the loss."""
+    point = place.flatten(place.parameters).double()
+    return 0.0 if edge.shift is None else float((edge.shift.double() * point.square()).sum()) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +471,8 @@ class SharpnessTrack(Result):
             return f"{said}: beyond the edge (over {1 + AT_EDGE:g}), steps climb to second order; lower the rate."
         if ratio < 1 - AT_EDGE:
             more = f"the rate could be {1 / ratio:.3g} times as large" if ratio > 0 else "nothing bends up"
+            if last.critical_ratio > 1:  # as where decay leads away from a minimum
+                more = f"but the next step raises the loss at rates above {last.critical_rate:.3g}"
             return f"{said}: inside the edge (under {1 - AT_EDGE:g}); {more}."
         return (
             f"{said}: at the edge (within {AT_EDGE:g} of 1), where the rate sets the sharpness; before comparing it "

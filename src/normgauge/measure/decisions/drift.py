@@ -141,6 +141,10 @@ class Drift(Result):
             f"{worst.floor:.2g}, limit {worst.limit:.2g}) with {math.exp(worst.log_variance_ratio):.3g} times "
             f"the variance or its inverse (limit {math.exp(worst.variance_limit):.2g})"
         )
+        far = [e for e in comparable if e.mean_shift > FAR or e.log_variance_ratio > WIDE or math.isnan(e.floor)]
+        if not worst.cause and far:
+            few = f"{self.samples} samples are too few to tell the statistics of {far[0].layer!r} from others"
+            return f"{said}, no more than sampling may give: {few}; give more."
         if not worst.cause:
             return f"{said}: the stored statistics fit these data; leave them."
         if worst.cause == "shifted":

@@ -54,7 +54,8 @@ class Margins(Result):
     def quantile(self, level: float, by: str = "raw") -> float:
         """Return the quantile of the margins in unit `by`; nan where there are none."""
         values = self.values[by]
-        return float(torch.quantile(values, level)) if values.numel() else math.nan
+        way = "linear" if bool(values.isfinite().all()) else "lower"  # between infinite ones nothing lies
+        return float(torch.quantile(values, level, interpolation=way)) if values.numel() else math.nan
 
     def _title(self) -> str:
         return f"Margins of {self.raw.numel()} decisions, accuracy {format_number(self.accuracy)}"
@@ -92,9 +93,10 @@ class Margins(Result):
             said = f"The median of {count} samples lies {abs(middle):.3g} from the boundary, to first order, {side}"
         if low > 0:
             said += f", and all but {LOW:.0%} at least {low:.3g}"
+            if by == "raw":
+                return f"{said}: they are right; how far inputs may move it does not say."
             return f"{said}: inputs may move by less than that without an error."
-        said += f"; {wrong:.1%} are on the wrong side, more than the {LOW:.0%} that would leave a margin"
-        return f"{said}: train on."
+        return f"{said}; {wrong:.1%} are on the wrong side, so that the lowest {LOW:.0%} have no margin: train on."
 
     def _notes(self) -> str:
         return "raw margins change when the last layer is scaled, which changes no decision: compare by the other rows"
@@ -167,6 +169,10 @@ def _one_batch(
     with torch.enable_grad(), watched(model, note_norm):
         given = replaced(batch, Tensor, lambda t: grown.get(id(t), t))
         logits, labels = batch_decisions(objective, model, number, given)
+    if not bool(logits.isfinite().all()):
+        raise NotClasses(
+            "outputs", "a classifier gives finite logits", "others", "See ng.signal_propagation where it starts"
+        )
     raw = raw_margins(logits, labels)
     samples, why, squares = free[0].shape[0] if free and free[0].ndim else 0, "", list[Tensor]()
     if coupled:
@@ -197,7 +203,11 @@ def _assemble(parts: list[tuple[Tensor, Tensor | None]], norms: Mapping[str, flo
             if not sentences[by]:
                 values[by] = raw * 10.0 ** -logs[by]
     if not why:
-        values["input_gradient"] = raw / torch.cat([slope for _, slope in parts if slope is not None])
+        slopes = torch.cat([slope for _, slope in parts if slope is not None])
+        if slopes.any():  # beyond the reach of a zero slope, or at the boundary itself
+            values["input_gradient"] = torch.where(raw == 0, 0.0, raw / slopes)
+        else:
+            sentences["input_gradient"] = "the margins do not change with the inputs: their gradients are zero"
     statuses: dict[str, Status] = {by: "skipped" if sentences[by] else "ok" for by in BY}
     return Margins(values, logs, statuses, sentences)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normgauge.charts import intervals
-from normgauge.errors import InputError, NormgaugeError, require, unknown_name
+from normgauge.errors import DataError, InputError, NormgaugeError, require, unknown_name
 from normgauge.measure.decisions.classes import cross_entropy, decisions, raw_margins
 from normgauge.measure.generalization import network_copy
 from normgauge.measure.generalization.bounds import Bound, Cell, Ingredients, bounds, cell, held_out_bound
@@ -279,6 +279,9 @@ class _Exam:
         self.partitions = [partition_of(points, classes, choice, **fixed) for choice in choices]
         rows = self.partitions[0][1]  # the same split for all
         self.used, self.wanted = self.inputs[rows], self.targets[rows]
+        if not len(self.used):
+            step = "Give more, or a partition made before they were seen"
+            raise DataError("generalization", "samples are left beside those held out", str(len(points)), step)
 
     def call(self, model: nn.Module, inputs: Any) -> Any:
         """Call a model, counted: a gradient where the inputs want one, else a forward."""

@@ -101,7 +101,7 @@ class LipschitzBracket(Result):
     @property
     def vacuous(self) -> bool:
         """Whether the upper bound is infinite or over 1000 times the steepest slope found."""
-        return not self.log10_upper - self.log10_lower <= math.log10(VACUOUS)
+        return self.log10_upper != self.log10_lower and self.log10_upper - self.log10_lower > math.log10(VACUOUS)
 
     @property
     def normalizers_log10(self) -> float:
@@ -139,6 +139,8 @@ class LipschitzBracket(Result):
     def _meaning(self) -> str:
         low, high, at = (_format_log(log) for log in (self.log10_lower, self.log10_upper, self.log10_at_data))
         steep = max(self.layers, key=lambda layer: layer.log10, default=None)
+        if self.log10_upper == -math.inf:
+            return "Outputs do not move with the inputs: the constant is 0."
         if self.vacuous:
             cause = "a product over layers"
             if steep is not None and math.isinf(steep.log10):

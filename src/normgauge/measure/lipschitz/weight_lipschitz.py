@@ -137,8 +137,10 @@ def weight_lipschitz(objective: Objective) -> WeightLipschitz:
         than2025, santurkar2018.
     """
     me, kind = "weight_lipschitz", type(objective.model).__name__
-    if objective.loss_function is None:
-        raise InputError(me, "needs Objective(model, loss, data)", "an objective from a step", "Pass a loss")
+    if not objective.calls_plainly:
+        raise InputError(
+            me, "needs Objective(model, loss, data)", "one from a step or with forward=", "Make a module of it"
+        )
     model = _plain_copy(objective)
     totals: dict[str, _Sums] = {}
     why, weights = "", 0.0
@@ -203,6 +205,8 @@ def _one_batch(objective: Objective, model: nn.Module, number: int, batch: Any, 
     """Add one batch to the layers' sums; return why chain bounds are missing, if they are."""
     share, domain = objective.weight(batch), Domain(batch[0])
     inputs = domain.rebuilt(domain.select(range(domain.samples)))
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise InputError("weight_lipschitz", "inputs are one real tensor", "others", "Measure from the embeddings on")
     slopes, why = _slopes(model, domain)
     modules = {name or "(model)": module for name, module in model.named_modules()}
     names = slopes or [name for name, module in modules.items() if isinstance(module, _LAYERS)]

@@ -325,7 +325,8 @@ class TrainableDepth(Result):
     """The depth at which squared gradients differ by `limit` from end to end.
 
     Attributes:
-        depth: in affine layers; inf where gradients do not change with depth.
+        depth: in affine layers; inf where gradients do not change with depth, nan where depth is not what they change
+            with (`explained`).
         layers: hidden affine layers of the network.
         law: how squared gradients change with depth: by a factor per layer, or as a power of the depth (residual).
         rate: that factor, or that power; towards the input.
@@ -336,6 +337,8 @@ class TrainableDepth(Result):
         correlation: mean cosine of the gradients, of one direction of each output, at inputs and at neighbours.
         limit: of the ratio of squared gradients.
         withheld: why there is no prediction; `depth` then follows the measured gradients.
+        explained: share of the differences between the gradients that the law explains; 1 where they hardly differ.
+            Under a half no depth is told: the layers of a branch differ, not those of one depth and the next.
     """
 
     depth: float
@@ -349,20 +352,23 @@ class TrainableDepth(Result):
     correlation: float
     limit: float
     withheld: str = ""
+    explained: float = 1.0
 
     def readings(self) -> tuple[Reading, ...]:
         """Return the depth, growth predicted and measured, and the correlation of neighbours' gradients."""
         why = self.withheld or "gradients do not change with depth"
+        untold = "depth does not explain the gradients" if math.isnan(self.depth) else why
         depth = self.depth if math.isfinite(self.depth) else math.nan
         return (
-            Reading.measured("trainable depth", depth, "estimate", why=why),
+            Reading.measured("trainable depth", depth, "estimate", why=untold),
             Reading.measured("predicted growth of the squared gradient", self.predicted, "estimate", why=why),
             Reading("measured growth of the squared gradient", self.growth, "estimate"),
             Reading.measured("correlation of neighbours' gradients", self.correlation, why="no gradient at the inputs"),
         )
 
     def _title(self) -> str:
-        return f"Trainable depth {self.depth:.3g} layers; this network has {self.layers}"
+        said = "not told" if math.isnan(self.depth) else f"{self.depth:.3g} layers"
+        return f"Trainable depth {said}; this network has {self.layers}"
 
     def _rows(self) -> list[dict[str, Any]]:
         theory = self.theory or (math.nan,) * len(self.gradients)
@@ -370,9 +376,14 @@ class TrainableDepth(Result):
         return [{"layer": i, "gradient": value, "theory": said} for i, (value, said) in enumerate(pairs)]
 
     def _meaning(self) -> str:
+        if math.isnan(self.depth):
+            share = f"depth explains {self.explained:.0%} of it (under {EXPLAINED:.0%})"
+            said = f"Squared gradients differ between {self.layers} layers, as between branches, but {share}"
+            return f"{said}: no depth is told; compare layers of one kind, block by block."
         way = f"by {self.rate:.4g} per layer" if self.law == "exponential" else f"as depth^{self.rate:.3g}"
-        said = f"Squared gradients change {way} towards the input; beyond {self.depth:.3g} layers they differ by over "
-        said += f"{self.limit:g}"
+        said = f"Squared gradients change {way} towards the input"
+        if math.isfinite(self.depth):
+            said += f"; beyond {self.depth:.3g} layers they differ by over {self.limit:g}"
         torn = f" Gradients of neighbours have correlation {self.correlation:.2g}"
         torn = f"{torn} (under {SHATTERED:g}): they are shattered." if self.correlation < SHATTERED else ""
         if self.layers > self.depth:
@@ -407,7 +418,7 @@ def trainable_depth(
     With squared gradients `g_l` at the affine layers (of a random direction of each output), predicted at infinite
     width where the theory covers the network and measured elsewhere: `g ~ rate^-l` or, in residual networks,
     `g ~ l^-rate`, whichever fits better. `depth` is where the ends differ by `limit`: `ln(limit) / |ln rate|` or
-    `limit^(1 / |rate|)`.
+    `limit^(1 / |rate|)`; nan where measured gradients differ for other reasons, as in the branches of attention.
 
     Beside it the correlation of gradients at neighbouring inputs, which falls with depth where gradients shatter.
 
@@ -452,8 +463,9 @@ def trainable_depth(
         raise InputError("trainable_depth", rule, f"{len(squares) + 1}", "Measure a deeper one")
     theory = signal.theory if signal.theory and signal.theory.layers == signal.fitted else None
     law, rate, depth = depth_of(theory.gradients if theory else squares, limit)
+    explained = 1.0 if theory else _explained(squares, law, rate)
     return TrainableDepth(
-        depth=depth,
+        depth=depth if explained >= EXPLAINED else math.nan,
         layers=len(squares),
         law=law,
         rate=rate,
@@ -464,6 +476,7 @@ def trainable_depth(
         correlation=_neighbour_correlation(objective, inputs, seed),
         limit=limit,
         withheld="" if theory else signal.withheld or "other layers than the theory's get a gradient",
+        explained=explained,
         mode=mode,
     )
 
@@ -489,6 +502,14 @@ def depth_of(squares: Sequence[float], limit: float) -> tuple[Literal["exponenti
         power = fits[1][1]
         return "power", power, limit ** min(1 / abs(power), 300 / math.log10(limit)) if power else math.inf
     return "exponential", math.exp(fits[0][1]), math.log(limit) / abs(fits[0][1]) if fits[0][1] else math.inf
+
+
+def _explained(squares: Sequence[float], law: str, rate: float) -> float:
+    """Return the share of the variance of the log gradients that a law explains; 1 where they hardly differ."""
+    y, depths = torch.tensor(squares, dtype=torch.float64).log(), torch.arange(1.0, len(squares) + 1).double()
+    rest = y + (depths * math.log(rate) if law == "exponential" else depths.log() * rate)
+    variance = float(y.var(unbiased=False))
+    return 1 - float(rest.var(unbiased=False)) / variance if variance > math.log(2) ** 2 else 1.0
 
 
 def _neighbour_correlation(objective: Objective, inputs: Any, seed: int) -> float:

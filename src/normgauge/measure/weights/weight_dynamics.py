@@ -44,14 +44,14 @@ class WeightBlock:
     radial: float  # largest `|<w, g>| / (|w| |g|)`: zero where the scale really is free
     angle: float  # of the next step, exactly
     relative_update: float  # |w' - w| / |w| of the next step, exactly; decay is part of it
-    norms: tuple[float, ...]  # of every row
+    norms: tuple[float, ...]  # of every row that is not zero
     effective_rate: float = math.nan  # of the direction `w / |w|`
     equilibrium_norm: float = math.nan  # where the norm settles
     equilibrium_angle: float = math.nan  # rms angle of a step there
     steps: float = math.nan  # until the norm is within 5 % of it
     heading: str = "unknown"  # growing, shrinking, settled, fixed or unknown
     law: str = "its scale matters to the function; no law predicts its norm"  # the sentence behind the prediction
-    equilibria: tuple[float, ...] = ()  # of every row
+    equilibria: tuple[float, ...] = ()  # of the same rows
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ def weight_dynamics(
     blocks = []
     for family in symmetries.families:
         plain = all(term.role == "scale" and term.coefficient == 1 for term in family.terms)
-        if family.kind == "scale" and family.status != "undecided" and plain:
+        free = family.kind == "scale" and family.status != "undecided" and plain
+        if free and bool(family.gather(state.point, state.point).any()):
             laws = {law_of(optimizer, groups.get(name)).name for name in family.parameters}
             law = law_of(optimizer, groups.get(family.parameters[0]))
             if len(laws) > 1:
@@ -225,14 +226,19 @@ def _gradients(objective: Objective) -> tuple[Values, Values]:
 
 def _block(family: Family, law: Law, state: _State) -> WeightBlock:
     ones = {name: torch.ones_like(value) for name, value in state.point.items()}
-    sizes, w2 = family.gather(ones, ones), family.gather(state.point, state.point)
-    g2, slopes = family.gather(ones, state.squares), state.slopes
-    along = family.gather(state.point, slopes).abs() / (w2 * family.gather(slopes, slopes)).clamp_min(1e-300).sqrt()
+    there = family.gather(state.point, state.point) > 0  # a row of zeros has no direction
+
+    def gather(left: Values, right: Values) -> Tensor:
+        return family.gather(left, right)[there]
+
+    sizes, w2 = gather(ones, ones), gather(state.point, state.point)
+    g2, slopes = gather(ones, state.squares), state.slopes
+    along = gather(state.point, slopes).abs() / (w2 * gather(slopes, slopes)).clamp_min(1e-300).sqrt()
     norms = w2.sqrt().tolist()
     shape = tuple(state.point[family.parameters[0]].shape) if len(family.parameters) == 1 else ()
     if law.name == "sgd" and all(name in state.recorded for name in family.parameters):
         means = [{name: pair[i] for name, pair in state.recorded.items()} for i in range(2)]
-        pairs = zip(*(family.gather(ones, mean).tolist() for mean in means), strict=True)
+        pairs = zip(*(gather(ones, mean).tolist() for mean in means), strict=True)
         settled = [recorded_equilibrium(law.rate, law.keep, pair, law.memory, law.power) for pair in pairs]
     else:
         settled = [
@@ -244,9 +250,7 @@ def _block(family: Family, law: Law, state: _State) -> WeightBlock:
         for norm, s in zip(norms, settled, strict=True)
     ]
     new = state.moved
-    after, angle, relative = _next_step(
-        w2, *((family.gather(new, new), family.gather(state.point, new)) if new else ())
-    )
+    after, angle, relative = _next_step(w2, *((gather(new, new), gather(state.point, new)) if new else ()))
     norm, goal = median(norms), median(s.norm for s in settled)
     return WeightBlock(
         parameters=family.parameters,
