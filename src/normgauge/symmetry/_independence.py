@@ -86,7 +86,7 @@ def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Ten
     if not isinstance(term, (Scale, Shift)):
         return None
     value = point[term.parameter]
-    squares = value.square() if isinstance(term, Scale) else torch.ones_like(value)
+    squares = value.square() if isinstance(term, Scale) else value.new_ones(()).expand_as(value)
     norms = term.coefficient**2 * term.slot.gather(squares)
     amounts = (term.gather(point, {term.parameter: vector}) / norms.clamp_min(1e-300)).double()
     return amounts if family.indices is None else amounts[list(family.indices)]

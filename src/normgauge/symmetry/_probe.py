@@ -327,7 +327,7 @@ def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: i
             source, drawn = generator(seed), Signatures(point)
             for _ in range(len(places) // max(1, here[0].size) + 2):
                 noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
-                drawn.add(here, lambda visit, noise=noise: visit(name, noise))
+                drawn.add(here, lambda visit, name=name, noise=noise: visit(name, noise))
             matrix = torch.stack([drawn.values_of(term).reshape(-1) for term in here], dim=1)
             signatures.spanning[here] = _spanning_columns(matrix)
         chosen.extend(places[k] for k in signatures.spanning[here])
