@@ -33,6 +33,8 @@ class Certifier:
         self.unit = 2.0**-51 if double else 2.0**-23
         self.part = function.part(max(8, -(-function.samples[0] // 4)), generator(seed + 3))
         self._reference: dict[tuple[int, Setting], Tensor] = {}
+        if self.part is None:
+            self._reference[-1, Setting(eps=True)] = function.given
         self._held: tuple[int, Point] = (-2, {})
         quiet = [self._quietest(number) for number in range(len(SPREADS))]
         self._seeds = [chosen for chosen, _ in quiet]
@@ -119,8 +121,7 @@ class Certifier:
         """Return the largest movement over trials (point, direction, setting); stops at the first that is too far."""
         most = 0.0
         for number, sign, setting in trials:
-            far = [family for family in families if family.kind == "shift" and sign < 0]  # large factors drown these
-            for group in (far, [family for family in families if not _among(family, far)]):
+            for group in _apart(families) if sign < 0 else [families]:
                 if group and most <= self.tolerance:
                     most = max(most, self.movement(group, number, sign, setting))
         return most
@@ -213,7 +214,7 @@ class Certifier:
         plain = [f for f in families if f.kind != "dead" and not isinstance(f, MatrixFamily)]
         made, source = Signatures(self.point(0)), generator(self.seed + 30)
         terms = dict.fromkeys(term.with_coefficient(1.0) for family in plain for term in family.terms)
-        made.add(terms, partial(self.function.probe, self.point(0), 0, source, self.part, setting))
+        made.add(terms, partial(self.function.probe, number=0, source=source, part=self.part, setting=setting))
         return [family for family in plain if made.departure(family) > limit]
 
     def _failing(self, families: list[Family], trials: list[tuple[int, float, Setting]]) -> list[Family]:
@@ -252,6 +253,15 @@ def _parts(families: Sequence[Family]) -> list[list[Family]]:
     return list(kinds.values()) if len(kinds) > 1 else [list(families[:half]), list(families[half:])]
 
 
+def _apart(families: Sequence[Family]) -> list[list[Family]]:
+    """Split changes whose sizes would multiply when they are far: rounding alone would then move the outputs."""
+    groups: dict[str, list[Family]] = {"scale": [], "shift": [], "centred": []}
+    for family in families:
+        centred = any(term.role in ("centred", "undone") for term in family.terms)
+        groups["scale" if family.kind != "shift" else "centred" if centred else "shift"].append(family)
+    return list(groups.values())
+
+
 def _distance(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
         return float("inf")
@@ -260,5 +270,5 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _step(family: Family, point: Point) -> float:
     """Return a length comparable with the entries that are shifted."""
-    sizes = [float(point[name].square().mean().sqrt()) for name in family.parameters]
+    sizes = [float(torch.linalg.vector_norm(point[n])) / point[n].numel() ** 0.5 for n in family.parameters]
     return min(1.0, max(0.1, *sizes))

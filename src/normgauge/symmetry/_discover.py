@@ -109,8 +109,8 @@ def symmetries(
     check_enough_samples(hints, objective.mode)
     certifier = Certifier(function, seed)
     columns = list_columns(objective.parameters, hints, function.coordinates, function.homes())
-    signatures = _probe(function, columns, certifier, seed)
     alive = _alive(function, seed)
+    signatures = _probe(function, columns, certifier, seed)
     signatures.admit(alive)
     signatures.point = certifier.point(0)
     families = _candidates(function, signatures, columns, hints=hints, precision=certifier.precision, seed=seed)
@@ -157,16 +157,14 @@ def _probe(function: Function, columns: Columns, certifier: Certifier, seed: int
     signatures = Signatures({}, frozenset(term for term in columns.averages if term not in coupling))
     wanted = {**probes_wanted(columns.scales), **probes_wanted(columns.shifts)}
     few = [term for term, needed in wanted.items() if needed > PROBES]
-    for number in (1, 2):
-        signatures.point = certifier.point(number)
-        ask = partial(function.probe, signatures.point, 0, generator(seed + 12 + number), certifier.part, BARE)
-        signatures.add(few, ask, observe=True)
     source = generator(seed + 10)
     parts = function.parts(source)
-    signatures.point = certifier.point(0)
-    for number in range(PROBES):
-        ask = partial(function.probe, signatures.point, number, source, parts[number % len(parts)], BARE)
-        signatures.add(columns.all_terms(), ask, observe=True)
+    asked = [(few, k, 0, generator(seed + 12 + k), certifier.part) for k in (1, 2)]
+    asked += [(columns.all_terms(), 0, k, source, parts[k % len(parts)]) for k in range(PROBES)]
+    for terms, place, number, draws, part in asked:
+        signatures.point = {}  # freed before the next is drawn
+        signatures.point = certifier.point(place)
+        signatures.add(terms, partial(function.probe, number=number, source=draws, part=part), observe=True)
     return signatures
 
 
@@ -192,10 +190,10 @@ def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Ter
     whole = function.part(count, generator(0)) is None
     most = min(MOST_PARTIAL, MOST_PASSES if whole else MOST_PASSES * function.samples[0] // count)
     for number in range(PROBES, min(PROBES + most, max(wanted.values(), default=0))):
-        ask = partial(function.probe, signatures.point, 0, source, function.part(count, source), BARE)
+        ask = partial(function.probe, number=0, source=source, part=function.part(count, source))
         signatures.add([term for term, needed in wanted.items() if number < needed], ask)
     gradient = function.probe(signatures.point, 0, source, function.parts(generator(seed + 10))[0])
-    signatures.add(terms, lambda visit: [visit(name, slope) for name, slope in gradient.items()])
+    signatures.add(terms, lambda _, visit: [visit(name, slope) for name, slope in gradient.items()])
     return gradient
 
 

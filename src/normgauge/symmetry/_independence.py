@@ -14,6 +14,7 @@ from normgauge.symmetry._values import Point
 _DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
 _LARGEST = 3e7  # numbers written out for it
 _SAME = 1e-7
+_COMPARED = 2**18
 
 
 def is_implied(
@@ -44,7 +45,7 @@ def is_implied(
         return True
     candidates: list[dict[str, Tensor]] = []
     frontier, used = [target], set()
-    for _ in range(hops):
+    for hop in range(hops):
         fresh: list[dict[str, Tensor]] = []
         for vector in frontier:
             for position, other in enumerate(families):
@@ -55,10 +56,11 @@ def is_implied(
                     if amounts is None or not bool(amounts.abs().max() > 0):
                         continue
                     used.add((position, term.parameter))
-                    fresh.append(_mask_dead(other.field(point, amounts), alive))
-        candidates.extend(fresh)
+                    made = _mask_dead(other.field(point, amounts), alive)
+                    candidates.append(_thin(made))
+                    fresh.extend([made] if hop + 1 < hops else [])
         frontier = fresh
-        if candidates and _residual(target, candidates) < _SAME:
+        if candidates and _residual(_thin(target), candidates) < _SAME:
             return True
     return False
 
@@ -90,6 +92,15 @@ def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Ten
     norms = term.coefficient**2 * term.slot.gather(squares)
     amounts = (term.gather(point, {term.parameter: vector}) / norms.clamp_min(1e-300)).double()
     return amounts if family.indices is None else amounts[list(family.indices)]
+
+
+def _thin(vector: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return some of the entries of large tensors: vectors are compared on `_COMPARED` of them."""
+    return {name: value if value.numel() <= _COMPARED else _some(value) for name, value in vector.items()}
+
+
+def _some(value: Tensor) -> Tensor:
+    return value.reshape(-1)[torch.randint(value.numel(), (_COMPARED,), generator=generator(value.numel()))]
 
 
 def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -203,7 +214,8 @@ def relations(families: Sequence[Family], point: Point) -> int:
     for position, family in enumerate(families):
         if len(family) > 1 and is_implied(family, families[:position], point, centred=True):
             total += len(family) - 1
-    sums = [_mask_dead(family.field(point, torch.ones(len(family), dtype=torch.float64)), alive) for family in families]
+    ones = (family.field(point, torch.ones(len(family), dtype=torch.float64)) for family in families)
+    sums = [_thin(_mask_dead(vector, alive)) for vector in ones]
     norms = [dot(s, s) ** 0.5 or 1.0 for s in sums]
     gram = torch.eye(len(sums), dtype=torch.float64)
     for i in range(len(sums)):

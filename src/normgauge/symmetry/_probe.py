@@ -21,7 +21,7 @@ from normgauge.symmetry._axes import (
 from normgauge.symmetry._effective import Coordinates, StoredAffine
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through
-from normgauge.symmetry._values import Function, Point, Visit
+from normgauge.symmetry._values import Function, Point
 
 VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never fire
 PIECE = 2**22  # numbers of a large gradient that are multiplied out at a time
@@ -197,8 +197,8 @@ class Signatures:
     spanning: dict[tuple[Term, ...], list[int]] = field(default_factory=dict)
     _peaks: dict[str, float] = field(default_factory=dict)
 
-    def add(self, terms: Iterable[Term], ask: Callable[[Visit], object], *, observe: bool = False) -> None:
-        """Add one gradient, which `ask` hands over parameter by parameter: each is reduced and freed."""
+    def add(self, terms: Iterable[Term], ask: Callable[..., object], *, observe: bool = False) -> None:
+        """Add one gradient, which `ask(point, visit=...)` hands over by parameter: each is reduced and freed."""
         by_name: dict[str, list[Term]] = {}
         fresh: list[tuple[Term, Tensor, Tensor]] = []
         for term in terms:
@@ -209,7 +209,7 @@ class Signatures:
                 self._observe(name, slope)
             self._reduce(name, by_name.get(name, []), {name: slope}, fresh)
 
-        ask(visit)
+        ask(self.point, visit=visit)
         self._keep(fresh)
 
     def _observe(self, name: str, slope: Tensor) -> None:
@@ -327,7 +327,7 @@ def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: i
             source, drawn = generator(seed), Signatures(point)
             for _ in range(len(places) // max(1, here[0].size) + 2):
                 noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
-                drawn.add(here, lambda visit, name=name, noise=noise: visit(name, noise))
+                drawn.add(here, lambda _, visit, name=name, noise=noise: visit(name, noise))
             matrix = torch.stack([drawn.values_of(term).reshape(-1) for term in here], dim=1)
             signatures.spanning[here] = _spanning_columns(matrix)
         chosen.extend(places[k] for k in signatures.spanning[here])

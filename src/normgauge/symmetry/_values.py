@@ -58,6 +58,7 @@ class Function:
         dtype: the type of the arithmetic: float64 where the model allows it.
         double: whether nothing is rounded to a narrower type on the way.
         drawn_points: (seed, spread) of a redrawn point -> which draw was the first with finite outputs, and these.
+        given: the outputs at the user's values.
         writes: whether a forward was seen to write into parameters: each then gets its own copy of them.
     """
 
@@ -72,8 +73,7 @@ class Function:
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
         self.dtype, self.double = torch.float64, True
-        self.coordinates, self.draws_inputs = Coordinates(), True
-        self.writes: bool | None = None
+        self.coordinates, self.draws_inputs, self.writes = Coordinates(), True, False
         self._choose_dtype()
         self._drawn: dict[int, Any] = {}
         self.drawn_points: dict[tuple[int, float], tuple[int, Tensor]] = {}
@@ -94,14 +94,14 @@ class Function:
     def user(self) -> Point:
         """The user's point, made when asked for: a large model is held once less."""
         values = self.objective.parameters.items()
-        return self.coordinates.effective({name: value.detach().to(self.dtype) for name, value in values})
+        return self.coordinates.effective({name: value.detach().to(self.dtype, copy=True) for name, value in values})
 
     def _choose_dtype(self) -> None:
         """Compute in float64 all the way, in float64 where the model narrows, or in the model's own type."""
         own = self.objective.dtype
         for self.double, self.dtype in ((True, torch.float64), (False, torch.float64), (False, own)):
             try:
-                first = self.outputs(self.user, Setting(eps=True))
+                self.given = first = self.outputs(self.user, Setting(eps=True))
                 break
             except (NonFiniteError, NotDifferentiableError):
                 raise
@@ -285,7 +285,7 @@ class Function:
         mode = setting.mode
         objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
         values = self.coordinates.stored({name: value.to(self.dtype) for name, value in point.items()})
-        if self.writes is False and not torch.is_grad_enabled():  # what asks for gradients is not copied
+        if not self.writes and not torch.is_grad_enabled():  # what asks for gradients is not copied
             values = {name: value.detach().requires_grad_() for name, value in values.items()}
 
         def run(model: nn.Module) -> Any:
@@ -296,7 +296,7 @@ class Function:
                 if not setting.eps:
                     stack.enter_context(without_eps(model))
                 result = body(model)
-            self.writes = bool(self.writes) or versions != [parameter._version for parameter in model.parameters()]
+            self.writes |= versions != [parameter._version for parameter in model.parameters()]
             return result
 
         return objective.evaluate(index, run, values, self.dtype)
