@@ -67,10 +67,7 @@ class Certifier:
         return self._held[1]
 
     def _measure_noise(self, point: Point, before: Tensor | None = None) -> tuple[Tensor, float]:
-        """Return the outputs, and how far they move when every parameter does by a few units in its last place.
-
-        The point is used up: it holds the moved values afterwards.
-        """
+        """Return the outputs, and how far they move as all parameters do in their last place; uses up the point."""
         source = generator(self.seed + 1)
         try:
             before = self.function.outputs(point, BARE, self.part) if before is None else before
@@ -101,8 +98,7 @@ class Certifier:
     def _change(self, families: Sequence[Family], sign: float, point: Point) -> None:
         """Make a random change of all families at once: powers of two for scales, far enough to show a small eps.
 
-        Every family has amounts of its own, so that none can make up for another. Shifts come first: factors of 4096
-        between entries would drown them in rounding, while powers of two are exact whatever they multiply.
+        Each has amounts of its own, so that none makes up for another. Shifts come first: large factors drown them.
         """
         source = generator(self.seed + 2)
         for family in sorted(families, key=lambda family: _ORDER.index(family.kind)):
@@ -255,11 +251,9 @@ def _parts(families: Sequence[Family]) -> list[list[Family]]:
 
 def _apart(families: Sequence[Family]) -> list[list[Family]]:
     """Split changes whose sizes would multiply when they are far: rounding alone would then move the outputs."""
-    groups: dict[str, list[Family]] = {"scale": [], "shift": [], "centred": []}
-    for family in families:
-        centred = any(term.role in ("centred", "undone") for term in family.terms)
-        groups["scale" if family.kind != "shift" else "centred" if centred else "shift"].append(family)
-    return list(groups.values())
+    shifts, rest = ([f for f in families if (f.kind == "shift") == shift] for shift in (True, False))
+    centred = [f for f in shifts if any(term.role in ("centred", "undone") for term in f.terms)]
+    return [centred, [f for f in shifts if not _among(f, centred)], rest]
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torch import Tensor
-
 from normgauge.errors import OutOfMemoryError
 from normgauge.linalg import machine_memory
 from normgauge.objective import Objective
@@ -35,7 +33,7 @@ from normgauge.symmetry._terms import Term
 from normgauge.symmetry._values import BARE, Function, Of, Point, Setting
 
 PROBES = 4
-BYTES = 48  # per parameter: up to five vectors in float64 at a time, and the largest gradients
+BYTES = 32  # per parameter: a point and a gradient in float64, the largest gradients, and the largest tensor again
 MOST_PARTIAL, MOST_PASSES = 48, 20  # probes on a part of the batch, and what they may cost in passes over all of it
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix", "fibre")
 
@@ -62,9 +60,9 @@ def symmetries(
         null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
         points with the fewest, if walks of finite length along them leave held-out outputs alone.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
-        about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
+        about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
         gradients per parameter more, and up to twelve times that where something has no closed form.
-        Memory: about 48 bytes per parameter (everything is in float64), and the graph of a forward.
+        Memory: about 32 bytes per parameter (a point and a gradient in float64), and the graph of a forward.
 
     Args:
         objective: model, data and mode; its trainable, selected parameters are asked about.
@@ -109,10 +107,13 @@ def symmetries(
     check_enough_samples(hints, objective.mode)
     certifier = Certifier(function, seed)
     columns = list_columns(objective.parameters, hints, function.coordinates, function.homes())
-    alive = _alive(function, seed)
+    given = Signatures(function.user)
+    ask = partial(function.probe, number=0, source=generator(seed + 40), setting=Setting(eps=True))
+    given.add((), ask, observe=True)
+    alive = {name: value > 0 for name, value in given.largest.items() if not bool(value.all())}  # else all are
+    del given
     signatures = _probe(function, columns, certifier, seed)
     signatures.admit(alive)
-    signatures.point = certifier.point(0)
     families = _candidates(function, signatures, columns, hints=hints, precision=certifier.precision, seed=seed)
     signatures.point = {}  # as large as the parameters; what follows needs room for graphs
     certified = certifier.tell_eps(certifier.certify(families))
@@ -150,8 +151,7 @@ def _probe(function: Function, columns: Columns, certifier: Certifier, seed: int
     """Return the signatures of a few gradients that see all data.
 
     Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
-    A unit may be silent at one point, so that two more see other ones; since a symmetry's coefficients are the same at
-    every point, their equations count where equations are few.
+    A unit may be silent at one point, so that two more are asked; coefficients are the same at all of them.
     """
     coupling = {*columns.scales, *columns.shifts}
     signatures = Signatures({}, frozenset(term for term in columns.averages if term not in coupling))
@@ -168,23 +168,8 @@ def _probe(function: Function, columns: Columns, certifier: Certifier, seed: int
     return signatures
 
 
-def _alive(function: Function, seed: int) -> dict[str, Tensor]:
-    """Return masks of the entries that have a gradient at the user's values, with eps."""
-    masks: dict[str, Tensor] = {}
-
-    def visit(name: str, slope: Tensor) -> None:
-        mask = slope != 0
-        masks[name] = mask.new_ones(()).expand(mask.shape) if bool(mask.all()) else mask  # which takes no memory
-
-    function.probe(function.user, 0, generator(seed + 40), setting=Setting(eps=True), visit=visit)
-    return {name: masks[name] for name in function.names}
-
-
 def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> Point:
-    """Add gradients of parts of the batch: many equations, cheap, for the index sizes that lack them.
-
-    Returns one more gradient, for what needs it whole.
-    """
+    """Add gradients of parts of the batch, cheap, for the index sizes that lack equations; return one more gradient."""
     source, wanted = generator(seed + 11), probes_wanted(terms)
     count = max(4, -(-function.samples[0] // 16))
     whole = function.part(count, generator(0)) is None
@@ -198,13 +183,7 @@ def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Ter
 
 
 def _candidates(
-    function: Function,
-    signatures: Signatures,
-    columns: Columns,
-    *,
-    hints: Hints,
-    precision: float,
-    seed: int,
+    function: Function, signatures: Signatures, columns: Columns, *, hints: Hints, precision: float, seed: int
 ) -> list[Family]:
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point

@@ -95,12 +95,10 @@ def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Ten
 
 
 def _thin(vector: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return some of the entries of large tensors: vectors are compared on `_COMPARED` of them."""
-    return {name: value if value.numel() <= _COMPARED else _some(value) for name, value in vector.items()}
-
-
-def _some(value: Tensor) -> Tensor:
-    return value.reshape(-1)[torch.randint(value.numel(), (_COMPARED,), generator=generator(value.numel()))]
+    """Return some entries of large tensors, for comparisons."""
+    large = {value.numel() for value in vector.values() if value.numel() > _COMPARED}
+    some = {size: torch.randint(size, (_COMPARED,), generator=generator(size)) for size in large}
+    return {name: v.reshape(-1)[some[v.numel()]] if v.numel() in some else v for name, v in vector.items()}
 
 
 def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -68,10 +68,10 @@ class MatrixTerm(Term):
 
         Of larger blocks, `MOST_ASKED` indices stand for all; where A is `centred` it fixes the vector of ones.
         """
-        gain = torch.as_tensor(self._gain(point)).reshape(1, -1, 1)
+        gain = self._gain(point)
         value, slope = (self.blocks(values[self.slot.name]) for values in (point, gradient))
         chosen = torch.randperm(value.shape[1], generator=generator(7))[:MOST_ASKED].sort().values
-        some = gain[:, chosen] if self.by else gain
+        some = gain[:, chosen] if isinstance(gain, Tensor) else gain
         means = ((value / gain).mean(1, keepdim=True), (slope * gain).mean(1, keepdim=True)) if centred else (0.0, 0.0)
         value, slope = value[:, chosen] / some - means[0], slope[:, chosen] * some - means[1]
         if self.coefficient > 0:
@@ -304,11 +304,7 @@ def _streams(
 
 
 def _turning_readers(
-    writers: Sequence[MatrixTerm],
-    readers: Sequence[Unit],
-    group: str,
-    point: Mapping[str, Tensor],
-    gradients: Gradients,
+    writers: Sequence[MatrixTerm], readers: Sequence[Unit], group: str, point: Values, gradients: Gradients
 ) -> list[Unit]:
     """Return the readers whose moments cancel those of the writers: each takes part whole or not at all."""
     target = _turning_moment(writers, group, point, gradients)

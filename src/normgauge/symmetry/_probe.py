@@ -20,7 +20,7 @@ from normgauge.symmetry._axes import (
 )
 from normgauge.symmetry._effective import Coordinates, StoredAffine
 from normgauge.symmetry._family import Family
-from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through
+from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through, Values
 from normgauge.symmetry._values import Function, Point
 
 VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never fire
@@ -28,14 +28,7 @@ PIECE = 2**22  # numbers of a large gradient that are multiplied out at a time
 TRIES = 4  # redraws, of which the one with the least noise is kept
 
 
-def redraw(
-    point: Mapping[str, Tensor],
-    source: torch.Generator,
-    *,
-    spread: float = 1.0,
-    signs: bool = False,
-    dtype: torch.dtype = torch.float64,
-) -> Point:
+def redraw(point: Values, source: torch.Generator, *, dtype: torch.dtype, spread: float, signs: bool) -> Point:
     """Draw parameters at which activations are of order one, whatever the size of the given ones.
 
     Tensors with several axes are drawn by their fan-in, gains about one and biases about zero. A symmetry of the
@@ -69,7 +62,7 @@ def generic_point(function: Function, seed: int, spread: float = 1.0) -> Point:
     user = function.user if function.coordinates.frames else function.objective.parameters  # one tensor in float64 each
     for number in range(2 * TRIES + 3):
         if number < 2 * TRIES:
-            point = redraw(user, source, spread=spread, signs=number >= TRIES, dtype=function.dtype)
+            point = redraw(user, source, dtype=function.dtype, spread=spread, signs=number >= TRIES)
         else:
             size = (0.1, 0.01, 0.0)[number - 2 * TRIES]
             values = {name: value.to(function.dtype) for name, value in user.items()}
@@ -229,7 +222,7 @@ class Signatures:
     def admit(self, alive: Mapping[str, Tensor]) -> None:
         """Count as observed what has a gradient at the user's values, though none at the redrawn points."""
         for name, largest in self.largest.items():
-            largest[alive[name] & (largest == 0)] = self.peak(name) or 1.0
+            largest[(largest == 0) & alive.get(name, True)] = self.peak(name) or 1.0
 
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
@@ -270,12 +263,9 @@ class Signatures:
     def departure(self, family: Family) -> float:
         """Return how far the loudest of a family's inner products are from zero, relative to their summands."""
         pairs = [(term.coefficient, term.with_coefficient(1.0)) for term in family.terms]
-        total, square = (torch.stack(part).sum(0)[list(family.items)] for part in zip(*(
-            (c * self.values[term][0], (c * self.sizes[term][0]).square()) for c, term in pairs
-        ), strict=True))  # fmt: skip
-        size = square.sqrt()
-        ratio = (total.abs() / size.clamp_min(1e-300))[size > 1e-3 * size.max()]
-        return float(ratio.max()) if ratio.numel() else 0.0
+        total = torch.stack([c * self.values[term][0] for c, term in pairs]).sum(0)[list(family.items)]
+        size = torch.stack([c * self.sizes[term][0] for c, term in pairs]).norm(dim=0)[list(family.items)]
+        return float((total.abs() / size.clamp_min(1e-300))[size >= 1e-3 * size.max()].max())
 
     def values_of(self, term: Term) -> Tensor:
         return torch.stack(self.values[term], dim=1)
@@ -303,9 +293,8 @@ def _sums(slope: Tensor, factor: Tensor | None, axis: int) -> tuple[Tensor, Tens
     for k in range(0, len(slope), rows):
         part = slope[k : k + rows] if factor is None else slope[k : k + rows] * factor[k : k + rows]
         pieces.append([p.sum(rest) if rest else p for p in (part, part.square())])
-    if axis == 0:
-        return torch.cat([p for p, _ in pieces]), torch.cat([p for _, p in pieces])
-    return torch.stack([p for p, _ in pieces]).sum(0), torch.stack([p for _, p in pieces]).sum(0)
+    total, square = (torch.cat(p) if axis == 0 else torch.stack(p).sum(0) for p in zip(*pieces, strict=True))
+    return total, square
 
 
 def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: int = 99) -> list[int]:

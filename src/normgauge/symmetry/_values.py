@@ -169,11 +169,7 @@ class Function:
         setting: Setting = BARE,
         visit: Visit | None = None,
     ) -> Point:
-        """Draw a random output cotangent c and return the gradient J^T c by name (zeros filled in).
-
-        With `visit` each parameter's gradient is handed over when it is made, and nothing is returned: all of them
-        together are as large as the point.
-        """
+        """Draw a random output cotangent c and return the gradient J^T c by name, or hand its pieces to `visit`."""
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
         with twice_differentiable():  # attention's plain kernel: the least noise
