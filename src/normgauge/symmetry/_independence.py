@@ -43,11 +43,12 @@ def is_implied(
         return False
     if not target:
         return True
-    candidates: list[dict[str, Tensor]] = []
-    frontier, used = [target], set()
-    for hop in range(hops):
-        fresh: list[dict[str, Tensor]] = []
-        for vector in frontier:
+    target, candidates = _thin(target), []
+    frontier, used = [(family, chi)], set()  # vectors are made again when needed: all of them together are large
+    for _ in range(hops):
+        fresh: list[tuple[Family, Tensor]] = []
+        for source, given in frontier:
+            vector = _mask_dead(source.field(point, given), alive)
             for position, other in enumerate(families):
                 for term in other.terms:
                     if term.parameter not in vector or (position, term.parameter) in used:
@@ -56,11 +57,10 @@ def is_implied(
                     if amounts is None or not bool(amounts.abs().max() > 0):
                         continue
                     used.add((position, term.parameter))
-                    made = _mask_dead(other.field(point, amounts), alive)
-                    candidates.append(_thin(made))
-                    fresh.extend([made] if hop + 1 < hops else [])
+                    candidates.append(_thin(_mask_dead(other.field(point, amounts), alive)))
+                    fresh.append((other, amounts))
         frontier = fresh
-        if candidates and _residual(_thin(target), candidates) < _SAME:
+        if candidates and _residual(target, candidates) < _SAME:
             return True
     return False
 
