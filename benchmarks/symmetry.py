@@ -22,6 +22,7 @@ from torch import nn
 import normgauge as ng
 
 RESULTS = Path(__file__).parent / "results" / "symmetry.json"
+PARTS = ("step", "sgd", "symmetries")  # a training step with AdamW, one with plain SGD, and what is measured
 LIMITS = {"resnet18": 16, "gpt12": 30, "gpt2_small": 40, "llama_100m": 40}  # passes over the batch
 
 
@@ -108,26 +109,27 @@ class Logits(nn.Module):
 
 
 def gpt2_small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """GPT-2 small, 124M parameters, batch 8 x 16 tokens."""
+    """GPT-2 small, 124M parameters, tied head, one sequence of 32 tokens."""
     import transformers
 
-    config = transformers.GPT2Config(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
-    tokens = torch.randint(0, config.vocab_size, (8, 16))
+    config = transformers.GPT2Config()
+    tokens = torch.randint(0, config.vocab_size, (1, 32))
     return Logits(transformers.GPT2LMHeadModel(config)), tokens, tokens
 
 
 def llama_100m() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """A Llama with grouped queries, about 100M parameters, batch 8 x 16 tokens."""
+    """A Llama with grouped queries, 100M parameters, one sequence of 32 tokens."""
     import transformers
 
     config = transformers.LlamaConfig(
         vocab_size=16_000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
         num_key_value_heads=4, max_position_embeddings=64,
     )  # fmt: skip
-    tokens = torch.randint(0, config.vocab_size, (8, 16))
+    tokens = torch.randint(0, config.vocab_size, (1, 32))
     return Logits(transformers.LlamaForCausalLM(config)), tokens, tokens
 
 
+LANGUAGE = ("gpt2_small", "llama_100m")  # asked in eval mode: their dropout is no part of the question
 CASES = {"resnet18": resnet18, "gpt12": gpt12, "gpt2_small": gpt2_small, "llama_100m": llama_100m}
 
 
@@ -135,8 +137,7 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _step(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    optimizer = torch.optim.AdamW(net.parameters())
+def _step(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, optimizer: torch.optim.Optimizer) -> float:
     start = time.perf_counter()
     out = net(inputs)
     F.cross_entropy(out.reshape(-1, out.shape[-1]), targets.reshape(-1)).backward()
@@ -145,21 +146,24 @@ def _step(net: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 def run(name: str, what: str) -> dict[str, object]:
-    """Measure one case; `what` is "step" or "symmetries"."""
+    """Measure one case; `what` is one of `PARTS`."""
     torch.manual_seed(0)
-    if name in ("gpt2_small", "llama_100m"):
+    if name in LANGUAGE:
         import transformers  # noqa: F401  its memory is no model's
     idle = _peak()
     net, inputs, targets = CASES[name]()
-    if what == "step":
-        seconds = _step(net, inputs, targets)
+    if what != "symmetries":
+        optimizer = torch.optim.SGD(net.parameters(), 0.1) if what == "sgd" else torch.optim.AdamW(net.parameters())
+        seconds = _step(net, inputs, targets, optimizer)
         return {"seconds": seconds, "memory_mb": _peak() - idle}
-    objective = ng.Objective(net, lambda out, y: out.square().mean(), (inputs, targets), mode="train")
-    start = time.perf_counter()
+    mode = "eval" if name in LANGUAGE else "train"
+    objective = ng.Objective(net, lambda out, y: out.square().mean(), (inputs, targets), mode=mode)  # type: ignore[arg-type]
+    start, busy = time.perf_counter(), time.process_time()
     result = ng.symmetries(objective)
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
+        "cpu_seconds": time.process_time() - busy,
         "memory_mb": _peak() - idle,
         "gradients": result.cost.gradients,
         "forwards": result.cost.forwards,
@@ -178,7 +182,7 @@ def main() -> None:
     """Run every case, or one part of one case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--part", choices=("step", "symmetries"))
+    parser.add_argument("--part", choices=PARTS)
     arguments = parser.parse_args()
     if arguments.part:
         print(json.dumps(run(arguments.only, arguments.part)))
@@ -186,22 +190,23 @@ def main() -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in [arguments.only] if arguments.only else CASES:
         parts = {}
-        for part in ("step", "symmetries"):
+        for part in PARTS:
             command = [sys.executable, __file__, "--only", name, "--part", part]
             parts[part] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         table = parts["symmetries"].pop("table")
-        ratio = parts["symmetries"]["memory_mb"] / parts["step"]["memory_mb"]
+        ratio, plain = (parts["symmetries"]["memory_mb"] / parts[step]["memory_mb"] for step in ("step", "sgd"))
         results[name] = {
             **parts["symmetries"],
             "limit": LIMITS[name],
             "training_step": parts["step"],
+            "sgd_step": parts["sgd"],
             "memory_ratio": ratio,
+            "memory_ratio_sgd": plain,
             "torch": torch.__version__,
         }
         print(table)
-        print(
-            f"{name}: cost {results[name]['cost']:.1f} (limit {LIMITS[name]}), memory {ratio:.2f} of a training step\n"
-        )
+        print(f"{name}: cost {results[name]['cost']:.1f} (limit {LIMITS[name]}), memory {ratio:.2f} of AdamW's step,")
+        print(f"{plain:.2f} of SGD's; {results[name]['cpu_seconds']:.0f} CPU seconds\n")
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -250,7 +250,7 @@ def test_what_is_null_at_most_points_alone_is_not_counted():
 
 
 def test_a_bias_that_looks_like_a_gain_does_not_keep_units_from_bending():
-    """Redrawn about one beside weights of a small sphere, it did at every point: 16 directions were counted in excess."""
+    """Redrawn about one beside weights of a small sphere it did so at every point: 16 directions were in excess."""
     outcome = examine(9149)
     assert (outcome.false, outcome.explained, outcome.nullity) == ([], 15, 15)
 

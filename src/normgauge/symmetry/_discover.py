@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from normgauge.errors import OutOfMemoryError
 from normgauge.linalg import machine_memory
@@ -29,11 +30,11 @@ from normgauge.symmetry._single import (
     unused_entries,
 )
 from normgauge.symmetry._terms import Term
-from normgauge.symmetry._values import Function, Of, Point, Setting
+from normgauge.symmetry._values import BARE, Function, Of, Point, Setting
 
 PROBES = 4
-BYTES = 48  # per parameter: up to five vectors in float64 at a time, and the largest gradients
-MOST_PARTIAL, MOST_PASSES = 48, 24  # probes on a part of the batch, and what they may cost in passes over all of it
+BYTES = 32  # per parameter: a point and a gradient in float64, the largest gradients, and the largest tensor again
+MOST_PARTIAL, MOST_PASSES = 48, 20  # probes on a part of the batch, and what they may cost in passes over all of it
 _ORDER = ("scale", "rescale", "shift", "dead", "matrix", "fibre")
 
 
@@ -59,9 +60,9 @@ def symmetries(
         null space of the Jacobian is kind `fibre`: directions without closed form, as many as there are at the redrawn
         points with the fewest, if walks of finite length along them leave held-out outputs alone.
     Cost: 9 gradients on the batch (on halves or quarters of a large one), up to 48 on a sixteenth of it, and
-        about 40 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
+        about 28 forwards on a quarter; the sum in passes over the batch is `Symmetries.cost`. With `walk`, 1.3
         gradients per parameter more, and up to twelve times that where something has no closed form.
-        Memory: about 48 bytes per parameter (everything is in float64), and the graph of a forward.
+        Memory: about 32 bytes per parameter (a point and a gradient in float64), and the graph of a forward.
 
     Args:
         objective: model, data and mode; its trainable, selected parameters are asked about.
@@ -105,28 +106,19 @@ def symmetries(
     hints: Hints = function.run(lambda model, batch: trace(lambda: objective.outputs_of(model, batch)))
     check_enough_samples(hints, objective.mode)
     certifier = Certifier(function, seed)
-    signatures = Signatures({})
-    for number in (1, 2):  # a unit may be silent at one point
-        signatures.observe(function.probe(certifier.point(number), 0, generator(seed + 12 + number), certifier.part))
-    at_user = function.probe(certifier.point(-1), 0, generator(seed + 40), setting=Setting(eps=True))
-    alive = {name: slope != 0 for name, slope in at_user.items()}
-    del at_user
-    signatures.point = certifier.point(0)
-    columns = list_columns(signatures.point, hints, function.coordinates, function.homes())
-    gradient = _probe(function, columns, signatures, seed)
+    columns = list_columns(objective.parameters, hints, function.coordinates, function.homes())
+    given = Signatures(function.user)
+    ask = partial(function.probe, number=0, source=generator(seed + 40), setting=Setting(eps=True))
+    given.add((), ask, observe=True)
+    alive = {name: value > 0 for name, value in given.largest.items() if not bool(value.all())}  # else all are
+    del given
+    signatures = _probe(function, columns, certifier, seed)
     signatures.admit(alive)
-    families = _candidates(
-        function, signatures, columns, gradient, hints=hints, precision=certifier.precision, seed=seed
-    )
-    del gradient  # as large as the parameters, and so is a point; what follows needs room for graphs
-    signatures.point = {}
-    certified = certifier.certify(families)
-    certified = certifier.tell_eps(
-        certified, function.probe(certifier.point(0), 0, generator(seed + 30), certifier.part, Setting(eps=True))
-    )
+    families = _candidates(function, signatures, columns, hints=hints, precision=certifier.precision, seed=seed)
+    signatures.point = {}  # as large as the parameters; what follows needs room for graphs
+    certified = certifier.tell_eps(certifier.certify(families))
     if objective.mode == "train" and _depends_on_mode(certifier):
-        slope = function.probe(certifier.point(0), 0, generator(seed + 30), certifier.part, Setting(mode="eval"))
-        certified = certifier.tell_batch_statistics(certified, slope)
+        certified = certifier.tell_batch_statistics(certified)
     units = dead_units(certified, alive)
     certified += certifier.holding_here(units) + certifier.holding_here(
         dead_here([*units, *(f for f in certified if f.kind == "dead")], signatures, alive)
@@ -151,46 +143,47 @@ def _check_room(objective: Objective, memory: int | None) -> None:
 
 
 def _depends_on_mode(certifier: Certifier) -> bool:
-    train, stored = (certifier.reference(0, Setting(mode=mode)) for mode in ("train", "eval"))
+    train, stored = (certifier.reference(0, setting) for setting in (BARE, Setting(mode="eval")))
     return train.shape != stored.shape or bool((train - stored).abs().max() > certifier.tolerance * stored.abs().max())
 
 
-def _probe(function: Function, columns: Columns, signatures: Signatures, seed: int) -> Point:
-    """Add the signatures of a few gradients that see all data, and return one more for what comes later.
+def _probe(function: Function, columns: Columns, certifier: Certifier, seed: int) -> Signatures:
+    """Return the signatures of a few gradients that see all data.
 
     Larger batches are probed in halves or quarters, each sample by some probe: less memory, as many equations.
+    A unit may be silent at one point, so that two more are asked; coefficients are the same at all of them.
     """
     coupling = {*columns.scales, *columns.shifts}
-    signatures.averages = frozenset(term for term in columns.averages if term not in coupling)
-    source, terms = generator(seed + 10), columns.all_terms()
+    signatures = Signatures({}, frozenset(term for term in columns.averages if term not in coupling))
+    wanted = {**probes_wanted(columns.scales), **probes_wanted(columns.shifts)}
+    few = [term for term, needed in wanted.items() if needed > PROBES]
+    source = generator(seed + 10)
     parts = function.parts(source)
-    for number in range(PROBES):
-        gradient = function.probe(signatures.point, number, source, parts[number % len(parts)])
-        signatures.observe(gradient)
-        signatures.add(terms, gradient)
-    return function.probe(signatures.point, 0, source, parts[0])
+    asked = [(few, k, 0, generator(seed + 12 + k), certifier.part) for k in (1, 2)]
+    asked += [(columns.all_terms(), 0, k, source, parts[k % len(parts)]) for k in range(PROBES)]
+    for terms, place, number, draws, part in asked:
+        signatures.point = {}  # freed before the next is drawn
+        signatures.point = certifier.point(place)
+        signatures.add(terms, partial(function.probe, number=number, source=draws, part=part), observe=True)
+    return signatures
 
 
-def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> None:
-    """Add gradients of parts of the batch: many equations, cheap, for the index sizes that lack them."""
+def _probe_parts(function: Function, signatures: Signatures, terms: Sequence[Term], seed: int) -> Point:
+    """Add gradients of parts of the batch, cheap, for the index sizes that lack equations; return one more gradient."""
     source, wanted = generator(seed + 11), probes_wanted(terms)
     count = max(4, -(-function.samples[0] // 16))
     whole = function.part(count, generator(0)) is None
     most = min(MOST_PARTIAL, MOST_PASSES if whole else MOST_PASSES * function.samples[0] // count)
     for number in range(PROBES, min(PROBES + most, max(wanted.values(), default=0))):
-        gradient = function.probe(signatures.point, 0, source, function.part(count, source))
-        signatures.add([term for term, needed in wanted.items() if number < needed], gradient)
+        ask = partial(function.probe, number=0, source=source, part=function.part(count, source))
+        signatures.add([term for term, needed in wanted.items() if number < needed], ask)
+    gradient = function.probe(signatures.point, 0, source, function.parts(generator(seed + 10))[0])
+    signatures.add(terms, lambda _, visit: [visit(name, slope) for name, slope in gradient.items()])
+    return gradient
 
 
 def _candidates(
-    function: Function,
-    signatures: Signatures,
-    columns: Columns,
-    gradient: Point,
-    *,
-    hints: Hints,
-    precision: float,
-    seed: int,
+    function: Function, signatures: Signatures, columns: Columns, *, hints: Hints, precision: float, seed: int
 ) -> list[Family]:
     """Return everything that is null to first order and not implied by something simpler."""
     point = signatures.point
@@ -214,7 +207,7 @@ def _candidates(
         ready, waiting = split_by_probes(signatures, live)
         accept(coupled_families(signatures, ready, precision))
         groups.append(drop_known_writers(waiting, accepted))
-    _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed)
+    gradient = _probe_parts(function, signatures, [term for waiting in groups for term in waiting], seed)
     for waiting in groups:
         accept(coupled_families(signatures, [term for term in waiting if term.size > 1], precision))
         whole = drop_known_writers([term for term in waiting if term.size == 1], accepted)

@@ -14,6 +14,7 @@ from normgauge.symmetry._values import Point
 _DENSE = 1500  # generators up to which the rank is taken from the vectors themselves
 _LARGEST = 3e7  # numbers written out for it
 _SAME = 1e-7
+_COMPARED = 2**18
 
 
 def is_implied(
@@ -42,11 +43,12 @@ def is_implied(
         return False
     if not target:
         return True
-    candidates: list[dict[str, Tensor]] = []
-    frontier, used = [target], set()
+    target, candidates = _thin(target), []
+    frontier, used = [(family, chi)], set()  # vectors are made again when needed: all of them together are large
     for _ in range(hops):
-        fresh: list[dict[str, Tensor]] = []
-        for vector in frontier:
+        fresh: list[tuple[Family, Tensor]] = []
+        for source, given in frontier:
+            vector = _mask_dead(source.field(point, given), alive)
             for position, other in enumerate(families):
                 for term in other.terms:
                     if term.parameter not in vector or (position, term.parameter) in used:
@@ -55,8 +57,8 @@ def is_implied(
                     if amounts is None or not bool(amounts.abs().max() > 0):
                         continue
                     used.add((position, term.parameter))
-                    fresh.append(_mask_dead(other.field(point, amounts), alive))
-        candidates.extend(fresh)
+                    candidates.append(_thin(_mask_dead(other.field(point, amounts), alive)))
+                    fresh.append((other, amounts))
         frontier = fresh
         if candidates and _residual(target, candidates) < _SAME:
             return True
@@ -86,10 +88,17 @@ def _projection(term: Term, family: Family, point: Point, vector: Tensor) -> Ten
     if not isinstance(term, (Scale, Shift)):
         return None
     value = point[term.parameter]
-    squares = value.square() if isinstance(term, Scale) else torch.ones_like(value)
+    squares = value.square() if isinstance(term, Scale) else value.new_ones(()).expand_as(value)
     norms = term.coefficient**2 * term.slot.gather(squares)
     amounts = (term.gather(point, {term.parameter: vector}) / norms.clamp_min(1e-300)).double()
     return amounts if family.indices is None else amounts[list(family.indices)]
+
+
+def _thin(vector: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return some entries of large tensors, for comparisons."""
+    large = {value.numel() for value in vector.values() if value.numel() > _COMPARED}
+    some = {size: torch.randint(size, (_COMPARED,), generator=generator(size)) for size in large}
+    return {name: v.reshape(-1)[some[v.numel()]] if v.numel() in some else v for name, v in vector.items()}
 
 
 def dot(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -203,7 +212,8 @@ def relations(families: Sequence[Family], point: Point) -> int:
     for position, family in enumerate(families):
         if len(family) > 1 and is_implied(family, families[:position], point, centred=True):
             total += len(family) - 1
-    sums = [_mask_dead(family.field(point, torch.ones(len(family), dtype=torch.float64)), alive) for family in families]
+    ones = (family.field(point, torch.ones(len(family), dtype=torch.float64)) for family in families)
+    sums = [_thin(_mask_dead(vector, alive)) for vector in ones]
     norms = [dot(s, s) ** 0.5 or 1.0 for s in sums]
     gram = torch.eye(len(sums), dtype=torch.float64)
     for i in range(len(sums)):

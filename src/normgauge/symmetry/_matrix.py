@@ -18,6 +18,7 @@ from normgauge.symmetry._terms import ROLES, Scale, Term, Values
 
 Gradients = Sequence[Mapping[str, Tensor]]
 EQUATIONS_PER_READER = 20
+MOST_ASKED = 128  # indices of a block whose moments are written out
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,17 @@ class MatrixTerm(Term):
         gain = point[self.by].reshape(1, -1, 1)
         return gain if self.coefficient > 0 else 1 / gain
 
-    def moment(self, point: Values, gradient: Values) -> tuple[Tensor, Tensor]:
-        """Return [blocks, m, m] of derivatives along the entries of A at A = 1, and their magnitude."""
+    def moment(self, point: Values, gradient: Values, *, centred: bool = False) -> tuple[Tensor, Tensor]:
+        """Return [blocks, m, m] of derivatives along the entries of A at A = 1, and their magnitude.
+
+        Of larger blocks, `MOST_ASKED` indices stand for all; where A is `centred` it fixes the vector of ones.
+        """
         gain = self._gain(point)
-        value, slope = self.blocks(point[self.slot.name]) / gain, self.blocks(gradient[self.slot.name]) * gain
+        value, slope = (self.blocks(values[self.slot.name]) for values in (point, gradient))
+        chosen = torch.randperm(value.shape[1], generator=generator(7))[:MOST_ASKED].sort().values
+        some = gain[:, chosen] if isinstance(gain, Tensor) else gain
+        means = ((value / gain).mean(1, keepdim=True), (slope * gain).mean(1, keepdim=True)) if centred else (0.0, 0.0)
+        value, slope = value[:, chosen] / some - means[0], slope[:, chosen] * some - means[1]
         if self.coefficient > 0:
             return slope @ value.mT, slope.square() @ value.square().mT
         return -(value @ slope.mT), value.square() @ slope.square().mT
@@ -150,16 +158,13 @@ def residual_of(
     """
     worst = 0.0
     for gradient in gradients:
-        parts = [term.moment(point, gradient) for term in terms]
-        if len({part[0].shape for part in parts}) > 1:
+        if len({tuple(math.prod(t.slot.view[a] for a in axes) for axes in (t.outer, t.inner)) for t in terms}) > 1:
             return math.inf
+        parts = [term.moment(point, gradient, centred=group == "O1") for term in terms]
         total = torch.stack([p[0] for p in parts]).sum(0)
         scale = torch.stack([p[1] for p in parts]).sum(0)
         if group != "GL":
             total, scale = total - total.mT, scale + scale.mT
-        if group == "O1":
-            centre = torch.eye(total.shape[-1], dtype=total.dtype) - 1.0 / total.shape[-1]
-            total = centre @ total @ centre
         total = total - torch.diag_embed(torch.diagonal(total, dim1=1, dim2=2)) if group == "GL" else total
         worst = max(worst, float(total.norm() / scale.sum().sqrt().clamp_min(1e-300)))
     return worst
@@ -299,11 +304,7 @@ def _streams(
 
 
 def _turning_readers(
-    writers: Sequence[MatrixTerm],
-    readers: Sequence[Unit],
-    group: str,
-    point: Mapping[str, Tensor],
-    gradients: Gradients,
+    writers: Sequence[MatrixTerm], readers: Sequence[Unit], group: str, point: Values, gradients: Gradients
 ) -> list[Unit]:
     """Return the readers whose moments cancel those of the writers: each takes part whole or not at all."""
     target = _turning_moment(writers, group, point, gradients)
@@ -323,12 +324,8 @@ def _turning_moment(
     """Return the derivatives along all rotations, over the gradients."""
     parts = []
     for gradient in gradients:
-        total = torch.stack([term.moment(point, gradient)[0] for term in terms]).sum(0)
-        total = total - total.mT
-        if group == "O1":
-            centre = torch.eye(total.shape[-1], dtype=total.dtype) - 1.0 / total.shape[-1]
-            total = centre @ total @ centre
-        parts.append(total.reshape(-1).double())
+        total = torch.stack([term.moment(point, gradient, centred=group == "O1")[0] for term in terms]).sum(0)
+        parts.append((total - total.mT).reshape(-1).double())
     return torch.cat(parts)
 
 

@@ -1,7 +1,7 @@
 """Probing: gradients of random output combinations at a generic point, reduced to one number per slice."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,18 +19,21 @@ from normgauge.symmetry._axes import (
     whole_slot,
 )
 from normgauge.symmetry._effective import Coordinates, StoredAffine
-from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through
+from normgauge.symmetry._family import Family
+from normgauge.symmetry._terms import Pull, Scale, Shift, Term, Through, Values
 from normgauge.symmetry._values import Function, Point
 
 VECTOR_SPREAD = 0.25  # of redrawn gains and biases; more makes units that never fire
+PIECE = 2**22  # numbers of a large gradient that are multiplied out at a time
 TRIES = 4  # redraws, of which the one with the least noise is kept
 
 
 def redraw(
-    point: Mapping[str, Tensor],
+    point: Values,
     source: torch.Generator,
     *,
-    spread: float = 1.0,
+    dtype: torch.dtype,
+    spread: float,
     biases: float | None = VECTOR_SPREAD,
     signs: bool = False,
 ) -> Point:
@@ -43,14 +46,15 @@ def redraw(
     parameters that must keep their sign.
     """
     result = {}
-    for name, value in point.items():
+    for name, given in point.items():
+        value = given.to(dtype)
         noise = torch.randn(value.shape, generator=source, dtype=torch.float64).to(value)
-        rms = float(value.square().mean().sqrt()) if value.numel() else 0.0
+        rms = float(torch.linalg.vector_norm(value)) / math.sqrt(max(1, value.numel()))
         matrix = sum(s > 1 for s in value.shape) > 1
         if signs and rms > 0:
             result[name] = value * torch.exp2(noise)
         elif matrix:
-            result[name] = spread * noise / math.sqrt(value[0].numel())
+            result[name] = noise.mul_(spread / math.sqrt(value[0].numel()))
         elif value.numel() == 1:
             result[name] = (value if 0.2 < rms < 5.0 or rms == 0.0 else value / rms) + VECTOR_SPREAD * noise
         else:  # gains are about one, biases about zero: trained ones may hold units that never fire
@@ -64,20 +68,23 @@ def generic_point(function: Function, seed: int, spread: float = 1.0, biases: fl
 
     A point is drawn again whenever it is wanted, and tried once: `function.drawn_points` holds which draw it was.
     """
-    source, user, known = generator(seed), function.user, function.drawn_points.get((seed, spread, biases))
+    key = seed, spread, biases
+    source, (known, _) = generator(seed), function.drawn_points.get(key, (None, None))
+    user = function.user if function.coordinates.frames else function.objective.parameters  # one tensor in float64 each
     for number in range(2 * TRIES + 3):
         if number < 2 * TRIES:
-            point = redraw(user, source, spread=spread, biases=biases, signs=number >= TRIES)
+            point = redraw(user, source, dtype=function.dtype, spread=spread, biases=biases, signs=number >= TRIES)
         else:
             size = (0.1, 0.01, 0.0)[number - 2 * TRIES]
-            noise = {name: torch.randn(value.shape, generator=source).to(value) for name, value in user.items()}
-            point = {name: value + size * (value.abs() + size) * noise[name] for name, value in user.items()}
+            values = {name: value.to(function.dtype) for name, value in user.items()}
+            noise = {name: torch.randn(value.shape, generator=source).to(value) for name, value in values.items()}
+            point = {name: value + size * (value.abs() + size) * noise[name] for name, value in values.items()}
         if known is None:
             try:
-                function.outputs(point)
+                function.drawn_points[key] = number, function.outputs(point)
             except NonFiniteError:
                 continue
-            function.drawn_points[seed, spread, biases] = known = number
+            break
         if number == known:
             break
     return point
@@ -191,26 +198,30 @@ class Signatures:
     values: dict[Term, list[Tensor]] = field(default_factory=dict)
     sizes: dict[Term, list[Tensor]] = field(default_factory=dict)
     largest: dict[str, Tensor] = field(default_factory=dict)
-    probes: int = 0
     spanning: dict[tuple[Term, ...], list[int]] = field(default_factory=dict)
     _peaks: dict[str, float] = field(default_factory=dict)
 
-    def add(self, terms: Iterable[Term], gradient: Point) -> None:
-        self.probes += 1
+    def add(self, terms: Iterable[Term], ask: Callable[..., object], *, observe: bool = False) -> None:
+        """Add one gradient, which `ask(point, visit=...)` hands over by parameter: each is reduced and freed."""
         by_name: dict[str, list[Term]] = {}
         fresh: list[tuple[Term, Tensor, Tensor]] = []
         for term in terms:
             by_name.setdefault(term.parameter, []).append(term)
-        for name in gradient:
-            self._reduce(name, by_name.get(name, []), gradient, fresh)
+
+        def visit(name: str, slope: Tensor) -> None:
+            if observe:
+                self._observe(name, slope)
+            self._reduce(name, by_name.get(name, []), {name: slope}, fresh)
+
+        ask(self.point, visit=visit)
         self._keep(fresh)
 
-    def observe(self, gradient: Point) -> None:
+    def _observe(self, name: str, slope: Tensor) -> None:
         """Note which entries have a gradient, and how large; it may come from another point."""
-        for name, slope in gradient.items():
-            # what float64 still sees must not become zero
-            magnitude = slope.detach().abs().float().clamp_min_(1e-37).mul_(slope != 0)
-            self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
+        # what float64 still sees must not become zero; of a table of tokens, the order of magnitude is enough
+        magnitude = slope.float().abs_().clamp_min_(1e-37).mul_(slope != 0)
+        magnitude = magnitude.bfloat16() if slope.ndim > 1 else magnitude
+        self.largest[name] = torch.maximum(self.largest[name], magnitude) if name in self.largest else magnitude
         self._peaks.clear()
 
     def peak(self, name: str) -> float:
@@ -222,26 +233,21 @@ class Signatures:
     def admit(self, alive: Mapping[str, Tensor]) -> None:
         """Count as observed what has a gradient at the user's values, though none at the redrawn points."""
         for name, largest in self.largest.items():
-            largest[alive[name] & (largest == 0)] = self.peak(name) or 1.0
+            largest[(largest == 0) & alive.get(name, True)] = self.peak(name) or 1.0
 
     def _reduce(
         self, name: str, terms: Sequence[Term], gradient: Point, fresh: list[tuple[Term, Tensor, Tensor]]
     ) -> None:
-        """Reduce one parameter's gradient; its products are made once and freed before the next parameter's."""
+        """Reduce one parameter's gradient, before the next parameter's is made."""
         sums: dict[tuple[type[Term], int], tuple[Tensor, Tensor]] = {}
-        products: dict[type[Term], Tensor] = {}
         for term in terms:
             kind, place = type(term), term.slot.along(tuple(gradient[name].shape))
             if kind not in (Scale, Shift) or place is None:
                 value, size = term.gather(self.point, gradient), term.magnitude(self.point, gradient)
             else:  # most slots run over one axis: the others are summed over once
                 axis, slot = place
-                if kind not in products:
-                    products[kind] = gradient[name] * self.point[name] if kind is Scale else gradient[name]
                 if (kind, axis) not in sums:
-                    rest = [a for a in range(gradient[name].ndim) if a != axis]
-                    pair = products[kind], products[kind].square()
-                    sums[kind, axis] = tuple(p.sum(rest) if rest else p for p in pair)  # type: ignore[assignment]
+                    sums[kind, axis] = _sums(gradient[name], self.point[name] if kind is Scale else None, axis)
                 value, size = (slot.gather(part) for part in sums[kind, axis])
                 size = size.sqrt()
             if term in self.averages:
@@ -265,6 +271,13 @@ class Signatures:
         before = self.ratios.get(term)
         self.ratios[term] = share.float() if before is None else torch.maximum(before, share.float())
 
+    def departure(self, family: Family) -> float:
+        """Return how far the loudest of a family's inner products are from zero, relative to their summands."""
+        pairs = [(term.coefficient, term.with_coefficient(1.0)) for term in family.terms]
+        total = torch.stack([c * self.values[term][0] for c, term in pairs]).sum(0)[list(family.items)]
+        size = torch.stack([c * self.sizes[term][0] for c, term in pairs]).norm(dim=0)[list(family.items)]
+        return float((total.abs() / size.clamp_min(1e-300))[size >= 1e-3 * size.max()].max())
+
     def values_of(self, term: Term) -> Tensor:
         return torch.stack(self.values[term], dim=1)
 
@@ -282,6 +295,17 @@ class Signatures:
         share = torch.where(live & (peak > 0), value / size.clamp_min(1e-300), torch.full_like(value, -1.0))
         largest = share.amax(dim=1)
         return torch.where(largest < 0, torch.full_like(largest, float("nan")), largest)
+
+
+def _sums(slope: Tensor, factor: Tensor | None, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the sums of slope * factor and of its square over all axes but one, made in pieces of `PIECE` numbers."""
+    rest, pieces = [a for a in range(slope.ndim) if a != axis], []
+    rows = max(1, PIECE * len(slope) // slope.numel())
+    for k in range(0, len(slope), rows):
+        part = slope[k : k + rows] if factor is None else slope[k : k + rows] * factor[k : k + rows]
+        pieces.append([p.sum(rest) if rest else p for p in (part, part.square())])
+    total, square = (torch.cat(p) if axis == 0 else torch.stack(p).sum(0) for p in zip(*pieces, strict=True))
+    return total, square
 
 
 def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: int = 99) -> list[int]:
@@ -303,7 +327,7 @@ def independent_positions(signatures: Signatures, terms: Sequence[Term], seed: i
             source, drawn = generator(seed), Signatures(point)
             for _ in range(len(places) // max(1, here[0].size) + 2):
                 noise = torch.randn(point[name].shape, generator=source, dtype=torch.float64).to(point[name])
-                drawn.add(here, {name: noise})
+                drawn.add(here, lambda _, visit, name=name, noise=noise: visit(name, noise))
             matrix = torch.stack([drawn.values_of(term).reshape(-1) for term in here], dim=1)
             signatures.spanning[here] = _spanning_columns(matrix)
         chosen.extend(places[k] for k in signatures.spanning[here])

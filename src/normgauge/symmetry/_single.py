@@ -13,7 +13,7 @@ from normgauge.network import owner_of
 from normgauge.symmetry._axes import Hints, Slot, element_slot
 from normgauge.symmetry._family import Family
 from normgauge.symmetry._probe import Columns, Signatures
-from normgauge.symmetry._terms import Centred, Offset, Scale, Shift, Term, Undone, Unread, kernel_basis
+from normgauge.symmetry._terms import Centred, Offset, Scale, Shift, Term, Undone, Unread, Values
 
 CANDIDATE = 1e-3  # an eps that could not be removed gives less; certification removes what only looks null
 MOST_LISTED = 100_000  # entries of one tensor that are named one by one
@@ -109,7 +109,7 @@ def drop_unobserved(family: Family, signatures: Signatures) -> list[Family]:
     for term in family.terms:
         plain = term.slot.name == term.parameter and term.slot.size == family.size
         if plain and not _dead_tensor(signatures, term.parameter):
-            silent |= term.slot.gather((signatures.largest[term.parameter] > 0).double()) == 0
+            silent |= term.slot.gather(signatures.largest[term.parameter] > 0) == 0
     kept = [position for position, item in enumerate(family.items) if not bool(silent[item])]
     if len(kept) == len(family):
         return [family]
@@ -130,7 +130,8 @@ def dead_units(families: list[Family], alive: dict[str, Tensor]) -> list[Family]
         silent = torch.ones(family.size, dtype=torch.bool)
         for term in family.terms:
             if term.slot.name == term.parameter:
-                silent &= term.slot.gather(alive[term.parameter].double()) == 0
+                mask = alive.get(term.parameter)
+                silent &= torch.zeros_like(silent) if mask is None else term.slot.gather(mask) == 0
         if bool(silent.any()) and not bool(silent.all()):
             chosen = tuple(int(i) for i in silent.nonzero().flatten())
             units.append(_only_here(family.terms, family.size, chosen, "never active on this data"))
@@ -210,12 +211,12 @@ def unread_candidates(
             outputs = matrix.numel() // max(1, width)
             if matrix.ndim != 2 or not 0 < outputs < width or width > WIDEST:
                 continue
-            blind = kernel_basis(matrix, along)
+            seen = torch.linalg.qr(matrix.detach().movedim(along, 0).reshape(width, -1).double()).Q
             for name, value in point.items():
                 for axis, size in enumerate(value.shape):
                     if size == width and name != reader and axis not in hints.kernel_axes(tuple(value.shape)):
                         slopes = _loudest(gradient[name], axis)[0].double()
-                        if float((slopes @ blind).norm()) < HIDDEN * float(slopes.norm()):
+                        if float((slopes - slopes @ seen @ seen.mT).norm()) < HIDDEN * float(slopes.norm()):
                             rest = tuple(a for a in range(value.ndim) if a != axis)
                             slot = Slot(name, tuple(value.shape), rest)
                             yield (Unread(slot, 1.0, reader, along, axis, width - outputs),)
@@ -224,17 +225,12 @@ def unread_candidates(
 def _loudest(slope: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return the slices along an axis with the largest gradients, and their numbers."""
     slices = slope.movedim(axis, -1).reshape(-1, slope.shape[axis])
-    rows = slices.square().sum(1).topk(min(LOUDEST, len(slices))).indices
+    rows = torch.linalg.vector_norm(slices, dim=1).topk(min(LOUDEST, len(slices))).indices
     return slices[rows], rows
 
 
 def _centred_terms(
-    name: str,
-    axis: int,
-    gamma: str,
-    loudest: tuple[Tensor, Tensor],
-    point: Mapping[str, Tensor],
-    gradient: Mapping[str, Tensor],
+    name: str, axis: int, gamma: str, loudest: tuple[Tensor, Tensor], point: Values, gradient: Values
 ) -> Iterator[tuple[Term, ...]]:
     """Yield a weight's shift by 1/gamma, alone or with its bias, if some rows of the gradient allow it."""
     shape = tuple(point[name].shape)
@@ -253,4 +249,5 @@ def _centred_terms(
 
 
 def _biases(name: str, point: Mapping[str, Tensor]) -> list[str]:
-    return [other for other, value in point.items() if owner_of(other) == owner_of(name) and value.ndim == 1]
+    owner = owner_of(name)
+    return [other for other, value in point.items() if value.ndim == 1 and owner_of(other) == owner]

@@ -24,6 +24,7 @@ from normgauge.symmetry._effective import Coordinates, find_coordinates
 
 Of = Literal["outputs", "loss"]
 Point = dict[str, Tensor]
+Visit = Callable[[str, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ class Function:
         coordinates: effective coordinates of the parameters.
         dtype: the type of the arithmetic: float64 where the model allows it.
         double: whether nothing is rounded to a narrower type on the way.
-        drawn_points: (seed, spread, that of biases) of a redrawn point -> which draw was the first with finite outputs.
+        drawn_points: (seed, spread, that of biases) of a redrawn point -> which draw was the first with finite outputs,
+            and these.
+        given: the outputs at the user's values.
+        writes: whether a forward was seen to write into parameters: each then gets its own copy of them.
     """
 
     def __init__(self, objective: Objective, of: Of, seed: int) -> None:
@@ -70,10 +74,10 @@ class Function:
         self.samples = [_count(batch) for batch in self.batches]
         self.names = objective.names
         self.dtype, self.double = torch.float64, True
-        self.coordinates, self.draws_inputs = Coordinates(), True
+        self.coordinates, self.draws_inputs, self.writes = Coordinates(), True, False
         self._choose_dtype()
         self._drawn: dict[int, Any] = {}
-        self.drawn_points: dict[tuple[int, float, float | None], int] = {}
+        self.drawn_points: dict[tuple[int, float, float | None], tuple[int, Tensor]] = {}
         self._seed = seed
         self.draws_inputs = self._can_draw_inputs()
         self.coordinates = self.run(
@@ -91,14 +95,14 @@ class Function:
     def user(self) -> Point:
         """The user's point, made when asked for: a large model is held once less."""
         values = self.objective.parameters.items()
-        return self.coordinates.effective({name: value.detach().to(self.dtype) for name, value in values})
+        return self.coordinates.effective({name: value.detach().to(self.dtype, copy=True) for name, value in values})
 
     def _choose_dtype(self) -> None:
         """Compute in float64 all the way, in float64 where the model narrows, or in the model's own type."""
         own = self.objective.dtype
         for self.double, self.dtype in ((True, torch.float64), (False, torch.float64), (False, own)):
             try:
-                first = self.outputs(self.user, Setting(eps=True))
+                self.given = first = self.outputs(self.user, Setting(eps=True))
                 break
             except (NonFiniteError, NotDifferentiableError):
                 raise
@@ -164,8 +168,9 @@ class Function:
         source: torch.Generator,
         part: Tensor | None = None,
         setting: Setting = BARE,
+        visit: Visit | None = None,
     ) -> Point:
-        """Draw a random output cotangent c and return the gradient J^T c by name (zeros filled in)."""
+        """Draw a random output cotangent c and return the gradient J^T c by name, or hand its pieces to `visit`."""
         index = number % len(self.batches)
         leaves = {name: value.detach().to(self.dtype).requires_grad_() for name, value in point.items()}
         with twice_differentiable():  # attention's plain kernel: the least noise
@@ -179,8 +184,16 @@ class Function:
             )
         self.objective.count_backward(self._batch(index, part, setting))
         cotangent = torch.randn(flat.shape, generator=source, dtype=torch.float64).to(flat)
-        slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
-        return dict(zip(leaves, slopes, strict=True))
+        if visit is None:
+            slopes = torch.autograd.grad(flat, list(leaves.values()), cotangent, materialize_grads=True)
+            return dict(zip(leaves, slopes, strict=True))
+        seen: set[str] = set()
+        for name, leaf in leaves.items():
+            leaf.register_post_accumulate_grad_hook(partial(_hand_over, name=name, seen=seen, visit=visit))
+        torch.autograd.backward(flat, cotangent, inputs=list(leaves.values()))
+        for name in leaves.keys() - seen:
+            visit(name, torch.zeros_like(leaves[name]))
+        return {}
 
     def mixed_gradients(self, point: Point, mixes: Tensor, setting: Setting, part: Tensor | None) -> Tensor:
         """Return the gradients of combinations [rows, outputs] of the outputs by all parameters, written out."""
@@ -269,16 +282,28 @@ class Function:
         mode = setting.mode
         objective = self.objective if mode in (None, self.objective.mode) else self.objective.replace(mode=mode)
         values = self.coordinates.stored({name: value.to(self.dtype) for name, value in point.items()})
+        if not self.writes and not torch.is_grad_enabled():  # what asks for gradients is not copied
+            values = {name: value.detach().requires_grad_() for name, value in values.items()}
 
         def run(model: nn.Module) -> Any:
+            versions = [parameter._version for parameter in model.parameters()]
             with ExitStack() as stack:
                 if self.double:
                     stack.enter_context(KeepDouble())
                 if not setting.eps:
                     stack.enter_context(without_eps(model))
-                return body(model)
+                result = body(model)
+            self.writes |= versions != [parameter._version for parameter in model.parameters()]
+            return result
 
         return objective.evaluate(index, run, values, self.dtype)
+
+
+def _hand_over(leaf: Tensor, name: str, seen: set[str], visit: Visit) -> None:
+    assert leaf.grad is not None
+    slope, leaf.grad = leaf.grad, None
+    seen.add(name)
+    visit(name, slope)
 
 
 def _count(batch: Any) -> int:
