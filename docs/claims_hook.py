@@ -41,7 +41,11 @@ def on_files(files, config, **_):
     """Add the pages (mkdocs calls this with all files)."""
     files.append(File.generated(config, "claims/ledger.html", content=ledger_page(book())))
     for claim in book():
-        files.append(File.generated(config, f"claims/{claim.id}.md", content=card(claim)))
+        begun = sum(
+            other.id.startswith(claim.id) for other in book()
+        )  # whoever searches S1-T4.1 means it, not S1-T4.1id
+        head = f"---\nsearch:\n  boost: {1 + begun}\n---\n"
+        files.append(File.generated(config, f"claims/{claim.id}.md", content=head + card(claim)))
     return files
 
 

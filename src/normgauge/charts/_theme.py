@@ -41,6 +41,7 @@ def config(mode: str = "light") -> dict[str, Any]:
     axis = {"labelColor": muted, "titleColor": muted, "domainColor": line, "tickColor": line, "gridColor": grid}
     quiet = {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "titlePadding": 8}
     legend = {"labelColor": text, "titleColor": muted, "labelFontSize": 12, "titleFontWeight": "normal", "title": None}
+    plain = {"color": PALETTES[mode][0]}  # of marks without a series
     title = {"color": text, "subtitleColor": muted, "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 10}
     return {
         "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
@@ -53,8 +54,10 @@ def config(mode: str = "light") -> dict[str, Any]:
         "axisX": {"grid": False},
         "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top"},
         "title": title,
-        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
-        "bar": {"cornerRadiusEnd": 2},
+        "line": {**plain, "strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
+        "point": {**plain, "opacity": 1},
+        "area": plain,
+        "bar": {**plain, "cornerRadiusEnd": 2},
         "style": {
             "quiet": {"stroke": muted, "strokeOpacity": 0.6},
             "note": {"color": muted, "fontSize": 11},

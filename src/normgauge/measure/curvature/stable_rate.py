@@ -145,10 +145,10 @@ class StableRate(Result):
         )
 
     def chart(self) -> Chart:
-        """Return the loss reached per rate, stable runs and others, with the usable rate as a line."""
+        """Return the loss reached per rate, stable runs and others, with lines at the usable rate and at the limit."""
         from normgauge.charts.spectrum import rates
 
-        return rates(self._rows(), self.rate, self._title())
+        return rates(self._rows(), {"use": self.rate, "limit": self.limit}, self._title())
 
 
 @instrument

@@ -113,7 +113,8 @@ class CovariateShift(Result):
         from normgauge.charts import panels
 
         ys = {"l2": "|G' - G|", "cosine": "cosine of G and G'"}
-        return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution")
+        places = [entry.layer for entry in self.layers]
+        return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution", places=places)
 
 
 @instrument
