@@ -38,7 +38,8 @@ def bars(
         if len({row["x"] for row in data}) < len(data):  # else every bar stands over its name
             encoded = encoded.encode(xOffset=alt.XOffset("series:N", scale=alt.Scale(domain=names)))
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
-    return frame_chart(encoded.encode(tooltip=tooltip), data, title, min(420, 80 + 50 * len(data)), 260)
+    width = min(420, max(80 + 50 * len(data), 8 * len(title)))
+    return frame_chart(encoded.encode(tooltip=tooltip), data, title, width, 260)
 
 
 def histogram(

@@ -52,7 +52,7 @@ def config(mode: str = "light") -> dict[str, Any]:
         "axis": {**axis, **quiet, "labelOverlap": "greedy"},
         "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
         "axisX": {"grid": False},
-        "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top"},
+        "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top", "columnPadding": 26},
         "title": title,
         "line": {**plain, "strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
         "point": {**plain, "opacity": 1},
