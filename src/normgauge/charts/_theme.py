@@ -1,5 +1,6 @@
 """One look for every chart: colours that colour-blind eyes tell apart, in a light and a dark variant."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ def themed(chart: Chart, mode: str = "light") -> Any:
 def frame_chart(chart: Chart, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
-    finished = themed(sized.properties(title=title) if title else sized)
+    lines = textwrap.wrap(title, max(20, (width + 60) // 9))  # the reader's font may be wider than ours
+    finished = themed(sized.properties(title=lines if len(lines) > 1 else title) if title else sized)
     finished.datasets = {ROWS: list(rows)}
     return finished
