@@ -92,7 +92,10 @@ def test_bars_stand_over_their_names_and_counts_have_whole_ticks():
 
 def test_places_are_called_by_their_names(tmp_path):
     names = ["stem", "block.0", 'a"b', "head", "out"]
-    for chart in (charts.curves(losses(), places=names), charts.panels(losses(), x="step", ys={"value": ""}, places=names)):
+    for chart in (
+        charts.curves(losses(), places=names),
+        charts.panels(losses(), x="step", ys={"value": ""}, places=names),
+    ):
         drawn = charts.svg(chart)
         assert ">block.0<" in drawn and '>a"b<' in drawn.replace("&quot;", '"') and ">0.5<" not in drawn
 

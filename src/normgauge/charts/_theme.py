@@ -17,7 +17,9 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#171a21"}
 # Shape repeats what colour says, so a printed page and a ninth series still read.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 ROWS = "rows"  # the name under which the layers of a chart share their data
-_FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+# A picture without a script is laid out by the widths of Arial, so it asks for that or for its metric twin.
+MEASURED_FONT = 'Arial, "Liberation Sans", Helvetica, sans-serif'
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 INK = {
     "light": {"text": "#1c2330", "muted": "#5b6474", "line": "#c9cfd9", "grid": "#eceff4"},
     "dark": {"text": "#e8ebf1", "muted": "#a0a9b8", "line": "#3c4452", "grid": "#272d38"},
@@ -46,7 +48,7 @@ def config(mode: str = "light") -> dict[str, Any]:
     title = {"color": text, "subtitleColor": muted, "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 10}
     return {
         "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
-        "font": _FONT,
+        "font": FONT,
         "padding": {"left": 12, "right": 12, "top": 5, "bottom": 5},  # the reader's font may be wider than ours
         "view": {"stroke": None},
         "range": {"category": list(PALETTES[mode]), "symbol": list(SHAPES), "heatmap": ramp, "ramp": ramp},
