@@ -11,8 +11,8 @@ _TAG = re.compile(r"</?(?:code|strong|em|p|li|ul|ol|blockquote)>")
 
 
 def on_page_content(content, page, **_):
-    """Leave the tables of studies and claims out (mkdocs calls this with the page's HTML): they are numbers."""
-    if page.file.src_uri.startswith(("_generated/studies/", "claims/")):
+    """Leave tables of numbers and of places out (mkdocs calls this with the page's HTML)."""
+    if page.file.src_uri.startswith(("_generated/studies/", "_generated/index-of-papers", "claims/")):
         return content.replace("<table>", "<table data-search-exclude>")
     return content
 
@@ -33,7 +33,7 @@ def entries(docs):
         if page == TWICE and section:
             continue
         text = " ".join(_TAG.sub(" ", _CODE.sub(" ", doc["text"])).split())
-        if section and (doc["title"], text) in seen:
+        if section and ((doc["title"], text) in seen or (not text and "attribute" in doc["title"])):
             continue
         seen.add((doc["title"], text))
         yield {**doc, "text": text}
