@@ -217,6 +217,8 @@ def draw(curves: list[dict[str, Any]]) -> None:
     import altair as alt
     import pandas as pd
 
+    from normgauge.charts import svg, themed
+
     chart = (
         alt.Chart(pd.DataFrame(curves))
         .mark_line()
@@ -229,7 +231,8 @@ def draw(curves: list[dict[str, Any]]) -> None:
         .properties(width=300, height=170)
         .resolve_scale(y="independent", x="independent")
     )
-    chart.save(str(HERE.parent / "docs" / "optim" / "gdnp-networks.svg"))
+    picture = svg(themed(chart), "Training loss over gradient evaluations")
+    (HERE.parent / "docs" / "optim" / "gdnp-networks.svg").write_text(picture + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

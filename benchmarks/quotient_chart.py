@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import normgauge as ng
-from normgauge.charts import curves, save
+from normgauge.charts import curves, svg
 
 OUT = Path(__file__).parent.parent / "docs" / "instruments" / "quotient.svg"
 
@@ -60,7 +60,7 @@ def main():
     drawn = curves(rows, x="point", y="eigenvalue", series="curvature", y_scale="log", y_title="largest eigenvalue",
                    x_title="the same network, its symmetric blocks multiplied by random factors",
                    title="One function, twelve parametrizations")  # fmt: skip
-    save(drawn, OUT)
+    OUT.write_text(svg(drawn, "Largest eigenvalue of Hessian and quotient along one orbit") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import normgauge as ng
+from normgauge.charts import svg, themed
 
 OUT = Path(__file__).parent.parent / "docs" / "instruments"
 WIDTH, LAYERS = 192, 40
@@ -83,6 +84,11 @@ def partition_rows() -> list[dict[str, Any]]:
     ]
 
 
+def write(name: str, chart: Any, title: str) -> None:
+    """Write a picture as every page has it: themed, for light and dark."""
+    (OUT / name).write_text(svg(themed(chart), title) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure and draw."""
     base = alt.Chart(pd.DataFrame(depth_rows())).encode(
@@ -95,7 +101,7 @@ def main() -> None:
     dots = base.mark_point(size=14, filled=True, opacity=0.6).transform_filter("datum.series == 'measured'")
     lines = base.mark_line().transform_filter("datum.series == 'theory'")
     title = "Squared gradients over depth: measured (dots) and predicted at infinite width (lines)"
-    alt.layer(lines, dots).properties(width=420, height=240, title=title).save(str(OUT / "trainable-depth.svg"))
+    write("trainable-depth.svg", alt.layer(lines, dots).properties(width=420, height=240, title=title), title)
     chart = alt.Chart(pd.DataFrame(partition_rows())).mark_line(point=True)
     chart = chart.encode(
         x=alt.X("centres", scale=alt.Scale(type="log"), title="centres of the partition"),
@@ -103,7 +109,7 @@ def main() -> None:
         color=alt.Color("series", title=None),
     )
     title = "S2 Theorem 20 on two clusters of 20,000 samples"
-    chart.properties(width=380, height=200, title=title).save(str(OUT / "theorem-20.svg"))
+    write("theorem-20.svg", chart.properties(width=380, height=200, title=title), title)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,11 @@ def on_files(files, config, **_):
     """Add the pages (mkdocs calls this with all files)."""
     files.append(File.generated(config, "claims/ledger.html", content=ledger_page(book())))
     for claim in book():
-        files.append(File.generated(config, f"claims/{claim.id}.md", content=card(claim)))
+        begun = sum(
+            other.id.startswith(claim.id) for other in book()
+        )  # whoever searches S1-T4.1 means it, not S1-T4.1id
+        head = f"---\nsearch:\n  boost: {1 + begun}\n---\n"
+        files.append(File.generated(config, f"claims/{claim.id}.md", content=head + card(claim)))
     return files
 
 
@@ -50,6 +54,9 @@ def on_page_markdown(markdown, page, **_):
     names = {claim.id for claim in book()}
     if page.file.src_uri == "_generated/ledger.md":
         return re.sub(r"^### (\S+): (.*)$", r"### [\1](../claims/\1.md): \2", markdown, flags=re.MULTILINE)
+    if page.file.src_uri == "_generated/overview.md":
+        linked = lambda m: f"[{m[0]}](../claims/{m[0]}.md)" if m[0] in names else m[0]  # noqa: E731
+        return re.sub(r"(?<![\w\[/])(?:S\d|P)-[\w.]*\w", linked, markdown)
     if page.file.src_uri.startswith("_generated/studies/"):
         up = "../../claims"
         linked = lambda m: f"[{m[0]}]({up}/{m[0]}.md)" if m[0] in names else m[0]  # noqa: E731

@@ -188,7 +188,7 @@ def _studies(paper: str) -> str:
         judged = [] if source is None else [(c.id, c.judge_table(source.table).word) for c in criteria(name)]
         words = ", ".join(f"{id} {word.replace('_', ' ')}" for id, word in judged) or "not run"
         link = f"[{name}](studies/{name}.md)" if source else name
-        lines.append(f"| {link} | {experiment.place} | {experiment.question} | {words} |")
+        lines.append(f"| {link} | {experiment.place} | {_plain(experiment.question)} | {words} |")
     return "\n".join(lines) if len(lines) > 2 else ""
 
 

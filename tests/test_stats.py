@@ -2,6 +2,8 @@
 
 import math
 import random
+import re
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgauge.errors import InputError
-from normgauge.stats import choose, interval, leads, paired_difference, seeds_to_decide
+from normgauge.stats import choose, interval, leads, natural_bounds, paired_difference, seeds_to_decide
 
 DRAWS, SEEDS = 2000, 8
 ENDS = {(None, None): (-1e6, 1e6), (0.0, None): (0.0, 1e6), (None, 2.0): (-1e6, 2.0), (0.0, 1.0): (0.0, 1.0)}
@@ -165,3 +167,17 @@ def test_a_choice_says_what_a_reader_should_know():
     (short,) = choose([*table[-2:]], by="fit", over=["lr"])
     assert short.remarks() == ["the runs: only 1 of 2 tuning runs finished at the chosen lr 10."]
     assert choose([{"lr": 1.0, "status": "error", "fit": 1.0}], by="fit", over=["lr"]) == []
+
+
+def test_no_committed_page_shows_an_interval_outside_what_its_quantity_can_be():
+    pages = (Path(__file__).parents[1] / "docs" / "_generated" / "studies").glob("*.md")
+    for page in pages:
+        head: list[str] = []
+        for line in page.read_text(encoding="utf-8").splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("|") else []
+            head = head or cells if cells else []
+            for name, cell in zip(head, cells, strict=False):
+                low, high = natural_bounds(name.replace(" ", "_"))
+                for ends in re.findall(r"\((\S+)\.\.(\S+)\)", cell):
+                    assert low is None or float(ends[0]) >= low, f"{page.name}: {name} {cell}"
+                    assert high is None or float(ends[1]) <= high, f"{page.name}: {name} {cell}"

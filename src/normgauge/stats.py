@@ -6,6 +6,7 @@ The one place for all of these: tables, pages and verdicts take their intervals 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,18 +26,24 @@ LEAST_SEEDS = 3
 #: Lowest and highest value a quantity can have; `None` where there is no such end.
 Bounds = tuple[float | None, float | None]
 FREE: Bounds = (None, None)
+_SIZE = re.compile(
+    r"(?:^|_)(?:loss|distance|range|norm|error|angle|angle_rise|rises|spike|condition|condition_number|iterations"
+    r"|gradients|seconds|steps|steps_to_\w+?)(?:_now)?$"
+)
 
 
 def natural_bounds(reading: str) -> Bounds:
-    """Return the ends of a quantity that its name tells: accuracies lie in [0, 1], losses are not negative.
+    """Return the ends of a quantity that its name tells: accuracies lie in [0, 1], losses, counts and sizes above 0.
 
     Examples:
         >>> natural_bounds("test_accuracy"), natural_bounds("train_loss"), natural_bounds("accuracy_gain")
         ((0, 1), (0, None), (None, None))
+        >>> natural_bounds("steps_to_target"), natural_bounds("log10_steps"), natural_bounds("loss_range_now")
+        ((0, None), (None, None), (0, None))
     """
-    if reading.endswith("accuracy"):
+    if re.search(r"accuracy(_now)?$", reading):
         return 0, 1
-    return (0, None) if reading.endswith("loss") else FREE
+    return (0, None) if _SIZE.search(reading) and "log10" not in reading else FREE
 
 
 @dataclass(frozen=True, slots=True)

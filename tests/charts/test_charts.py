@@ -74,6 +74,32 @@ def test_every_chart_is_valid_themed_and_renders(name, tmp_path):
     assert "NaN" not in svg and "undefined" not in svg
 
 
+def test_marks_without_a_series_and_paths_have_colours_of_the_palette():
+    drawn = charts.svg(charts.panels(losses(("a",)), x="step", ys={"value": "loss"}))
+    assert charts.PALETTES["light"][0] in drawn and "#4c78a8" not in drawn, "Vega's own blue"
+    path = charts.svg(every_chart()["surface"])
+    assert charts.PALETTES["light"][1] in path and 'stroke="#ffffff"' in path, "seen on light and on dark ground"
+
+
+def test_bars_stand_over_their_names_and_counts_have_whole_ticks():
+    findings = [{"x": "NG1", "value": 1, "series": "error"}, {"x": "NG2", "value": 2, "series": "info"}]
+    encoding = charts.bars(findings, x="x", series="series").to_dict()["encoding"]
+    assert "xOffset" not in encoding and encoding["y"]["axis"]["values"] == [0, 1, 2]
+    shared = [*findings, {"x": "NG1", "value": 0.5, "series": "info"}]
+    encoding = charts.bars(shared, x="x", series="series").to_dict()["encoding"]
+    assert "xOffset" in encoding and "values" not in encoding["y"]["axis"]
+
+
+def test_places_are_called_by_their_names(tmp_path):
+    names = ["stem", "block.0", 'a"b', "head", "out"]
+    for chart in (
+        charts.curves(losses(), places=names),
+        charts.panels(losses(), x="step", ys={"value": ""}, places=names),
+    ):
+        drawn = charts.svg(chart)
+        assert ">block.0<" in drawn and '>a"b<' in drawn.replace("&quot;", '"') and ">0.5<" not in drawn
+
+
 def test_missing_values_are_holes():
     rows = losses()
     rows[2]["value"], rows[3]["value"] = float("nan"), float("inf")

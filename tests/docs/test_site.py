@@ -83,6 +83,26 @@ def test_every_public_name_has_an_anchor(site):
     assert not missing, missing
 
 
+def test_what_a_function_returns_is_one_entry(site):
+    section = re.compile(r'doc-section-title">Returns:</span>(.*?)</table>', flags=re.DOTALL)
+    split = [page.name for page, text in site.items() for body in section.findall(text) if body.count("<tr class") > 1]
+    assert not split, split
+
+
+def test_readers_see_no_note_of_a_generator_and_every_picture_has_words(site):
+    for page, text in site.items():
+        seen = re.sub(r"<!--.*?-->|<script.*?</script>", "", text, flags=re.DOTALL)
+        assert "do not edit" not in seen, page.name
+        assert not re.findall(r"<img(?![^>]*\balt=)[^>]*>", seen), page.name
+        for drawing in re.findall(r"<svg [^>]*role=.img.[^>]*>(.{8})", seen):
+            assert drawing.startswith("<title>"), page.name
+
+
+def test_the_search_index_is_light(site):
+    index = min(site, key=lambda page: len(page.parts)).parent / "search" / "search_index.js"
+    assert index.stat().st_size < 1_000_000, "every page loads it"
+
+
 def test_every_claim_has_a_page_and_every_study_is_in_the_navigation(site):
     from normgauge.papers.court import ledger
 

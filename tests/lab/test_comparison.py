@@ -286,7 +286,9 @@ def test_no_interval_is_impossible():
             low, high = bounds[name]
             assert (-math.inf if low is None else low) <= value.low <= value.mean <= value.high
             assert value.high <= (math.inf if high is None else high), name
-    lead = re.search(r"95 % interval (-?[\d.]+) to (-?[\d.]+), paired", result.answer)
+    assert "no interval from n = 2" in result.answer, "it would be as wide as the scale"
+    three = compared(made({"none": {0.1: [0.02, 0.3, 0.1]}, "batch": {0.1: [0.999, 0.7, 0.9]}}), 3)
+    lead = re.search(r"95 % interval (-?[\d.]+) to (-?[\d.]+), paired", three.answer)
     assert -100 <= float(lead[1]) <= float(lead[2]) <= 100
     shown = [float(end) for ends in re.findall(r"\((\S+)\.\.(\S+)\)", str(result)) for end in ends]
     assert shown and min(shown) >= 0, "the table shows no quantity that can be negative"

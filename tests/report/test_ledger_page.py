@@ -113,6 +113,7 @@ def test_the_address_holds_the_view_and_the_search_finds(page, book):
       const type = (value) => { q.value = value; q.dispatchEvent(new Event("input", { bubbles: true })); };
       type("GRADIENT  same weights"); found.words = shown(); found.address = location.hash;
       type("<g,yh>"); found.formula = shown();
+      type("s1-t4.1"); found.asked = shown();
       type("nothing of the kind"); found.none = shown(); found.said = !document.getElementById("nothing").hidden;
       document.querySelector("[type=reset]").click(); await pause(80); found.cleared = shown().length;
       found.bare = location.hash;
@@ -140,6 +141,7 @@ def test_the_address_holds_the_view_and_the_search_finds(page, book):
     assert found["open"] == 0
     assert found["words"] == ["S1-T4.1id"] and "same" in found["address"]
     assert found["formula"] == ["S1-T4.1"]
+    assert found["asked"][0] == "S1-T4.1", "not a claim of another paper that names it"
     assert found["none"] == [] and found["said"]
     assert found["cleared"] == len(IDS) and found["bare"] == ""
     assert found["paper"] == ["S0-ginv", "S0-P4.3", "S0-sgd"] and found["sections"] == ["S0"]

@@ -404,3 +404,10 @@ def test_a_study_is_escaped_and_answers_first():
     text = study_html(find("smoothness").about("small"), hostile, [])
     assert NASTY not in text and "&lt;/script&gt;" in text and "<script" not in text
     assert text.index('class="badge badge-reproduced"') < text.index("What the paper found") < text.index("Protocol")
+
+
+def test_every_accuracy_is_in_per_cent():
+    readings = [Reading("validation_accuracy", share, step=step) for step, share in enumerate((0.5, 0.75))]
+    content = PageContent([Run({"norm": "batch", "seed": 0}, readings=readings)])
+    assert content.metrics["validation_accuracy"].unit == "%"
+    assert [row["mean"] for row in curve_rows(content, "validation_accuracy")] == [50, 75]

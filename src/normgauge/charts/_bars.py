@@ -21,21 +21,26 @@ def bars(
     x_title: str | None = None,
     y_title: str | None = None,
 ) -> Chart:
-    """Draw one bar per row, from zero; bars of several series stand side by side within their category."""
+    """Draw one bar per row, from zero; bars that share a category stand side by side; few bars make a narrow chart."""
     alt = require("altair", "lab", "charts.bars")
     data = tidy("charts.bars", rows, {"x": x, "y": y, "series": series})
     chart = alt.Chart(alt.NamedData(name=ROWS)).mark_bar()
+    few = all(row["y"] in range(6) and isinstance(row["y"], int) for row in data)  # counts: no tick between them
+    ticks = {"values": [*range(max(row["y"] for row in data) + 1)]} if few else {"tickCount": 5}
     tooltip = [alt.Tooltip("x:N", title=x), alt.Tooltip("y:Q", title=y, format=NUMBER)]
     encoded = chart.encode(
         alt.X("x:N", title=x if x_title is None else x_title, sort=None, axis=alt.Axis(labelAngle=0)),
-        alt.Y("y:Q", title=y if y_title is None else y_title, axis=alt.Axis(format=NUMBER, tickCount=5)),
+        alt.Y("y:Q", title=y if y_title is None else y_title, axis=alt.Axis(format=NUMBER, **ticks)),
     )
     if series is not None:
         names = series_order(data, order)
         scale = alt.Scale(domain=names)
-        encoded = encoded.encode(color=alt.Color("series:N", scale=scale), xOffset=alt.XOffset("series:N", scale=scale))
+        encoded = encoded.encode(color=alt.Color("series:N", scale=scale))
+        if len({row["x"] for row in data}) < len(data):  # else every bar stands over its name
+            encoded = encoded.encode(xOffset=alt.XOffset("series:N", scale=scale))
         tooltip.insert(0, alt.Tooltip("series:N", title=series))
-    return frame_chart(encoded.encode(tooltip=tooltip), data, title, 420, 260)
+    width = min(420, max(80 + 50 * len(data), 8 * len(title)))
+    return frame_chart(encoded.encode(tooltip=tooltip), data, title, width, 260)
 
 
 def histogram(

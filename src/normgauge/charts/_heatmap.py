@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from normgauge.charts._rows import NUMBER, Rows, tidy
-from normgauge.charts._theme import ROWS, frame_chart, themed
+from normgauge.charts._theme import PALETTES, ROWS, frame_chart, themed
 from normgauge.errors import InputError, require
 from normgauge.records import Chart
 
@@ -141,9 +141,13 @@ def surface(
     if not paths:
         return ground
     points = tidy("charts.surface", paths, {"x": x, "y": y, "series": "path", "low": "step"})
-    lines = alt.Chart(alt.Data(values=points)).mark_line(point=True, stroke="#ffffff", strokeWidth=1.5)
     tooltip = [alt.Tooltip("series:N", title="path"), alt.Tooltip("low:Q", title="step")]
-    lines = lines.encode(alt.X("x:Q"), alt.Y("y:Q"), order=alt.Order("low:Q"), detail="series:N", tooltip=tooltip)
+    path = alt.Chart(alt.Data(values=points)).encode(
+        alt.X("x:Q"), alt.Y("y:Q"), order=alt.Order("low:Q"), detail="series:N", tooltip=tooltip
+    )
+    ink = PALETTES["light"][1]  # a colour that the ramp has not, cased in white where the ground is dark
+    lines = path.mark_line(stroke="#ffffff", strokeWidth=5) + path.mark_line(stroke=ink, strokeWidth=2.5)
+    lines += path.mark_point(filled=True, size=40, fill=ink, stroke="#ffffff", strokeWidth=1)
     kept = ground.datasets
     ground.datasets = ground.config = alt.Undefined  # rows and theme belong to the whole, not to a layer
     layered = themed(alt.layer(ground, lines))

@@ -12,6 +12,7 @@ from normgauge.charts._rows import (
     Scale,
     detail_field,
     free_scale,
+    named_places,
     plain,
     scale_type,
     series_order,
@@ -42,13 +43,14 @@ def curves(
     y_title: str | None = "",
     y_scale: Scale = "auto",
     legend: bool = True,
+    places: Sequence[str] = (),
 ) -> altair.TopLevelMixin:
     """Draw one line per series, with a band from `low` to `high`; a click in the legend hides or shows a series.
 
     A missing or non-finite value breaks the line: a hole in the data is a hole in the picture.
 
     `low`, `high`: columns of the band, `None` for none. `y_scale`: "auto" is log where the positive values spread over
-    a factor of 100.
+    a factor of 100. `places`: what x = 0, 1, ... are called.
 
     Examples:
         >>> rows = [{"step": s, "value": 1 / (s + 1), "series": "batch"} for s in range(3)]
@@ -61,7 +63,8 @@ def curves(
     kind = scale_type([row[key] for row in data for key in ("y", "low", "high") if key in row], y_scale)
     colour, shape = _looks(names, legend)
     heading_x, heading = x if x_title is None else x_title, y if y_title is None else y_title
-    across = alt.X("x:Q", title=heading_x, scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=6))
+    x_axis = alt.Axis(**(named_places(places, 520) if places else {"tickCount": 6}))
+    across = alt.X("x:Q", title=heading_x, scale=alt.Scale(nice=False), axis=x_axis)
     base = alt.Chart(alt.NamedData(name=ROWS)).encode(across, color=colour)
     value = alt.Y("y:Q", title=heading, scale=alt.Scale(**free_scale(kind)), axis=alt.Axis(**value_axis(kind)))
     shown_fields = [(series, "series", ""), (x, "x", "~g"), (y, "y", NUMBER)]
@@ -241,10 +244,12 @@ def panels(
     x_title: str = "",
     title: str = "",
     log_x: bool = False,
+    places: Sequence[str] = (),
 ) -> altair.TopLevelMixin:
     """Draw one line with points per quantity, side by side, over the same x.
 
-    `ys`: column -> title of its panel; `x_title` is the column's name when empty.
+    `ys`: column -> title of its panel; `x_title` is the column's name when empty; `places`: what x = 0, 1, ... are
+    called.
 
     Examples:
         >>> rows = [{"s": 0.1, "loss": 1.0}, {"s": 0.2, "loss": 0.8}]
@@ -255,6 +260,7 @@ def panels(
     data = alt.Data(values=[{name: plain(value) for name, value in row.items()} for row in rows])
     whole = sorted({row[x] for row in rows}) if all(isinstance(row[x], int) for row in rows) else []
     axis = alt.Axis(values=whole, format="d") if 0 < len(whole) <= 20 else alt.Axis()
+    axis = alt.Axis(**named_places(places, 240)) if places else axis
     scale = alt.Scale(**free_scale("log" if log_x else "linear"))
     horizontal = alt.X(f"{x}:Q", title=x_title or x, scale=scale, axis=axis)
     drawn = []

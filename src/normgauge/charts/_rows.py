@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -101,3 +102,16 @@ def value_axis(kind: str, **settings: Any) -> dict[str, Any]:
     power = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
     shown = {"condition": {"test": power, "value": 1}, "value": 0}
     return {"format": ".6~g", "tickCount": 5, "gridOpacity": shown, **settings}
+
+
+def named_places(names: Sequence[str], width: int) -> dict[str, Any]:
+    """Return the settings of an axis that says the names of the places 0, 1, ..., turned where they need the room.
+
+    Examples:
+        >>> named_places(["stem", "head"], 500)
+        {'values': [0, 1], 'labelExpr': '["stem", "head"][datum.value]'}
+    """
+    told = {"values": [*range(len(names))], "labelExpr": f"{json.dumps([*map(printable, names)])}[datum.value]"}
+    if 7 * sum(len(name) + 1 for name in names) <= width:
+        return told
+    return {**told, "labelAngle": -40, "labelLimit": 140, "labelOverlap": len(names) > width / 14}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from normgauge.charts._theme import INK, PALETTES
+from normgauge.charts._theme import FONT, INK, MEASURED_FONT, PALETTES
 
 _NAMESPACE = "http://www.w3.org/2000/svg"
 # Without a script nothing points, hovers or reads single marks aloud; the title says what the picture shows.
@@ -46,7 +46,7 @@ def slim(text: str, title: str = "") -> str:
             common: dict[str, str] = {name: child.attrib.pop(name) for name in shared}
             fonts = {text.get("font-family", "") for text in child.iter("text")}
             if len(fonts) == 1:
-                common["font-family"] = fonts.pop()
+                common["font-family"] = MEASURED_FONT if fonts == {FONT} else fonts.pop()
                 for written in child.iter("text"):
                     written.attrib.pop("font-family", None)
             ElementTree.SubElement(root, "g", common).extend(_gather_marks(list(_visible_marks(child, 0.0, 0.0))))

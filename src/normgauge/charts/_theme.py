@@ -1,5 +1,6 @@
 """One look for every chart: colours that colour-blind eyes tell apart, in a light and a dark variant."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#171a21"}
 # Shape repeats what colour says, so a printed page and a ninth series still read.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 ROWS = "rows"  # the name under which the layers of a chart share their data
-_FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+# A picture without a script is laid out by the widths of Arial, so it asks for that or for its metric twin.
+MEASURED_FONT = 'Arial, "Liberation Sans", Helvetica, sans-serif'
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 INK = {
     "light": {"text": "#1c2330", "muted": "#5b6474", "line": "#c9cfd9", "grid": "#eceff4"},
     "dark": {"text": "#e8ebf1", "muted": "#a0a9b8", "line": "#3c4452", "grid": "#272d38"},
@@ -41,20 +44,23 @@ def config(mode: str = "light") -> dict[str, Any]:
     axis = {"labelColor": muted, "titleColor": muted, "domainColor": line, "tickColor": line, "gridColor": grid}
     quiet = {"labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "titlePadding": 8}
     legend = {"labelColor": text, "titleColor": muted, "labelFontSize": 12, "titleFontWeight": "normal", "title": None}
+    plain = {"color": PALETTES[mode][0]}  # of marks without a series
     title = {"color": text, "subtitleColor": muted, "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 10}
     return {
         "background": "transparent" if mode == "dark" else BACKGROUNDS["light"],
-        "font": _FONT,
+        "font": FONT,
         "padding": {"left": 12, "right": 12, "top": 5, "bottom": 5},  # the reader's font may be wider than ours
         "view": {"stroke": None},
         "range": {"category": list(PALETTES[mode]), "symbol": list(SHAPES), "heatmap": ramp, "ramp": ramp},
         "axis": {**axis, **quiet, "labelOverlap": "greedy"},
         "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
         "axisX": {"grid": False},
-        "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top"},
+        "legend": {**legend, "symbolSize": 90, "symbolOpacity": 1, "orient": "top", "columnPadding": 26},
         "title": title,
-        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
-        "bar": {"cornerRadiusEnd": 2},
+        "line": {**plain, "strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
+        "point": {**plain, "opacity": 1},
+        "area": plain,
+        "bar": {**plain, "cornerRadiusEnd": 2},
         "style": {
             "quiet": {"stroke": muted, "strokeOpacity": 0.6},
             "note": {"color": muted, "fontSize": 11},
@@ -73,6 +79,7 @@ def themed(chart: Chart, mode: str = "light") -> Any:
 def frame_chart(chart: Chart, rows: Sequence[Mapping[str, Any]], title: str, width: int, height: int) -> Any:
     """Return the finished chart: the rows its layers share (`ROWS`), its size, its title unless empty, the theme."""
     sized = chart.properties(width=width, height=height)
-    finished = themed(sized.properties(title=title) if title else sized)
+    lines = textwrap.wrap(title, max(20, (width + 60) // 9))  # the reader's font may be wider than ours
+    finished = themed(sized.properties(title=lines if len(lines) > 1 else title) if title else sized)
     finished.datasets = {ROWS: list(rows)}
     return finished

@@ -30,7 +30,7 @@ def _eigenvalues(rows: Sequence[Mapping[str, Any]], x: str, detail: str) -> alta
     return alt.Chart(alt.NamedData(name=ROWS)).encode(
         x=alt.X(f"{x}:N", sort=list(dict.fromkeys(row[x] for row in rows)), title=x, axis=alt.Axis(labelAngle=0)),
         y=alt.Y("eigenvalue:Q", title="eigenvalue"),
-        color=alt.Color("end:N", title="end"),
+        color=alt.Color("end:N"),
         tooltip=hover,
     )
 
@@ -49,10 +49,10 @@ def density_curve(grid: Sequence[float], values: Sequence[float], title: str) ->
     return frame_chart(drawn, rows, title, 420, 260)
 
 
-def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.TopLevelMixin:
-    """Draw the loss reached per learning rate (`rate`, `stable`, `loss`), and a line at the rate to use, if finite.
+def rates(rows: Sequence[Mapping[str, Any]], marks: Mapping[str, float], title: str) -> altair.TopLevelMixin:
+    """Draw the loss reached per learning rate (`rate`, `stable`, `loss`), and a line at every rate of `marks` by name.
 
-    A run without a loss stands at the largest.
+    A run without a loss stands at the largest; a rate that is not finite has no line.
     """
     alt = require("altair", "lab", "StableRate.chart")
     worst = max((row["loss"] for row in rows if plain(row["loss"]) is not None), default=1.0)
@@ -64,8 +64,11 @@ def rates(rows: Sequence[Mapping[str, Any]], edge: float, title: str) -> altair.
     axis = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log", nice=False, padding=12))
     points = alt.Chart(alt.NamedData(name=ROWS)).mark_point(filled=True, size=80, opacity=1)
     runs = points.encode(axis, alt.Y("loss:Q", title="loss reached"), color="run:N", shape="run:N")
-    line = [] if plain(edge) is None else [{"rate": edge, "text": "use"}]
-    base = alt.Chart(alt.Data(values=line)).encode(axis)
+    at: dict[float, list[str]] = {}
+    for name, rate in marks.items():
+        at.setdefault(rate, []).append(name)
+    lines = [{"rate": rate, "text": ", ".join(names)} for rate, names in at.items() if plain(rate) is not None]
+    base = alt.Chart(alt.Data(values=lines)).encode(axis)
     note = base.mark_text(style="note", align="left", dx=4, baseline="top").encode(text="text:N", y=alt.value(0))
     layers = runs + base.mark_rule(style="quiet", strokeDash=[4, 3]) + note
     return frame_chart(layers, data, title, 420, 200)

@@ -298,7 +298,7 @@ def _result(value: float, metric: Metric) -> str:
 def _lead(lead: Interval, metric: Metric) -> str:
     shown = lead.times(metric.factor)
     unit = " points" if metric.unit else ""
-    if math.isnan(lead.low):
+    if math.isnan(lead.low) or lead.n < LEAST_SEEDS:  # two seeds give one as wide as the scale
         return f"{_decimals(shown.mean)}{unit} (no interval from n = {lead.n})"
     ends = f"{_decimals(shown.low)} to {_decimals(shown.high)}"
     return f"{_decimals(shown.mean)}{unit} (95 % interval {ends}, paired over n = {lead.n} seeds)"

@@ -15,7 +15,7 @@ from normgauge.documents import StudyDocument
 from normgauge.papers.court import EACH, StudyTable, resolve
 from normgauge.papers.court.contrast import read_arm
 from normgauge.records import Chart, Row, format_number
-from normgauge.stats import interval
+from normgauge.stats import FREE, Bounds, interval, natural_bounds
 
 MOST_LINES = 11  # of one picture, where every layer is a line
 
@@ -86,6 +86,7 @@ class Figure:
 
     def _chart(self, points: Sequence[Row], table: StudyTable, where: Row) -> Chart:
         y_title = self.reading if isinstance(self.y, str) else ""
+        bounds = natural_bounds(self.y) if isinstance(self.y, str) else FREE
         titles: dict[str, Any] = {"x_title": self.x.replace("_", " "), "y_title": y_title}
         if self.kind == "histogram":
             return histogram(points, value="value", series="series", x_title=self.reading, bins=40)
@@ -99,12 +100,12 @@ class Figure:
             return surface(cells, x="w1", y="w2", value="loss", paths=path, levels=10)
         if self.kind == "intervals":
             groups = {name: [p["value"] for p in points if p["series"] == name] for name in _names(points)}
-            spans = {name: interval(values) for name, values in groups.items()}
+            spans = {name: interval(values, bounds=bounds) for name, values in groups.items()}
             dots: list[Row] = [{"series": n, "value": s.mean, **_ends(s.mean, s.low, s.high)} for n, s in spans.items()]
             return intervals(dots, x_title=self.reading, row_height=20)
         names = _names(points)[:MOST_LINES] if "layer" in self.series else _names(points)
         knob = self.x not in ("step", "layer") and self.x in table.rows[0]
-        rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob)]
+        rows = [row for name in names for row in _bands([p for p in points if p["series"] == name], knob, bounds)]
         if self.kind == "bars":
             return bars(rows, x="x", y="value", series="series", **titles)
         if self.x == "step":
@@ -148,12 +149,12 @@ def _ends(mean: float, low: float, high: float) -> dict[str, float]:
     return {"low": mean if math.isnan(low) else low, "high": mean if math.isnan(high) else high}
 
 
-def _bands(points: Sequence[Row], knob: bool) -> Iterator[Row]:
+def _bands(points: Sequence[Row], knob: bool, bounds: Bounds) -> Iterator[Row]:
     """Yield per place the mean with its interval over runs at a knob's value, with the range over runs elsewhere."""
     groups: dict[Any, list[float]] = {}
     for point in points:
         groups.setdefault(point["x"], []).append(point["value"])
     for x, values in sorted(groups.items()) if all(isinstance(key, int | float) for key in groups) else groups.items():
-        span = interval(values) if knob and len(values) > 1 else None
+        span = interval(values, bounds=bounds) if knob and len(values) > 1 else None
         ends = (span.low, span.high) if span else (min(values), max(values))
         yield {"series": points[0]["series"], "x": x, "value": fmean(values), **_ends(fmean(values), *ends)}

@@ -91,7 +91,9 @@ class PageContent:
         """The metrics by name, titles as they stand over a picture; what is only measured gets its name as title."""
         described = {metric.name: metric for metric in (self.document.metrics if self.document else ())}
         for name in dict.fromkeys(reading.name for run in self.runs for reading in run.readings):
-            described.setdefault(name, Metric(name, name.replace("_", " ")))
+            described.setdefault(
+                name, Metric(name, name.replace("_", " "), unit="%" if name.endswith("accuracy") else "")
+            )
         return {n: replace(m, title=m.title[:1].upper() + m.title[1:]) for n, m in described.items()}
 
     @cached_property

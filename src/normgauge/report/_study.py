@@ -23,6 +23,7 @@ OUTCOMES = {
     "reproduced": "every interval lies beyond the smallest effect that counts.",
     "contradicted": "an interval excludes the smallest effect that counts.",
 }
+_MARGINS = re.compile(r"(?:margin: .*? \(counts above [^)]*\)[;:.]\s*)+")
 SENSITIVITY = "The same contrasts where a choice is made otherwise; they decide nothing."
 #: What would change the verdict, in words.
 CHANGES = {
@@ -196,8 +197,9 @@ def _confirmed(margin: Margin) -> str:
 
 
 def verdict_sentence(criterion: CriterionDocument) -> str:
-    """Say what came of a criterion: what its intervals say, or why they say nothing."""
-    return f"{criterion.id}: {OUTCOMES.get(criterion.outcome, criterion.sentence)}"
+    """Say what came of a criterion: what its intervals say, or why they say nothing; the table has the numbers."""
+    told = _MARGINS.sub("", criterion.sentence).replace(". the interval", "; the interval")
+    return f"{criterion.id}: {OUTCOMES.get(criterion.outcome, told)}"
 
 
 def _side(margin: Margin) -> str:

@@ -172,8 +172,8 @@ class StableRate(Result):
         )
 
     def chart(self) -> Chart:
-        """Return the loss reached per rate, stable runs and others, with the usable rate as a line."""
-        return rates(self._rows(), self.rate, self._title())
+        """Return the loss reached per rate, stable runs and others, with lines at the usable rate and at the limit."""
+        return rates(self._rows(), {"use": self.rate, "limit": self.limit}, self._title())
 
 
 @instrument

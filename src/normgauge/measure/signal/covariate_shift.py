@@ -100,7 +100,8 @@ class CovariateShift(Result):
     def chart(self) -> Chart:
         """Return l2 and cosine against the layer's position, side by side."""
         ys = {"l2": "|G' - G|", "cosine": "cosine of G and G'"}
-        return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution")
+        places = [entry.layer for entry in self.layers]
+        return panels(self._rows(), x="position", ys=ys, x_title="layer, in order of execution", places=places)
 
 
 @instrument

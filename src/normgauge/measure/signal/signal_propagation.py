@@ -168,7 +168,9 @@ def gradient_chart(measured: Mapping[str, float], predicted: Mapping[str, float]
         rows += [{**row, "value": level * predicted[row["layer"]], "series": "infinite width"} for row in both]
     scale: Literal["log", "linear"] = "log" if all(row["value"] > 0 for row in rows) else "linear"
     title, x_title = "squared pre-activation gradient", "affine layer, from the input"
-    return curves(rows, x="depth", detail=("layer",), title=title, x_title=x_title, y_scale=scale)
+    return curves(
+        rows, x="depth", detail=("layer",), title=title, x_title=x_title, y_scale=scale, places=list(measured)
+    )
 
 
 @instrument

@@ -5,6 +5,7 @@
   const form = document.getElementById("find");
   const fields = all("input, select", form);
   const cards = all(".claim");
+  const sections = all("#claims > section");
 
   // ---- theme: a page opened from disk may have no storage; the choice is then forgotten, nothing else ----
   const preference = window.matchMedia("(prefers-color-scheme: dark)");
@@ -30,7 +31,12 @@
       card.hidden = !(meets && words.every((word) => card.dataset.text.includes(word)));
       found += !card.hidden;
     }
-    for (const section of all("#claims > section")) section.hidden = !section.querySelector(".claim:not([hidden])");
+    for (const section of sections) section.hidden = !section.querySelector(".claim:not([hidden])");
+    // whoever types an id wants that claim, before those of other papers that name it
+    const asked = sections.find((section) => words.length === 1 && all(".claim", section).some((card) => card.id.toLowerCase() === words[0]));
+    const order = asked ? [asked, ...sections.filter((section) => section !== asked)] : sections;
+    const placed = all("#claims > section");
+    if (order.some((section, place) => section !== placed[place])) placed[0].parentNode.append(...order);
     document.getElementById("nothing").hidden = found > 0;
     document.getElementById("found").textContent = `${found} of ${cards.length} claims`;
   }
